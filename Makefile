@@ -1,0 +1,44 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both build .venv first; nothing is installed outside it.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.stamp
+# Real data beside the checkout is used where it is there; otherwise it is fetched once into the user's cache.
+ifneq ($(wildcard ../shared/data/README.md),)
+export SELFLESS_DATA ?= $(abspath ../shared/data)
+endif
+
+.PHONY: setup demo test lint docs bench clean help
+help:           ## what the targets do
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## build .venv with everything (idempotent)
+
+# Stale when the dependencies change, missing when it was never finished: the stamp is written last.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("selfless needs Python >= 3.11; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else 0'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt torch
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## five permuted-MNIST tasks, MAS alone beside MAS + SLNID: table, plots, report
+	@$(BIN)/selfless demo --out demo
+
+lint: $(STAMP)  ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+test: lint      ## every test, lint and types included
+	@$(BIN)/python -m pytest -n 2
+
+docs: $(STAMP)  ## run every snippet of README.md and docs/
+	@$(BIN)/python -m pytest tests/test_docs.py
+
+bench: $(STAMP) ## the speed ratios of this machine
+	@$(BIN)/python -m benchmarks
+
+clean:          ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,3 @@
+"""selfless: continual learning that leaves room for the tasks to come."""
+
+__version__ = "0.1.0"
