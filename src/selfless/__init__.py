@@ -1,3 +1,43 @@
-"""selfless: continual learning that leaves room for the tasks to come."""
+"""selfless: continual learning that leaves room for the tasks to come.
+
+Importing it is cheap: torch is loaded when a name that needs it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "attach": "keeper",
+    "Keeper": "keeper",
+    "Capacity": "capacity",
+    **dict.fromkeys(["MAS", "EWC", "SI", "NoPreserver"], "preserve"),
+    **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
+    **dict.fromkeys(["Maxout", "LWTA"], "activations"),
+}
+_MODULES = ("functional", "importance", "sparsify", "preserve", "models", "data", "metrics", "capacity")
+
+__all__ = ["__version__", *_HOMES, *_MODULES]
+
+if TYPE_CHECKING:
+    from selfless import capacity, data, functional, importance, metrics, models, preserve, sparsify
+    from selfless.activations import LWTA, Maxout
+    from selfless.capacity import Capacity
+    from selfless.keeper import Keeper, attach
+    from selfless.preserve import EWC, MAS, SI, NoPreserver
+    from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"selfless.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"selfless.{name}")
+    raise AttributeError(f"module 'selfless' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

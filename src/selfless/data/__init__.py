@@ -1,0 +1,58 @@
+"""Data: published sets by name, one's own, and streams of tasks made of them.
+
+    from selfless.data import stream
+
+    five = stream("permuted-mnist", tasks=5, seed=0, held_out=0.1)
+    part = five.tasks[1].train.resident("cpu")
+    x, y = part.batch(torch.arange(200))
+
+Layers, bottom up: places (where files lie), checking, seeding, catalogue → archives, idx, cifar, images,
+tiny_imagenet (formats) → verifying, fetching → source → part, augment → streams → own, folders → named.
+"""
+
+from selfless.data.augment import Augment
+from selfless.data.catalogue import CATALOGUE, Entry, sources
+from selfless.data.checking import Altered
+from selfless.data.fetching import fetch
+from selfless.data.folders import from_folders
+from selfless.data.named import stream, stream_names
+from selfless.data.own import from_arrays, from_datasets, from_npz, grouped
+from selfless.data.part import Joined, Part, Resident
+from selfless.data.places import DataError, MissingData, cache_dir, data_dir
+from selfless.data.source import Source, load
+from selfless.data.streams import Stream, Task, blurred, joint, permuted, rotated, split
+from selfless.data.verifying import Check, verify
+
+__all__ = [
+    "CATALOGUE",
+    "Altered",
+    "Augment",
+    "Check",
+    "DataError",
+    "Entry",
+    "Joined",
+    "MissingData",
+    "Part",
+    "Resident",
+    "Source",
+    "Stream",
+    "Task",
+    "blurred",
+    "cache_dir",
+    "data_dir",
+    "fetch",
+    "from_arrays",
+    "from_datasets",
+    "from_folders",
+    "from_npz",
+    "grouped",
+    "joint",
+    "load",
+    "permuted",
+    "rotated",
+    "sources",
+    "split",
+    "stream",
+    "stream_names",
+    "verify",
+]

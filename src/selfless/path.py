@@ -1,0 +1,87 @@
+"""Telling the task loss's gradient from the penalties', for path integrals (SI).
+
+A training loop calls `(loss + keeper.penalty()).backward()`, so `p.grad` holds both, perhaps scaled (a GradScaler, a division by the number
+of accumulated batches) and later clipped. What is needed is ∂(task loss)/∂θ at its true scale. The penalty tensor knows: its own gradient
+in that backward pass is the scale s, and its parameter gradient is computed apart. Over the backward passes j before one optimizer step,
+
+    g = (Σ_j raw_j − Σ_j s_j ∂penalty_j/∂θ) / Σ_j s_j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class PathWatch:
+    """Watches gradients as they accumulate, and parameters as they move."""
+
+    def __init__(self) -> None:
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._handles: list[Any] = []
+        self._before: dict[str, Tensor] = {}
+        self._versions: dict[str, int] = {}
+        self._raw: dict[str, Tensor] = {}
+        self._leak: dict[str, Tensor] = {}
+        self._scale = 0.0
+
+    def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Watch these parameters (heads may have been added, or parameters frozen, since the last call)."""
+        for name, parameter in parameters.items():
+            if self._parameters.get(name) is not parameter:
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._keep(name)))
+                self._parameters[name] = parameter
+                self._mark(name)
+
+    def _keep(self, name: str) -> Any:
+        def hook(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self._raw[name] = parameter.grad.detach().clone()
+
+        return hook
+
+    def _mark(self, name: str) -> None:
+        parameter = self._parameters[name]
+        self._before[name], self._versions[name] = parameter.detach().clone(), parameter._version
+
+    def penalised(self, penalty: Tensor, parts: Tensor | None) -> None:
+        """Note the penalty of this backward pass; `parts` is what of it depends on the parameters (None: nothing)."""
+        leak: dict[str, Tensor] = {}
+        if parts is not None and parts.requires_grad:
+            grads = torch.autograd.grad(parts, list(self._parameters.values()), retain_graph=True, allow_unused=True)
+            leak = {n: g for n, g in zip(self._parameters, grads, strict=True) if g is not None}
+
+        def note(scale: Tensor) -> None:
+            self._scale = self._scale + scale.detach()
+            for name, g in leak.items():
+                self._leak[name] = self._leak[name] + scale * g if name in self._leak else scale * g
+
+        penalty.register_hook(note)
+
+    def step(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]] | None:
+        """(θ before, θ after, task-loss gradient) if the optimizer has stepped since the last call, else None."""
+        moved = any(p._version != self._versions[n] for n, p in self._parameters.items())
+        if not moved:
+            if self._raw and all(p.grad is None for p in self._parameters.values()):
+                self._reset()  # the step was skipped: a GradScaler met infinity
+            return None
+        scale = self._scale if isinstance(self._scale, Tensor) else 1.0  # no penalty in the backward pass: nothing to undo
+        task = {n: (raw - self._leak[n] if n in self._leak else raw) / scale for n, raw in self._raw.items()}
+        before = {n: self._before[n] for n in task}
+        after = {n: self._parameters[n].detach() for n in task}
+        self._reset()
+        for name in self._parameters:
+            self._mark(name)
+        return before, {n: t.clone() for n, t in after.items()}, task
+
+    def _reset(self) -> None:
+        self._raw, self._leak, self._scale = {}, {}, 0.0
+
+    def stop(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._parameters.clear()

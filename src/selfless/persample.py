@@ -1,0 +1,416 @@
+"""Exact reductions of per-sample gradients, at the price of a batch gradient.
+
+Wanted: Σ_m |g_m|ᵖ for g_m = ∂L_m/∂θ (p = 1 for MAS, p = 2 for EWC), for every parameter θ. One forward pass records each
+module's input a; one backward pass gives δ, the gradient of the batch **sum** Σ_m L_m at each module's output, whose row m
+belongs to sample m alone. A linear layer then needs a single matrix product, |δ|ᵀ|a|; convolutions, sequences, embeddings and
+normalisations form g_m a few samples at a time, within a memory bound.
+
+Parameters without a closed form (other modules, weights used in two places, modules that fold the batch into another axis) are
+found by looking, not by faith: a module must have run once, its weight must be used once in the autograd graph, and the loss of
+sample 0 must reach row 0 of its output only. The rest goes through `vmap(grad)`, and what vmap cannot do through a loop.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from selfless.layers import Tap, neuron_axis
+
+MEMORY = 128 * 2**20  # bytes that per-sample gradients may take at a time, unless a caller says otherwise
+
+# Rule: module, input a (M, …), output gradient δ (M, …), power p, memory bound → (parameter name, Σ_m |g_m|ᵖ)
+Rule = Callable[[Any, Tensor, Tensor, int, int], Iterator[tuple[str, Tensor]]]
+
+
+# ------------------------------------------------------------------------------------------------------------ closed forms
+def linear(module: nn.Linear, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
+    """g_m = Σ_t δ_mt a_mtᵀ.  With one position per sample |g| = |δ||a|ᵀ, so the sum over m is one matmul: |δ|ᵀ|a|."""
+    a, delta = a.flatten(1, -2) if a.dim() > 2 else a.unsqueeze(1), delta.flatten(1, -2) if delta.dim() > 2 else delta.unsqueeze(1)
+    if a.shape[1] == 1:
+        yield "weight", _power(delta[:, 0], power).T @ _power(a[:, 0], power)
+    else:
+        size = delta.shape[2] * a.shape[2]
+        yield "weight", _chunked(lambda s: _reduce(delta[s].mT @ a[s], power), len(a), size, a, memory)
+    if module.bias is not None:
+        yield "bias", _reduce(delta.sum(1), power)
+
+
+def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
+    """g_m = Σ_p δ_mp ⊗ patch_p(a_m): δ times the unfolded input, group by group, for 1, 2 or 3 spatial dimensions."""
+    groups, out = module.groups, module.out_channels
+    positions, taps = delta[0, 0].numel(), module.weight[0].numel()
+    size = groups * taps * positions + module.weight.numel()  # the unfolded input and g_m
+
+    def part(s: slice) -> Tensor:
+        patches = _unfold(module, a[s])  # (m, groups·taps, positions)
+        rows = len(patches) * groups
+        g = delta[s].reshape(rows, out // groups, positions) @ patches.reshape(rows, taps, positions).mT
+        return _reduce(g.view(len(patches), *module.weight.shape), power)
+
+    yield "weight", _chunked(part, len(a), size, a, memory)
+    if module.bias is not None:
+        yield "bias", _reduce(delta.flatten(2).sum(2), power)
+
+
+def embedding(module: nn.Embedding, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
+    """g_m of row v = Σ_{t: a_mt = v} δ_mt: sum within each (sample, token) pair, reduce, then add up by token."""
+    tokens, rows = a.flatten(1), module.num_embeddings
+    pairs = (torch.arange(len(a), device=a.device)[:, None] * rows + tokens).flatten()
+    unique, inverse = pairs.unique(return_inverse=True)
+    delta = delta.reshape(-1, module.embedding_dim)
+    g = delta.new_zeros(len(unique), module.embedding_dim).index_add_(0, inverse, delta)
+    total = delta.new_zeros(rows, module.embedding_dim).index_add_(0, unique % rows, _power(g, power))
+    if module.padding_idx is not None:
+        total[module.padding_idx] = 0
+    yield "weight", total
+
+
+def norm(module: nn.Module, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
+    """g_m = Σ δ·â (scale) and Σ δ (shift) over the positions of sample m; â is the input, normalised without scale and shift."""
+    if isinstance(module, nn.LayerNorm):
+        shape = module.normalized_shape
+        hat, keep = F.layer_norm(a, shape, eps=module.eps), len(shape)
+    elif isinstance(module, nn.RMSNorm):
+        shape = module.normalized_shape
+        hat, keep = F.rms_norm(a, list(shape), eps=module.eps), len(shape)
+    elif isinstance(module, nn.GroupNorm):
+        hat, keep = F.group_norm(a, module.num_groups, eps=module.eps), 0
+    else:
+        assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+        hat, keep = F.batch_norm(a, module.running_mean, module.running_var, eps=module.eps), 0
+
+    def over_positions(x: Tensor) -> Tensor:  # (M, positions…, features…) or (M, channels, positions…) → (M, features…)
+        axes = range(1, x.dim() - keep) if keep else range(2, x.dim())
+        return x.sum(tuple(axes)) if len(axes) else x
+
+    for name, parameter in module.named_parameters(recurse=False):
+        yield name, _reduce(over_positions(delta * hat if name == "weight" else delta), power).view_as(parameter)
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear,
+    nn.Conv1d: conv,
+    nn.Conv2d: conv,
+    nn.Conv3d: conv,
+    nn.Embedding: embedding,
+    nn.LayerNorm: norm,
+    nn.RMSNorm: norm,
+    nn.GroupNorm: norm,
+    nn.BatchNorm1d: norm,
+    nn.BatchNorm2d: norm,
+    nn.BatchNorm3d: norm,
+}
+
+
+def rule_for(module: nn.Module) -> Rule | None:
+    """The closed form of a module, or None: exact types only (a subclass may compute something else)."""
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq or module.sparse):
+        return None
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        return None  # batch statistics: samples are not independent
+    return RULES.get(type(module))
+
+
+def _power(g: Tensor, power: int) -> Tensor:
+    return g.abs() if power == 1 else g.square()
+
+
+def _reduce(g: Tensor, power: int) -> Tensor:
+    """Σ_m |g_m|ᵖ over the leading axis."""
+    return _power(g, power).sum(0)
+
+
+def _chunked(part: Callable[[slice], Tensor], count: int, size: int, like: Tensor, memory: int) -> Tensor:
+    """Σ part(chunk) over chunks of samples of `size` numbers each, within `memory` bytes (at least one sample at a time)."""
+    step = max(1, memory // max(1, size * like.element_size()))
+    total = part(slice(0, step))
+    for start in range(step, count, step):
+        total += part(slice(start, start + step))
+    return total
+
+
+def _unfold(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
+    """The input's patches, (M, channels·taps, positions): stride, padding, dilation, in any number of dimensions."""
+    spatial = a.dim() - 2
+    if module.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        pads = [(t // 2, t - t // 2) for t in totals]
+    else:
+        pads = [(0, 0)] * spatial if module.padding == "valid" else [(int(p), int(p)) for p in module.padding]
+    flat = [p for pair in reversed(pads) for p in pair]
+    if any(flat):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        a = F.pad(a, flat, mode=mode)
+    for axis, (k, s, d) in enumerate(zip(module.kernel_size, module.stride, module.dilation, strict=True), start=2):
+        a = a.unfold(axis, d * (k - 1) + 1, s)[..., ::d]  # (M, C, out…, k…)
+    a = a.permute(0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
+    return a.flatten(1, 1 + spatial).flatten(2)
+
+
+# -------------------------------------------------------------------------------------------------------------- the recorder
+@dataclass
+class _Call:
+    a: Tensor
+    edge: GradientEdge | None  # None: the output carries no gradient
+
+
+@dataclass
+class Recorder:
+    """Hooks on a model that turn per-sample values L_m into Σ_m |∂L_m/∂θ|ᵖ and, for the taps, Σ_m |∂L_m/∂n|.
+
+    Use: `with Recorder(model, taps) as r: out = forward(...); omega, alpha = r.reduce(values, ...)`.
+    """
+
+    model: nn.Module
+    taps: Mapping[str, Tap] = field(default_factory=dict)
+    memory: int = MEMORY
+    wanted: bool = True  # whether parameters are wanted, or the taps alone
+    _calls: dict[str, list[_Call]] = field(default_factory=dict)
+    _edges: dict[str, list[tuple[GradientEdge, int]]] = field(default_factory=dict)
+    _handles: list[Any] = field(default_factory=list)
+    _listening: bool = False
+    _independent: dict[str, bool] = field(default_factory=dict)  # module name → sample m stays in row m (checked once)
+
+    def __enter__(self) -> Recorder:
+        names = {p: n for n, p in self.model.named_parameters() if p.requires_grad}
+        tied = _tied(self.model)
+        for name, module in self.model.named_modules():
+            own = [p for p in module.parameters(recurse=False) if p in names]
+            if self.wanted and own and rule_for(module) is not None and not any(p in tied for p in own):
+                self._handles.append(module.register_forward_hook(self._record(name)))
+        for name, tap in self.taps.items():
+            if tap.at_input:
+                self._handles.append(tap.module.register_forward_pre_hook(self._tap_input(name)))
+            else:
+                self._handles.append(tap.module.register_forward_hook(self._tap_output(name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.clear()
+
+    def listen(self) -> None:
+        """Forget the last forward pass and record the next one."""
+        self.clear()
+        self._listening = True
+
+    def clear(self) -> None:
+        self._calls, self._edges, self._listening = {}, {}, False
+
+    def _record(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            if self._listening:
+                edge = get_gradient_edge(output) if output.requires_grad else None
+                self._calls.setdefault(name, []).append(_Call(inputs[0].detach(), edge))
+
+        return hook
+
+    def _tap_output(self, name: str) -> Callable[..., Tensor | None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            if not self._listening:
+                return None
+            traced = output if output.requires_grad else output.detach().requires_grad_()  # everything below is frozen
+            self._edges.setdefault(name, []).append((get_gradient_edge(traced), neuron_axis(traced, module)))
+            return traced
+
+        return hook
+
+    def _tap_input(self, name: str) -> Callable[..., tuple[Any, ...] | None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if not self._listening:
+                return None
+            n = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()
+            self._edges.setdefault(name, []).append((get_gradient_edge(n), neuron_axis(n)))
+            return (n, *inputs[1:])
+
+        return hook
+
+    def reduce(
+        self,
+        values: Tensor,
+        power: int,
+        weights: Tensor | None = None,
+        fallback: Callable[[list[str]], Iterable[dict[str, Tensor]]] | None = None,
+        retain: bool = False,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(Σ_m w_m |∂L_m/∂θ|ᵖ by parameter name, Σ_m w_m |∂L_m/∂n| by tap) for per-sample values L (M,).
+
+        `fallback(names)` yields chunks {name: (m, *shape)} of per-sample gradients for parameters without a closed form.
+        """
+        self._listening = False  # activation checkpointing runs the modules again during backward
+        if not values.requires_grad:
+            raise ValueError("the output does not depend on any trainable parameter: nothing to measure. Unfreeze some parameters.")
+        uses = _uses(values) if self.wanted else {}
+        covered = self._covered(uses, values)
+        taps = [(name, edge, axis) for name, edges in self._edges.items() for edge, axis in edges]
+        edges = [call.edge for call in covered.values() if call.edge is not None] + [edge for _, edge, _ in taps]
+        rest = self._rest(covered, uses)
+        grads = list(torch.autograd.grad(values.sum(), edges, allow_unused=True, retain_graph=retain or bool(rest))) if edges else []
+        rows = None if weights is None else (weights if power == 1 else weights.sqrt())
+
+        omega: dict[str, Tensor] = {}
+        for (name, call), delta in zip(covered.items(), grads, strict=False):
+            module = self.model.get_submodule(name)
+            if delta is None:
+                continue
+            delta, a = _wide(delta), call.a if isinstance(module, nn.Embedding) else _wide(call.a)
+            rule = rule_for(module)
+            assert rule is not None
+            for key, value in rule(module, a, _weighted(delta, rows), power, self.memory):
+                omega[f"{name}.{key}" if name else key] = value
+        if rest:
+            omega |= self._fall_back(rest, values, power, rows, fallback, retain)
+
+        alpha: dict[str, Tensor] = {}
+        for (name, _, axis), delta in zip(taps, grads[len(grads) - len(taps) :], strict=True):
+            if delta is None:
+                raise ValueError(f"layer {name!r} does not reach the output: its activations have no gradient. Choose another layer.")
+            size = _weighted(_wide(delta).abs(), weights).movedim(axis, -1)  # (M, positions…, N): positions count as samples
+            size = size.flatten(1, -2).mean(1) if size.dim() > 2 else size
+            alpha[name] = alpha.get(name, 0) + size.sum(0)
+        return omega, alpha
+
+    def _covered(self, uses: Mapping[Tensor, int], values: Tensor) -> dict[str, _Call]:
+        """The calls whose closed form is exact: one call, each weight used once, one row a sample."""
+        once: dict[str, _Call] = {}
+        for name, calls in self._calls.items():
+            own = [p for p in self.model.get_submodule(name).parameters(recurse=False) if p.requires_grad]
+            if len(calls) == 1 and calls[0].edge is not None and len(calls[0].a) == len(values) and all(uses.get(p) == 1 for p in own):
+                once[name] = calls[0]
+        unknown = {name: call for name, call in once.items() if name not in self._independent}
+        if unknown and len(values) > 1:
+            edges = [call.edge for call in unknown.values() if call.edge is not None]
+            first = torch.autograd.grad(values[0], edges, retain_graph=True, allow_unused=True)
+            last = torch.autograd.grad(values[-1], edges, retain_graph=True, allow_unused=True)
+            for name, f, l in zip(unknown, first, last, strict=True):
+                self._independent[name] = (f is None or not bool(f[1:].any())) and (l is None or not bool(l[:-1].any()))
+        return {name: call for name, call in once.items() if self._independent.get(name, True)}
+
+    def _rest(self, covered: Mapping[str, Any], uses: Mapping[Tensor, int]) -> list[str]:
+        """Parameters that are used, want a gradient and have no closed form here."""
+        if not self.wanted:
+            return []
+        done = {id(p) for name in covered for p in self.model.get_submodule(name).parameters(recurse=False)}
+        return [n for n, p in self.model.named_parameters() if p.requires_grad and p in uses and id(p) not in done]
+
+    def _fall_back(
+        self,
+        names: list[str],
+        values: Tensor,
+        power: int,
+        rows: Tensor | None,
+        fallback: Callable[[list[str]], Iterable[dict[str, Tensor]]] | None,
+        retain: bool,
+    ) -> dict[str, Tensor]:
+        """Per-sample gradients by vmap(grad); where the model defies vmap, one backward pass per sample: slow, as exact."""
+        if fallback is not None:
+            try:
+                return _sum_chunks(fallback(names), power, rows)
+            except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                warnings.warn(
+                    f"importance of {', '.join(names[:3])}{'…' if len(names) > 3 else ''} is taken sample by sample, exact but "
+                    f"slow: vmap cannot run this model ({reason}).",
+                    stacklevel=2,
+                )
+        parameters = [self.model.get_parameter(n) for n in names]
+
+        def one(m: int) -> dict[str, Tensor]:
+            last = m == len(values) - 1 and not retain
+            grads = torch.autograd.grad(values[m], parameters, retain_graph=not last, allow_unused=True)
+            return {n: (torch.zeros_like(p) if g is None else g)[None] for n, p, g in zip(names, parameters, grads, strict=True)}
+
+        return _sum_chunks((one(m) for m in range(len(values))), power, rows)
+
+
+def vmapped(
+    call: Callable[[dict[str, Tensor], Any, Any], Tensor],
+    parameters: dict[str, Tensor],
+    batch: Any,
+    target: Any,
+    count: int,
+    memory: int,
+) -> Iterator[dict[str, Tensor]]:
+    """Chunks of per-sample gradients of `call(parameters, batch of one, target of one) -> scalar`, by vmap(grad)."""
+    size = sum(p.numel() * p.element_size() for p in parameters.values())
+    step = max(1, memory // max(1, size))
+    mapped = tree_map(lambda leaf: 0 if _per_sample(leaf, count) else None, (batch, target))
+
+    def single(parameters: dict[str, Tensor], both: Any) -> Tensor:
+        batch, target = tree_map(lambda leaf, axis: leaf.unsqueeze(0) if axis == 0 else leaf, both, mapped)
+        return call(parameters, batch, target)
+
+    gradient = torch.func.vmap(torch.func.grad(single), in_dims=(None, mapped))
+    for start in range(0, count, step):
+        chunk = tree_map(lambda leaf, s=start: leaf[s : s + step] if _per_sample(leaf, count) else leaf, (batch, target))
+        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no batching rule; plain matmuls do
+            found = gradient(parameters, chunk)
+        yield found
+
+
+def _per_sample(leaf: Any, count: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == count
+
+
+def _sum_chunks(chunks: Iterable[dict[str, Tensor]], power: int, rows: Tensor | None) -> dict[str, Tensor]:
+    total: dict[str, Tensor] = {}
+    start = 0
+    for chunk in chunks:
+        count = len(next(iter(chunk.values())))
+        part = None if rows is None else rows[start : start + count]
+        for name, g in chunk.items():
+            value = _reduce(_weighted(_wide(g), part), power)
+            total[name] = total[name] + value if name in total else value
+        start += count
+    return total
+
+
+def _weighted(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x * rows.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _tied(model: nn.Module) -> set[Tensor]:
+    """Parameters that two modules own: a closed form would see only one of their uses."""
+    seen: set[Tensor] = set()
+    tied: set[Tensor] = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            (tied if parameter in seen else seen).add(parameter)
+    return tied
+
+
+def _uses(values: Tensor) -> dict[Tensor, int]:
+    """How many times each leaf enters the autograd graph of `values`."""
+    counts: dict[Tensor, int] = {}
+    stack, seen = [values.grad_fn], {values.grad_fn}
+    while stack:
+        node = stack.pop()
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise ValueError(
+                "the model uses reentrant activation checkpointing, which hides its parameters from autograd; "
+                "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        for following, _ in () if node is None else node.next_functions:
+            variable = getattr(following, "variable", None)
+            if variable is not None:
+                counts[variable] = counts.get(variable, 0) + 1
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return counts

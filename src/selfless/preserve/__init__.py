@@ -1,0 +1,8 @@
+"""What keeps old tasks. One file a family, one entry here."""
+
+from selfless.preserve.base import NoPreserver, Preserver, State
+from selfless.preserve.quadratic import EWC, MAS, SI, Quadratic
+
+PRESERVERS: dict[str, type[Preserver]] = {kind.name: kind for kind in (NoPreserver, MAS, EWC, SI)}
+
+__all__ = ["EWC", "MAS", "PRESERVERS", "SI", "NoPreserver", "Preserver", "Quadratic", "State"]

@@ -1,0 +1,171 @@
+"""Quadratic anchors: λ_Ω Σ_k Ω_k (θ_k − θ*_k)², with Ω from MAS, EWC or SI.
+
+**The implicit anchor.** Taken explicitly, the penalty's gradient 2λΩ(θ − θ*) makes SGD diverge once lr·λ·Ω is large. `anchor` takes it
+implicitly after the optimizer's step, as the minimiser of cΩ(θ' − θ*)² + (θ' − θ)²:
+
+    θ' = (θ + cΩθ*) / (1 + cΩ),        c = 2 · step · λ,
+
+which is stable for any λ and agrees with the explicit gradient to first order as cΩ → 0. `step` is the distance that a unit gradient,
+held for long, moves a parameter per iteration: see `selfless.anchor.step_sizes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from selfless.importance import Estimator, Fisher, FunctionNorm, LogLikelihood, Objective
+from selfless.preserve.base import Preserver, State, Tensors, widened
+from selfless.terms import check_choice, check_positive
+
+
+@dataclass(frozen=True)
+class Quadratic(Preserver):
+    """Ω and θ* by parameter name. Parameters that appear later are free (Ω = 0) until the next task ends."""
+
+    def init(self, parameters: Tensors) -> State:
+        return {"omega": {}, "anchor": {}}
+
+    def penalty(self, state: State, parameters: Tensors) -> Tensor:
+        """Σ_k Ω_k (θ_k − θ*_k)²."""
+        terms = [
+            (omega * (parameters[name] - state["anchor"][name]).square()).sum()
+            for name, omega in state["omega"].items()
+            if name in parameters
+        ]
+        return torch.stack(terms).sum() if terms else next(iter(parameters.values())).new_zeros(())
+
+    def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
+        """Ω ← Ω + Ω_new, θ* ← θ."""
+        old = state["omega"]
+        return {
+            **state,
+            "omega": {name: omega[name] + old[name] if name in old else omega[name].clone() for name in omega}
+            | {name: value for name, value in old.items() if name not in omega},
+            "anchor": state["anchor"] | {name: widened(parameters[name]) for name in omega},
+        }
+
+    def anchor(self, state: State, parameters: Tensors, step: Tensors) -> dict[str, Tensor]:
+        """θ' = (θ + cΩθ*)/(1 + cΩ), c = 2·step: written as a move by the share cΩ/(1 + cΩ), which is exactly θ* at share 1."""
+        moved = {}
+        for name, omega in state["omega"].items():
+            if name in parameters and name in step:
+                pull = (2 * step[name] * omega).clamp(max=1e30)
+                moved[name] = torch.lerp(parameters[name].to(omega.dtype), state["anchor"][name], pull / (1 + pull))
+        return moved
+
+
+@dataclass(frozen=True)
+class MAS(Quadratic):
+    """Memory Aware Synapses (Aljundi et al., ECCV 2018): Ω = mean_m |∂‖f(x_m)‖²/∂θ|, summed over tasks."""
+
+    name: ClassVar[str] = "mas"
+    measures: ClassVar[bool] = True
+    strength: float = 0.1
+    estimator: Estimator = "per-sample"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "estimator", ("per-sample", "per-batch"))
+
+    @property
+    def objective(self) -> Objective:
+        return FunctionNorm()
+
+    @property
+    def how(self) -> Estimator:
+        return self.estimator
+
+
+@dataclass(frozen=True)
+class EWC(Quadratic):
+    """Elastic Weight Consolidation (Kirkpatrick et al., PNAS 2017): Ω = mean_m (∂ log p(y_m|x_m)/∂θ)².
+
+    `mode="online"` (Schwarz et al., 2018): Ω ← decay·Ω + Ω_new, θ* ← θ; with decay 1 that is the sum used by the paper.
+    `mode="per-task"`: Σ_t Ω_t (θ − θ*_t)², every task with its own anchor. A sum of parabolas is a parabola, so it is kept as
+    Ω = Σ Ω_t, θ* = Σ Ω_t θ*_t / Ω and a constant: the same values and gradients, whatever the number of tasks.
+    `fisher` says whose labels: "empirical", "sampled" or "exact" (`selfless.importance.LogLikelihood`).
+    """
+
+    name: ClassVar[str] = "ewc"
+    measures: ClassVar[bool] = True
+    strength: float = 10.0
+    mode: Literal["online", "per-task"] = "online"
+    decay: float = 1.0
+    fisher: Fisher = "empirical"
+    estimator: Estimator = "per-sample"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "mode", ("online", "per-task"))
+        check_choice(self, "fisher", ("empirical", "sampled", "exact"))
+        check_choice(self, "estimator", ("per-sample", "per-batch"))
+        check_positive(self, "decay")
+
+    @property
+    def objective(self) -> Objective:
+        return LogLikelihood(self.fisher)
+
+    @property
+    def how(self) -> Estimator:
+        return self.estimator
+
+    def penalty(self, state: State, parameters: Tensors) -> Tensor:
+        value = super().penalty(state, parameters)
+        return value + torch.stack(list(state["offset"].values())).sum() if state.get("offset") else value
+
+    def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
+        if self.mode == "online":
+            faded = {name: self.decay * value for name, value in state["omega"].items()}
+            return super().consolidate({**state, "omega": faded}, parameters, omega)
+        new = super().consolidate(state, parameters, omega)
+        offset = dict(state.get("offset", {}))
+        for name in omega.keys() & state["omega"].keys():
+            was, here, total = state["anchor"][name], new["anchor"][name], new["omega"][name]
+            share = torch.where(total > 0, omega[name] / total.clamp(min=torch.finfo(total.dtype).tiny), torch.ones_like(total))
+            new["anchor"][name] = torch.lerp(was, here, share)
+            # Ω₁(θ−a)² + Ω₂(θ−b)² = (Ω₁+Ω₂)(θ−θ*)² + Ω₁Ω₂/(Ω₁+Ω₂)·(a−b)²
+            gap = (state["omega"][name] * share * (was - here).square()).sum()
+            offset[name] = offset.get(name, torch.zeros_like(gap)) + gap
+        return new | ({"offset": offset} if offset else {})
+
+
+@dataclass(frozen=True)
+class SI(Quadratic):
+    """Synaptic Intelligence (Zenke et al., ICML 2017), "Path Integral": Ω += max(0, ω) / (Δθ² + ξ), ω = −Σ_steps g·dθ.
+
+    g is the gradient of the **task loss** alone: what the penalties add to it is taken out again. ξ is `damping`.
+    """
+
+    name: ClassVar[str] = "si"
+    watches: ClassVar[bool] = True
+    strength: float = 1.0
+    damping: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "damping")
+
+    def init(self, parameters: Tensors) -> State:
+        start = {name: widened(p) for name, p in parameters.items()}
+        return {"omega": {}, "anchor": {}, "path": {n: torch.zeros_like(t) for n, t in start.items()}, "start": start}
+
+    def observe(self, state: State, before: Tensors, after: Tensors, gradients: Tensors) -> State:
+        path = dict(state["path"])
+        for name, g in gradients.items():
+            move = (after[name] - before[name]).to(g.dtype)
+            path[name] = path[name] - g * move if name in path else -g * move
+        start = state["start"] | {n: widened(before[n]) for n in gradients if n not in state["start"]}
+        return {**state, "path": path, "start": start}
+
+    def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
+        earned = {}
+        for name, p in parameters.items():
+            moved = widened(p) - state["start"].get(name, widened(p))
+            earned[name] = state["path"].get(name, torch.zeros_like(moved)).clamp(min=0) / (moved.square() + self.damping)
+        new = super().consolidate(state, parameters, earned)
+        fresh = self.init(parameters)
+        return {**new, "path": fresh["path"], "start": fresh["start"]}

@@ -1,0 +1,81 @@
+"""What preservers and sparsifiers have in common: a name, a strength, and a spelling on the command line (`slnid:1e-3`)."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+
+@dataclass(frozen=True)
+class Term:
+    """A frozen value: equal terms name equal runs. `strength` is a finite number ≥ 0."""
+
+    strength: float
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        value = self.strength
+        label = type(self).__name__
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{label}: strength must be a plain number, not {value!r} of type {type(value).__name__}")
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{label}: strength is {value}; it must be finite and ≥ 0 (0 switches the term off)")
+        object.__setattr__(self, "strength", float(value))
+
+    def __str__(self) -> str:
+        return self.name if self.name == "none" else f"{self.name}:{self.strength:g}"
+
+
+def check_positive(term: Term, field: str) -> None:
+    """A field that is None or a positive number."""
+    value = getattr(term, field)
+    if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+        raise ValueError(f"{type(term).__name__}: {field} is {value!r}; it must be a positive number")
+
+
+def check_choice(term: Term, field: str, choices: tuple[str, ...]) -> None:
+    value = getattr(term, field)
+    if value not in choices:
+        raise ValueError(f"{type(term).__name__}: {field} is {value!r}; choose one of {', '.join(map(repr, choices))}")
+
+
+T = TypeVar("T", bound=Term)
+
+
+def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
+    """`name[:strength[,option=value…]]` → the term: `mas:0.1`, `slnid:1e-3,discount=max`, `none`."""
+    head, *options = text.strip().split(",")
+    name, _, strength = head.partition(":")
+    if name not in kinds:
+        close = difflib.get_close_matches(name, kinds, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}")
+    fields: dict[str, Any] = {}
+    if strength:
+        fields["strength"] = _number(strength, f"the strength in {text!r}")
+    for option in options:
+        key, eq, value = option.partition("=")
+        if not eq or key not in kinds[name].__dataclass_fields__:
+            known = ", ".join(f for f in kinds[name].__dataclass_fields__ if f != "strength") or "none"
+            raise ValueError(f"{text!r}: {option!r} is not an option of {name}; write key=value with a key of: {known}")
+        fields[key] = _value(value)
+    return kinds[name](**fields)
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{where} is {text!r}, which is not a number; write for example 1e-3") from None

@@ -1,0 +1,77 @@
+"""Small data sets in their published layouts, and walls around the tests: no network, no cache but their own."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from published import cifar_contents, mnist_contents
+
+from selfless.data import cifar
+from selfless.data.catalogue import CATALOGUE, File
+
+
+@pytest.fixture(autouse=True)
+def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests on real data see the machine as it is; all others see an empty one that is offline."""
+    connect = socket.socket.connect
+
+    def local_only(self: socket.socket, address: tuple[str, int]) -> None:
+        assert address[0] == "127.0.0.1", f"a test reached for {address}"
+        connect(self, address)
+
+    def resolve_local(host: str, *rest: object, **more: object) -> object:
+        if host != "127.0.0.1":
+            raise socket.gaierror(f"{host}: no network in tests")
+        return resolve(host, *rest, **more)  # type: ignore[arg-type]
+
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(socket.socket, "connect", local_only)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_local)
+    if request.node.get_closest_marker("real_data") is None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.delenv("SELFLESS_DATA", raising=False)
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def small_mnist(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """The catalogue's MNIST is a small one; returns .gz name → the published bytes. Nothing is on disk."""
+    packed, files = {}, []
+    for name, content in mnist_contents().items():
+        data = gzip.compress(content, mtime=0)
+        packed[f"{name}.gz"] = data
+        sums = (hashlib.sha256(data).hexdigest(), hashlib.sha256(content).hexdigest())
+        urls = (f"https://first.invalid/{name}.gz", f"https://second.invalid/{name}.gz")
+        files.append(File(f"{name}.gz", len(data), sums[0], urls, sums[1]))
+    monkeypatch.setitem(CATALOGUE, "mnist", replace(CATALOGUE["mnist"], files=tuple(files)))
+    return packed
+
+
+@pytest.fixture
+def put_mnist(small_mnist: dict[str, bytes]) -> Callable[[Path], Path]:
+    """Writes the small MNIST below a data folder."""
+
+    def put(root: Path) -> Path:
+        (root / "mnist").mkdir(parents=True)
+        for name, data in small_mnist.items():
+            (root / "mnist" / name).write_bytes(data)
+        return root
+
+    return put
+
+
+@pytest.fixture
+def small_cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    contents = cifar_contents()
+    sums = {
+        name: (hashlib.md5(contents[name]).hexdigest(), hashlib.sha256(contents[name]).hexdigest()) for name in ("train.bin", "test.bin")
+    }
+    monkeypatch.setattr(cifar, "CHECKSUMS", sums)
+    return contents

@@ -1,0 +1,64 @@
+"""`selfless data`: tables, JSON, one clear message for an error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from published import tiny_contents, write_zip
+from typer.testing import CliRunner
+
+from selfless.cli_data import app
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_list(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
+    root = str(put_mnist(tmp_path / "d"))
+    assert "mnist" in run("list", "--data-dir", root)
+    found = json.loads(run("list", "--json", "--data-dir", root))
+    assert {s["name"]: s["here"] for s in found["sets"]} == {
+        "mnist": True,
+        "fashion-mnist": False,
+        "cifar-100": False,
+        "tiny-imagenet": False,
+    }
+    assert "permuted-mnist" in found["streams"]
+
+
+def test_verify(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
+    root = put_mnist(tmp_path / "d")
+    write_zip(root / "tiny-imagenet-200-mini.zip", tiny_contents())
+    found = json.loads(run("verify", "--json", "--data-dir", str(root)))
+    assert found["ok"] is True
+    assert [s["status"] for s in found["sets"]] == ["ok", "absent", "absent", "reduced"]
+    run("verify", "cifar-100", "--data-dir", str(root), code=1)
+    (root / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"half")
+    assert "altered" in run("verify", "--data-dir", str(root), code=1)
+    assert json.loads(run("verify", "mnist", "--json", "--data-dir", str(root), code=1))["ok"] is False
+
+
+def test_fetch(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
+    root = str(put_mnist(tmp_path / "d"))
+    assert run("fetch", "mnist", "--data-dir", root).strip() == f"mnist: {Path(root) / 'mnist'}"
+    assert json.loads(run("fetch", "mnist", "--json", "--data-dir", root)) == {"fetched": {"mnist": f"{root}/mnist"}}
+    output = run("fetch", "cifar-100", "--data-dir", root, code=1)
+    assert "offline" in output
+    assert f"Put this file into {root}" in output
+    assert "Traceback" not in output
+    assert "did you mean 'mnist'" in run("fetch", "mnits", code=1)
+    assert "did you mean" in json.loads(run("fetch", "mnits", "--json", code=1))["error"]
+
+
+def test_help_has_examples_and_costs_nothing() -> None:
+    for command in ("list", "fetch", "verify"):
+        assert "Examples" in run(command, "--help")
+    code = "import sys, selfless.cli_data; sys.exit(bool({'torch', 'numpy', 'pooch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

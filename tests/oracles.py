@@ -1,0 +1,117 @@
+"""Slow, obvious references: loops over samples and pairs, float64, no cleverness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfless.importance import labels_of, run_batch
+
+
+def pairs(h: Tensor, sigma: float | None = None, alpha: Tensor | None = None, discount: str = "product") -> Tensor:
+    """1/M Σ_{i≠j} K_ij D_ij Σ_m hᵢ hⱼ with the N×N matrix written out, in float64."""
+    h, n = h.double(), h.shape[1]
+    i = torch.arange(n, dtype=torch.float64)
+    weight = torch.ones(n, n, dtype=torch.float64) if sigma is None else torch.exp(-((i[:, None] - i) ** 2) / (2 * sigma**2))
+    if alpha is not None:
+        a = alpha.double()
+        weight = weight * torch.exp(-(a[:, None] + a) if discount == "product" else -torch.maximum(a[:, None], a))
+    weight = weight - torch.diag(weight.diagonal())
+    return torch.einsum("mi,ij,mj->", h, weight, h) / len(h)
+
+
+def looped(h: Tensor, sigma: float | None = None) -> float:
+    """The same by three Python loops: the definition itself."""
+    total = 0.0
+    for row in h.tolist():
+        for i, a in enumerate(row):
+            for j, b in enumerate(row):
+                if i != j:
+                    total += a * b * (1.0 if sigma is None else float(torch.exp(torch.tensor(-((i - j) ** 2) / (2 * sigma**2)).double())))
+    return total / len(h)
+
+
+def decov(h: Tensor) -> Tensor:
+    c = torch.cov(h.T, correction=0)
+    return 0.5 * (c.square().sum() - c.diagonal().square().sum())
+
+
+def _slice(batch: Any, m: int) -> Any:
+    if isinstance(batch, dict):
+        return {k: v[m : m + 1] for k, v in batch.items()}
+    return tuple(v[m : m + 1] for v in batch) if isinstance(batch, (tuple, list)) else batch[m : m + 1]
+
+
+def _size(batch: Any) -> int:
+    return len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+def mas_loss(output: Tensor, label: Tensor | None) -> Tensor:
+    return output.square().sum()
+
+
+def log_likelihood(output: Tensor, label: Tensor | None) -> Tensor:
+    assert label is not None
+    return output.log_softmax(-1).flatten(0, -2)[torch.arange(label.numel()), label.flatten()].sum()
+
+
+def omega(model: nn.Module, batches: list[Any], loss: Callable[[Tensor, Tensor | None], Tensor], power: int) -> dict[str, Tensor]:
+    """mean_m |∂L_m/∂θ|ᵖ: one forward and one backward pass a sample."""
+    model.eval()
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    total = {n: torch.zeros_like(p) for n, p in named.items()}
+    count = 0
+    for batch in batches:
+        for m in range(_size(batch)):
+            one = _slice(batch, m)
+            value = loss(run_batch(model, one), labels_of(one))
+            grads = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+            for n, g in zip(named, grads, strict=True):
+                if g is not None:
+                    total[n] += g.abs() if power == 1 else g.square()
+            count += 1
+    return {n: t / count for n, t in total.items()}
+
+
+def omega_per_batch(model: nn.Module, batches: list[Any], loss: Callable[[Tensor, Tensor | None], Tensor], power: int) -> dict[str, Tensor]:
+    """Σ_batches |∂ Σ_{m∈batch} L_m/∂θ|ᵖ / M, as the authors' code has it."""
+    model.eval()
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    total = {n: torch.zeros_like(p) for n, p in named.items()}
+    for batch in batches:
+        values = [loss(run_batch(model, _slice(batch, m)), labels_of(_slice(batch, m))) for m in range(_size(batch))]
+        grads = torch.autograd.grad(torch.stack(values).sum(), list(named.values()), allow_unused=True)
+        for n, g in zip(named, grads, strict=True):
+            if g is not None:
+                total[n] += g.abs() if power == 1 else g.square()
+    return {n: t / sum(map(_size, batches)) for n, t in total.items()}
+
+
+def exact_fisher(model: nn.Module, batches: list[Any]) -> dict[str, Tensor]:
+    """mean_m Σ_c p_c (∂ log p_c/∂θ)²."""
+    model.eval()
+    named = dict(model.named_parameters())
+    total = {n: torch.zeros_like(p) for n, p in named.items()}
+    count = 0
+    for batch in batches:
+        for m in range(_size(batch)):
+            logp = run_batch(model, _slice(batch, m)).log_softmax(-1)[0]
+            for c in range(len(logp)):
+                grads = torch.autograd.grad(logp[c], list(named.values()), retain_graph=True)
+                for n, g in zip(named, grads, strict=True):
+                    total[n] += logp[c].exp().detach() * g.square()
+            count += 1
+    return {n: t / count for n, t in total.items()}
+
+
+def alpha(model: nn.Module, pre: Callable[[nn.Module, Tensor], Tensor], post: Callable[[nn.Module, Tensor], Tensor], xs: Tensor) -> Tensor:
+    """mean_m |∂‖f(x_m)‖²/∂n|, n = pre(model, x), f = post(model, n): the network cut by hand at the pre-activation."""
+    total = 0
+    for m in range(len(xs)):
+        n = pre(model, xs[m : m + 1]).detach().requires_grad_()
+        (g,) = torch.autograd.grad(post(model, n).square().sum(), n)
+        total = total + g[0].abs()
+    return total / len(xs)

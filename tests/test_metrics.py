@@ -1,0 +1,132 @@
+"""The measures against loops over the accuracy matrix, and by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from selfless import metrics
+
+A = np.array([[0.9, 0.2, 0.1], [0.8, 0.95, 0.3], [0.7, 0.85, 0.9]])
+B = np.array([0.1, 0.1, 0.15])
+LOWER = np.where(np.tri(3) > 0, A, np.nan)
+
+matrices = st.integers(2, 6).flatmap(lambda t: hnp.arrays(np.float64, (t, t), elements=st.floats(0, 1)))
+
+
+def test_by_hand():
+    assert metrics.summary(A, B) == pytest.approx(
+        {
+            "average": (0.7 + 0.85 + 0.9) / 3,
+            "forgetting": ((0.9 - 0.7) + (0.95 - 0.85)) / 2,
+            "backward_transfer": ((0.7 - 0.9) + (0.85 - 0.95)) / 2,
+            "forward_transfer": ((0.2 - 0.1) + (0.3 - 0.15)) / 2,
+            "learning_accuracy": (0.9 + 0.95 + 0.9) / 3,
+        }
+    )
+
+
+@given(matrices)
+def test_against_loops(a):
+    T = len(a)
+    assert metrics.average(a) == pytest.approx(sum(a[T - 1, u] for u in range(T)) / T)
+    assert metrics.learning_accuracy(a) == pytest.approx(sum(a[u, u] for u in range(T)) / T)
+    forgot = [max(a[t, u] for t in range(T - 1)) - a[T - 1, u] for u in range(T - 1)]
+    assert metrics.forgetting(a) == pytest.approx(sum(forgot) / (T - 1))
+    back = [a[T - 1, u] - a[u, u] for u in range(T - 1)]
+    assert metrics.backward_transfer(a) == pytest.approx(sum(back) / (T - 1))
+    ahead = [a[u - 1, u] - a[0, u] for u in range(1, T)]
+    assert metrics.forward_transfer(a, a[0]) == pytest.approx(sum(ahead) / (T - 1))
+
+
+@given(matrices)
+def test_forgetting_is_at_least_the_loss_since_learning(a):
+    assert metrics.forgetting(a) >= -metrics.backward_transfer(a) - 1e-12
+
+
+@given(matrices, st.floats(0.5, 100))
+def test_units_scale_every_measure(a, scale):
+    one, other = metrics.summary(a, a[0]), metrics.summary(scale * a, scale * a[0])
+    assert other == pytest.approx({key: scale * value for key, value in one.items()}, abs=1e-9)
+
+
+def test_entries_above_the_diagonal_may_be_missing():
+    for measure in (metrics.average, metrics.forgetting, metrics.backward_transfer, metrics.learning_accuracy):
+        assert measure(LOWER) == pytest.approx(measure(A))
+    assert math.isnan(metrics.summary(LOWER, B)["forward_transfer"])
+    assert math.isnan(metrics.summary(A)["forward_transfer"])
+    with pytest.raises(ValueError, match="before it is learnt"):
+        metrics.forward_transfer(LOWER, B)
+
+
+def test_one_task_has_no_transfer():
+    got = metrics.summary([[0.5]], [0.1])
+    assert got.pop("average") == got.pop("learning_accuracy") == 0.5
+    assert all(math.isnan(value) for value in got.values())
+
+
+def test_tasks_learnt_together():
+    got = metrics.summary([[0.5, 0.7]])
+    assert got.pop("average") == pytest.approx(0.6)
+    assert all(math.isnan(value) for value in got.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_tensors_and_lists(dtype):
+    tensor = torch.tensor(A, dtype=dtype, requires_grad=True)
+    assert metrics.summary(tensor, torch.tensor(B)) == pytest.approx(metrics.summary(A, B), rel=0.05)
+    assert metrics.summary(A.tolist(), B.tolist()) == metrics.summary(A, B)
+    assert all(type(value) is float for value in metrics.summary(A, B).values())
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (3, 2), (0, 0), (2, 2, 2)])
+def test_bad_shapes(shape):
+    with pytest.raises(ValueError, match="must be"):
+        metrics.average(np.zeros(shape))
+
+
+def test_a_hole_below_the_diagonal_is_named():
+    broken = A.copy()
+    broken[2, 1] = np.nan
+    with pytest.raises(ValueError, match=r"A\[2, 1\] is nan"):
+        metrics.forgetting(broken)
+    with pytest.raises(ValueError, match="one accuracy a task"):
+        metrics.forward_transfer(A, B[:2])
+
+
+def test_spread():
+    assert metrics.spread([1.0, 2.0, 4.0]) == pytest.approx((7 / 3, math.sqrt(7 / 3)))
+    mean, std = metrics.spread([3.0])
+    assert mean == 3.0
+    assert math.isnan(std)
+    with pytest.raises(ValueError, match="one value a seed"):
+        metrics.spread([])
+
+
+def test_paired_interval():
+    rng = np.random.default_rng(3)
+    a = rng.normal(size=200)
+    b = a - 0.5 + 0.1 * rng.normal(size=200)
+    low, high = metrics.paired_interval(a, b)
+    assert low < (a - b).mean() < high
+    assert high - low == pytest.approx(2 * 1.96 * (a - b).std(ddof=1) / math.sqrt(200), rel=0.1)
+    assert metrics.paired_interval(a, b) == (low, high)
+    assert metrics.paired_interval(a, b, seed=1) != (low, high)
+    swapped = metrics.paired_interval(b, a)
+    assert swapped == pytest.approx((-high, -low))
+    assert metrics.paired_interval(a + 5, a) == pytest.approx((5, 5))
+    assert all(math.isnan(x) for x in metrics.paired_interval([1.0], [2.0]))
+    with pytest.raises(ValueError, match="paired"):
+        metrics.paired_interval(a, b[:-1])
+    with pytest.raises(ValueError, match="level"):
+        metrics.paired_interval(a, b, level=95)
+
+
+def test_wider_level_wider_interval():
+    a, b = np.arange(10.0), np.zeros(10)
+    narrow, wide = metrics.paired_interval(a, b, level=0.5), metrics.paired_interval(a, b, level=0.99)
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
