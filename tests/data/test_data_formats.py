@@ -12,7 +12,7 @@ import pytest
 import torch
 from published import cifar_contents, idx_bytes, mnist_contents, tiny_contents, write_tar, write_zip
 
-from selfless.data import Altered, DataError, MissingData, cache_dir, cifar, idx, load, tiny_imagenet, verify
+from selfless.data import Altered, DataError, MissingData, cache_dir, cifar, fetch, idx, load, tiny_imagenet, verify
 from selfless.data import archives as archives_module
 from selfless.data.checking import gunzip
 
@@ -163,6 +163,14 @@ def test_tiny_imagenet(zipped: bool, tmp_path: Path) -> None:
     assert source.reduced is not None
     assert source.reduced.startswith("reduced: 3 of 500 training and 2 of 50 test")
     assert source.notes[0].startswith("tiny-imagenet is reduced")
+
+
+def test_the_whole_set_comes_before_a_reduced_one(tmp_path: Path) -> None:
+    write_zip(tmp_path / "tiny-imagenet-200-mini.zip", tiny_contents(train=1))
+    write_zip(cache_dir() / "data" / "tiny-imagenet-200.zip", tiny_contents(train=2))
+    assert len(load("tiny-imagenet", data_dir=tmp_path).train[1]) == 8
+    with pytest.raises(MissingData, match=r"tiny-imagenet-200\.zip is reduced"):
+        fetch("tiny-imagenet", data_dir=tmp_path)
 
 
 def test_a_whole_tiny_imagenet_is_not_called_reduced() -> None:

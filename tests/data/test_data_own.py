@@ -63,6 +63,15 @@ def test_arrays_with_tasks() -> None:
     assert [t.heads for t in shared.tasks] == [(range(4),)] * 2
 
 
+def test_a_memory_mapped_array_is_not_copied(tmp_path: Path) -> None:
+    x, y = arrays()
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    made = from_arrays(mapped, y, x[:8], y[:8], tasks=2)
+    assert made.tasks[0].train.images.data_ptr() == mapped.ctypes.data
+    assert torch.equal(made.tasks[0].train.images[:, 0], torch.from_numpy(x))
+
+
 def test_a_test_share_is_seeded_and_apart() -> None:
     x, y = arrays()
     one, two, other = (from_arrays(x, y, task=y // 2, test_share=0.2, seed=s) for s in (0, 0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -85,7 +86,7 @@ def _boxes(n: int, height: int, width: int, how: Augment, generator: torch.Gener
     """(4, n): top, left, height and width of each image's crop, in pixels."""
     draws = _uniform(n, generator, device, rows=2 * TRIES + 2)
     area = height * width * (how.scale[0] + (how.scale[1] - how.scale[0]) * draws[:TRIES])
-    low, high = torch.tensor(how.ratio, device=device).log()
+    low, high = (math.log(side) for side in how.ratio)
     aspect = (low + (high - low) * draws[TRIES : 2 * TRIES]).exp()
     w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
     fits = (w >= 1) & (h >= 1) & (w <= width) & (h <= height)

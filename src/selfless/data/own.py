@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,23 @@ KINDS: dict[str, Callable[..., Stream]] = {
 }
 
 
+def _tensor(x: Any) -> Tensor:
+    """Without a copy where that can be: a memory-mapped array stays on disk. torch warns that a read-only array could
+    be written to; nothing here writes.
+    """
+    if isinstance(x, Tensor):
+        return x.detach().cpu()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(np.ascontiguousarray(x))
+
+
 def as_images(x: Any, what: str = "images") -> Tensor:
     """(n, C, H, W): bytes stay bytes; floats become float32 and are later used as they are, not divided by 255.
 
     (n, H, W) gets its one channel, (n, H, W, 1 or 3) is turned, and plain features (n, d) become (n, 1, 1, d).
     """
-    t = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+    t = _tensor(x)
     if t.dtype not in (torch.uint8, torch.float32):
         if t.is_floating_point():
             t = t.float()
@@ -50,7 +62,7 @@ def as_images(x: Any, what: str = "images") -> Tensor:
 
 
 def as_labels(y: Any, what: str = "labels") -> Tensor:
-    t = y.detach().cpu() if isinstance(y, Tensor) else torch.from_numpy(np.array(y))
+    t = _tensor(y)
     if t.ndim != 1 or t.is_floating_point():
         raise ValueError(f"{what} must be whole numbers, one per image, not {tuple(t.shape)} {t.dtype}")
     return t.to(torch.int64)

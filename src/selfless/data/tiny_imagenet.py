@@ -15,7 +15,8 @@ from selfless.data.images import Bytes, decode, decoded
 from selfless.data.places import DataError, MissingData
 
 TOP = "tiny-imagenet-200"
-PLACES = (TOP, f"{TOP}.zip", f"{TOP}-mini", f"{TOP}-mini.zip")
+MINI = f"{TOP}-mini"
+PLACES = (TOP, f"{TOP}.zip", MINI, f"{MINI}.zip")
 SHAPE = (3, 64, 64)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 TRAIN, TEST = 500, 50  # published images a class

@@ -32,7 +32,9 @@ def located(item: Entry, places: Iterable[Path]) -> tuple[Path, ...]:
     if item.name == "cifar-100":
         return tuple(root for root in places if cifar.find(root) is not None)
     if item.name == "tiny-imagenet":
-        return tuple(root for root in places if tiny_imagenet.find(root) is not None)
+        found = [(tiny_imagenet.find(root), root) for root in places]
+        whole_first = sorted((tiny_imagenet.MINI in path.name, i) for i, (path, _) in enumerate(found) if path)
+        return tuple(found[i][1] for _, i in whole_first)
     folders = [root / item.folder for root in places]
     return tuple(folder for folder in folders if all(idx.find(folder, file) for file in item.files))
 
@@ -44,9 +46,13 @@ def verify(name: str | None = None, *, data_dir: str | os.PathLike[str] | None =
 
 def check(item: Entry, places: Iterable[Path]) -> Check:
     """The best copy found: the first usable one, else the first."""
-    checks = [_check(item, place) for place in located(item, places)]
-    absent = Check(item.name, "absent", None, f"selfless data fetch {item.name}")
-    return next((c for c in checks if c.usable), checks[0] if checks else absent)
+    first: Check | None = None
+    for place in located(item, places):
+        found = _check(item, place)
+        if found.usable:
+            return found
+        first = first or found
+    return first or Check(item.name, "absent", None, f"selfless data fetch {item.name}")
 
 
 def _check(item: Entry, place: Path) -> Check:
@@ -67,8 +73,8 @@ def _verify_tiny(item: Entry, root: Path) -> Check:
     found = tiny_imagenet.find(root)
     assert found is not None  # located() has just found it
     if found.name == item.files[0].name and digest(found) == item.files[0].sha256:
-        return Check(item.name, "ok", found, "checksum as published")
+        return Check(item.name, "ok", root, "checksum as published")
     index = tiny_imagenet.survey(found, read_all=True)
     if index.reduced:
-        return Check(item.name, "reduced", found, f"{index.reduced}; every image readable")
-    return Check(item.name, "ok", found, "every image there and readable")
+        return Check(item.name, "reduced", root, f"{found.name} is {index.reduced}; every image readable")
+    return Check(item.name, "ok", root, "every image there and readable")

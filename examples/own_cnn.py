@@ -1,0 +1,82 @@
+"""A convolutional network with BatchNorm, one head per task.
+
+Three tasks of five classes of small colour images each. What to see here: inhibition on the channels of the convolutions as well as
+on the hidden fully connected layer, `forward=` for a model that takes more than x, and what to do about BatchNorm: its running
+statistics are not parameters, so no importance protects them. They are learned in the first task and held from then on.
+
+    python examples/own_cnn.py
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import selfless
+from selfless import MAS, SLNID, metrics
+
+Batches = list[tuple[Tensor, Tensor]]
+CLASSES, TASKS, EPOCHS = 5, 3, 8
+
+
+class CNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1, self.act1 = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()
+        self.conv2, self.norm2, self.act2 = nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()
+        self.fc, self.act3 = nn.Linear(32 * 3 * 3, 64), nn.ReLU()
+        self.heads = nn.ModuleList(nn.Linear(64, CLASSES) for _ in range(TASKS))
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        x = F.max_pool2d(self.act1(self.norm1(self.conv1(x))), 2)
+        x = F.max_pool2d(self.act2(self.norm2(self.conv2(x))), 2)
+        return self.heads[task](self.act3(self.fc(x.flatten(1))))
+
+
+def make_tasks(generator: torch.Generator) -> list[tuple[Batches, Batches]]:
+    """Every class is a smooth pattern of colours, moved about and noisy. (train, test) a task."""
+    tasks = []
+    for _ in range(TASKS):
+        patterns = F.interpolate(torch.randn(CLASSES, 3, 4, 4, generator=generator), size=(16, 16), mode="bilinear")
+        y = torch.randint(CLASSES, (900,), generator=generator)
+        corners = torch.randint(5, (len(y), 2), generator=generator).tolist()
+        x = torch.stack([patterns[c, :, i : i + 12, j : j + 12] for c, (i, j) in zip(y.tolist(), corners, strict=True)])
+        x = x + 0.5 * torch.randn(x.shape, generator=generator)
+        batches = list(zip(x.split(50), y.split(50), strict=True))
+        tasks.append((batches[:12], batches[12:]))
+    return tasks
+
+
+@torch.no_grad()
+def accuracy(model: CNN, batches: Batches, task: int) -> float:
+    model.eval()
+    right = sum(int((model(x, task).argmax(1) == y).sum()) for x, y in batches)
+    return right / sum(len(y) for _, y in batches)
+
+
+def training(model: CNN, first: bool) -> None:
+    """Training mode; after the first task BatchNorm only applies its statistics."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.train(first)
+
+
+def learn(tasks: list[tuple[Batches, Batches]], preserve: MAS | None, sparsify: SLNID | None) -> tuple[list[list[float]], selfless.Keeper]:
+    """Learn the tasks in turn; accuracy[t][u] is that on task u after learning task t."""
+    torch.manual_seed(0)  # the same initial weights for every row of the table
+    model = CNN()
+    keeper = selfless.attach(model, preserve, sparsify, layers=["act*"])  # 1: channels of act1, act2 and units of act3
+    history = []
+    for task, (train, _) in enumerate(tasks):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+        keeper.anchor_with(optimizer)  # (again for every new optimizer: it holds old weights in place, stable at any strength)
+        for _ in range(EPOCHS):
+            training(model, first=task == 0)
+            for x, y in train:
+                loss = F.cross_entropy(model(x, task), y) + keeper.penalty()  # 2: in every step
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        keeper.consolidate(train, forward=lambda model, batch, task=task: model(batch[0], task))  # 3: when a task ends
+        history.append([accuracy(model, test, u) for u, (_, test) in enumerate(tasks)])
+    return history, keeper

@@ -1,0 +1,251 @@
+"""What every preserver and every sparsifier must do. Adding one = one row here, and every law below holds for it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import selfless
+from selfless import EWC, MAS, SI, SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoPreserver, NoSparsifier, OrthReg
+from selfless.preserve import PRESERVERS, Preserver
+from selfless.sparsify import SPARSIFIERS, Sparsifier
+from selfless.terms import parse
+
+PRESERVE: dict[str, Preserver] = {
+    "none": NoPreserver(),
+    "mas": MAS(0.5),
+    "mas per-batch": MAS(0.5, estimator="per-batch"),
+    "ewc": EWC(5.0),
+    "ewc per-task": EWC(5.0, mode="per-task"),
+    "ewc online": EWC(5.0, decay=0.5),
+    "ewc exact": EWC(5.0, fisher="exact"),
+    "ewc sampled": EWC(5.0, fisher="sampled"),
+    "si": SI(2.0),
+}
+SPARSIFY: dict[str, Sparsifier] = {
+    "none": NoSparsifier(),
+    "sni": SNI(1e-2),
+    "snid": SNID(1e-2),
+    "snid max": SNID(1e-2, discount="max"),
+    "slni": SLNI(1e-2),
+    "slnid": SLNID(1e-2),
+    "slnid max": SLNID(1e-2, sigma=3.0, discount="max"),
+    "l1-rep": L1Rep(1e-2),
+    "decov": DeCov(1e-2),
+    "l1-param": L1Param(1e-2),
+    "l2-wd": L2Param(1e-2),
+    "orth-reg": OrthReg(1e-2),
+}
+KEEPING = [name for name in PRESERVE if name != "none"]
+
+
+def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+
+
+def task(seed: int, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    return [(torch.randn(16, 5, generator=g).to(dtype), torch.randint(0, 3, (16,), generator=g)) for _ in range(3)]
+
+
+def learn(model: nn.Module, keeper: Any, data: Any, implicit: bool = True, steps: int = 2) -> None:
+    opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if implicit:
+        keeper.anchor_with(opt)
+    for _ in range(steps):
+        for x, y in data:
+            loss = F.cross_entropy(model(x), y) + keeper.penalty()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    keeper.consolidate(data)
+
+
+def test_the_rows_are_complete() -> None:
+    assert {p.name for p in PRESERVE.values()} == set(PRESERVERS)
+    assert {s.name for s in SPARSIFY.values()} == set(SPARSIFIERS)
+
+
+@pytest.mark.parametrize("term", [*PRESERVE.values(), *SPARSIFY.values()], ids=str)
+def test_terms_are_values(term: Any) -> None:
+    kinds: Any = PRESERVERS if isinstance(term, Preserver) else SPARSIFIERS
+    assert hash(term) == hash(copy.deepcopy(term))
+    assert dataclasses.replace(term) == term
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        term.strength = 2.0
+    plain = type(term)(term.strength)
+    assert parse(str(plain), kinds, "term") == plain
+    with pytest.raises(ValueError, match="strength"):
+        dataclasses.replace(term, strength=float("nan"))
+    with pytest.raises(ValueError, match="not an option"):
+        parse(f"{term.name}:1,nonsense=2", kinds, "term")
+
+
+# -------------------------------------------------------------------------------------------------------------- preservers
+@pytest.mark.parametrize("name", PRESERVE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_preserver(name: str, dtype: torch.dtype) -> None:
+    preserve, model = PRESERVE[name], net(dtype)
+    keeper = selfless.attach(model, preserve)
+    model(task(0, dtype)[0][0])
+    assert keeper.penalty().item() == 0.0  # before the first consolidation
+    learn(model, keeper, task(0, dtype), implicit=False)
+    assert keeper.penalty().item() == pytest.approx(0.0, abs=1e-9)  # at the anchor
+    omega = keeper.state.get("omega", {})
+    if name != "none":
+        assert set(omega) == {n for n, _ in model.named_parameters()}
+    for n, p in model.named_parameters():
+        if n in omega:
+            assert (omega[n] >= 0).all()
+            assert omega[n].dtype == dtype
+            assert omega[n].shape == p.shape
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05)
+    away = keeper.penalty()
+    assert away.item() > 0 if name != "none" else away.item() == 0.0
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_importance_adds_up_over_tasks(name: str) -> None:
+    preserve, model = PRESERVE[name], net(torch.float64)
+    keeper = selfless.attach(model, preserve)
+    learn(model, keeper, task(0, torch.float64))
+    first = {n: t.clone() for n, t in keeper.state["omega"].items()}
+    learn(model, keeper, task(1, torch.float64))
+    decay = preserve.decay if isinstance(preserve, EWC) else 1.0
+    for n, t in keeper.state["omega"].items():
+        assert (t >= decay * first[n] - 1e-12).all()
+
+
+@pytest.mark.parametrize("name", PRESERVE)
+def test_preserver_state_round_trips(name: str) -> None:
+    model = net()
+    keeper = selfless.attach(model, PRESERVE[name])
+    learn(model, keeper, task(0))
+    learn(model, keeper, task(1))
+    twin_model = copy.deepcopy(model)
+    for module in twin_model.modules():  # a deep copy carries hooks of the original keeper
+        module._forward_hooks.clear()
+    twin = selfless.attach(twin_model, PRESERVE[name])
+    twin.load_state_dict(keeper.state_dict())
+    torch.manual_seed(0)
+    learn(model, keeper, task(2))
+    torch.manual_seed(0)
+    learn(twin_model, twin, task(2))
+    for a, b in zip(model.parameters(), twin_model.parameters(), strict=True):
+        assert_close(a, b)
+    for key, value in keeper.state_dict().items():
+        assert_close(twin.state_dict()[key], value)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_the_implicit_anchor_is_the_closed_form_and_a_fleet_of_three_is_three_runs(name: str) -> None:
+    """θ' = (θ + cΩθ*)/(1 + cΩ); and the pure functions map over stacked states."""
+    preserve, model = PRESERVE[name], net(torch.float64)
+    states, params = [], []
+    for seed in range(3):
+        keeper = selfless.attach(model, preserve)
+        learn(model, keeper, task(seed, torch.float64))
+        keeper.detach()
+        states.append({k: keeper.state[k] for k in ("omega", "anchor")})
+        params.append({n: p.detach() + 0.1 * (seed + 1) for n, p in model.named_parameters()})
+    stack = lambda trees: torch.utils._pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)  # noqa: E731
+    step = {n: torch.tensor(0.3, dtype=torch.float64) for n in params[0]}
+    fleet = torch.func.vmap(preserve.anchor, in_dims=(0, 0, None))(stack(states), stack(params), step)
+    costs = torch.func.vmap(preserve.penalty)(stack(states), stack(params))
+    for m in range(3):
+        for n, value in preserve.anchor(states[m], params[m], step).items():
+            omega, star = states[m]["omega"][n], states[m]["anchor"][n]
+            assert_close(value, (params[m][n] + 0.6 * omega * star) / (1 + 0.6 * omega))
+            assert_close(fleet[n][m], value)
+        want = sum((states[m]["omega"][n] * (params[m][n] - states[m]["anchor"][n]) ** 2).sum() for n in params[m])
+        assert_close(costs[m], want)
+
+
+def test_ewc_per_task_is_the_sum_over_tasks() -> None:
+    """Three tasks kept apart, against the merged parabola: values and gradients."""
+    preserve, model = EWC(1.0, mode="per-task"), net(torch.float64)
+    keeper = selfless.attach(model, preserve)
+    kept = []
+    for seed in range(3):
+        learn(model, keeper, task(seed, torch.float64))
+        kept.append(
+            (
+                {n: p.detach().clone() for n, p in model.named_parameters()},
+                selfless.importance.ewc(model, task(seed, torch.float64)),
+            )
+        )
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1)
+    want = sum((o[n] * (p - star[n]).square()).sum() for star, o in kept for n, p in model.named_parameters())
+    got = preserve.penalty(keeper.state, dict(model.named_parameters()))
+    assert_close(got, want)
+    for a, b in zip(torch.autograd.grad(got, list(model.parameters())), torch.autograd.grad(want, list(model.parameters())), strict=True):
+        assert_close(a, b)
+
+
+# ------------------------------------------------------------------------------------------------------------- sparsifiers
+@pytest.mark.parametrize("name", SPARSIFY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sparsifier(name: str, dtype: torch.dtype) -> None:
+    sparsify, model = SPARSIFY[name], net()
+    keeper = selfless.attach(model, MAS(0.1), sparsify)
+    learn(model, keeper, task(0))
+    h = torch.randn(7, 10, generator=torch.Generator().manual_seed(0)).relu().to(dtype).requires_grad_()
+    for alpha in (None, torch.rand(10, generator=torch.Generator().manual_seed(1))):
+        value = sparsify.penalty(h, alpha)
+        assert value.shape == ()
+        assert value.device == h.device
+        assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32) or name == "none"
+        assert torch.isfinite(value)
+        if name != "none":
+            (g,) = torch.autograd.grad(value, h)
+            assert g.dtype == dtype
+            assert g.abs().max() > 0
+    if sparsify.discounted:
+        assert sparsify.penalty(h, torch.full((10,), 3.0)) < sparsify.penalty(h, None)
+
+
+@pytest.mark.parametrize("name", SPARSIFY)
+def test_strength_scales_and_zero_is_off(name: str) -> None:
+    sparsify, (x, _) = SPARSIFY[name], task(0)[0]
+    values = []
+    for strength in (0.0, sparsify.strength, 2 * sparsify.strength):
+        model = net()
+        keeper = selfless.attach(model, sparsify=dataclasses.replace(sparsify, strength=strength))
+        model(x)
+        values.append(keeper.penalty().item())
+    assert values[0] == 0.0
+    assert values[2] == pytest.approx(2 * values[1])
+    assert (values[1] > 0) == (name != "none")
+
+
+@pytest.mark.parametrize("name", [n for n in SPARSIFY if n != "none"])
+def test_a_fleet_of_three_penalties_is_three_penalties(name: str) -> None:
+    h = torch.randn(3, 7, 10, generator=torch.Generator().manual_seed(0)).relu()
+    a = torch.rand(3, 10, generator=torch.Generator().manual_seed(1))
+    got = torch.func.vmap(SPARSIFY[name].penalty)(h, a)
+    assert_close(got, torch.stack([SPARSIFY[name].penalty(x, y) for x, y in zip(h, a, strict=True)]))
+
+
+@pytest.mark.parametrize("preserve", PRESERVE)
+@pytest.mark.parametrize("sparsify", SPARSIFY)
+def test_every_pair_trains(preserve: str, sparsify: str) -> None:
+    model = net()
+    keeper = selfless.attach(model, PRESERVE[preserve], SPARSIFY[sparsify])
+    for seed in range(2):
+        learn(model, keeper, task(seed), steps=1)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert set(keeper.alpha) == {"0", "2"}
+    assert keeper.capacity().tasks == 2
