@@ -40,7 +40,7 @@ def make_tasks(generator: torch.Generator) -> list[tuple[Batches, Batches]]:
         y = torch.randint(CLASSES, (900,), generator=generator)
         corners = torch.randint(5, (len(y), 2), generator=generator).tolist()
         x = torch.stack([patterns[c, :, i : i + 12, j : j + 12] for c, (i, j) in zip(y.tolist(), corners, strict=True)])
-        x = x + 0.5 * torch.randn(x.shape, generator=generator)
+        x = x + 1.0 * torch.randn(x.shape, generator=generator)
         batches = list(zip(x.split(50), y.split(50), strict=True))
         tasks.append((batches[:12], batches[12:]))
     return tasks
@@ -80,3 +80,28 @@ def learn(tasks: list[tuple[Batches, Batches]], preserve: MAS | None, sparsify: 
         keeper.consolidate(train, forward=lambda model, batch, task=task: model(batch[0], task))  # 3: when a task ends
         history.append([accuracy(model, test, u) for u, (_, test) in enumerate(tasks)])
     return history, keeper
+
+
+def main() -> dict[str, dict[str, float]]:
+    tasks = make_tasks(torch.Generator().manual_seed(0))
+    methods = {"plain": (None, None), "MAS": (MAS(0.1), None), "MAS + SLNID": (MAS(0.1), SLNID(1e-3))}
+    found: dict[str, dict[str, float]] = {}
+    print(
+        f"accuracy in % after the last of {TASKS} tasks\n\n{'':13}"
+        + "".join(f"task {u + 1:<3}" for u in range(TASKS))
+        + "average  forgotten  free"
+    )
+    for name, (preserve, sparsify) in methods.items():
+        history, keeper = learn(tasks, preserve, sparsify)
+        room = keeper.capacity().free_parameters
+        found[name] = {"average": metrics.average(history), "forgetting": metrics.forgetting(history), "free": room}
+        cells = "".join(f"{100 * a:6.1f}  " for a in history[-1])
+        free = f"{100 * room:5.1f} %" if preserve else "    –"
+        print(f"{name:12} {cells}{100 * found[name]['average']:6.1f}   {100 * found[name]['forgetting']:8.1f}  {free}")
+    print(f"\n{keeper.capacity()}")  # free: parameters, channels and units that the tasks so far hardly need
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # networks this small are quickest on one thread
+    main()

@@ -72,7 +72,11 @@ def main() -> dict[str, dict[str, float]]:
     tasks = make_tasks(torch.Generator().manual_seed(0))
     methods = {"plain": (None, None), "MAS": (MAS(0.03), None), "MAS + SLNID": (MAS(0.03), SLNID(1e-3))}
     found: dict[str, dict[str, float]] = {}
-    print(f"accuracy in % after the last of {TASKS} tasks\n\n{'':13}" + "".join(f"task {u + 1:<3}" for u in range(TASKS)) + "average  forgotten  free")
+    print(
+        f"accuracy in % after the last of {TASKS} tasks\n\n{'':13}"
+        + "".join(f"task {u + 1:<3}" for u in range(TASKS))
+        + "average  forgotten  free"
+    )
     for name, (preserve, sparsify) in methods.items():
         history, keeper = learn(tasks, preserve, sparsify)
         room = keeper.capacity().free_parameters
@@ -85,4 +89,5 @@ def main() -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # networks this small are quickest on one thread
     main()

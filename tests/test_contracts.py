@@ -82,8 +82,7 @@ def test_terms_are_values(term: Any) -> None:
     assert dataclasses.replace(term) == term
     with pytest.raises(dataclasses.FrozenInstanceError):
         term.strength = 2.0
-    plain = type(term)(term.strength)
-    assert parse(str(plain), kinds, "term") == plain
+    assert parse(str(term), kinds, "term") == term
     with pytest.raises(ValueError, match="strength"):
         dataclasses.replace(term, strength=float("nan"))
     with pytest.raises(ValueError, match="not an option"):

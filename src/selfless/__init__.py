@@ -16,6 +16,8 @@ _HOMES = {
     "Capacity": "capacity",
     **dict.fromkeys(["MAS", "EWC", "SI", "NoPreserver"], "preserve"),
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
+    **dict.fromkeys(["Run", "Result"], "spec"),
+    "train": "runner",
     **dict.fromkeys(["Maxout", "LWTA"], "activations"),
 }
 _MODULES = ("functional", "importance", "sparsify", "preserve", "models", "data", "metrics", "capacity")
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from selfless.capacity import Capacity
     from selfless.keeper import Keeper, attach
     from selfless.preserve import EWC, MAS, SI, NoPreserver
+    from selfless.runner import train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
+    from selfless.spec import Result, Run
 
 
 def __getattr__(name: str) -> Any:

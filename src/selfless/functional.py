@@ -29,7 +29,7 @@ from torch import Tensor
 Discount = Literal["product", "max"]
 Constant = TypeVar("Constant")
 
-DENSE = 256  # up to this width the N×N kernel is the quickest form; above it no N×N tensor is made
+DENSE = 128  # up to this width the N×N kernel is the quickest form; above it no N×N tensor is made
 _BLOCK = 64  # neurons a block in the `max` discount: cost O(M·N·block)
 _TOLERANCE = 1e-8  # absolute error allowed in each entry of the Gaussian kernel (its diagonal is 1)
 
@@ -47,7 +47,7 @@ def sni(h: Tensor, *, absolute: bool = False) -> Tensor:
 def slni(h: Tensor, sigma: float | None = None, *, absolute: bool = False) -> Tensor:
     """Local inhibition:  R = 1/M Σ_{i≠j} exp(−(i−j)²/2σ²) Σ_m hᵢ hⱼ,  h: (M, N),  σ = N/6 unless given.
 
-    Up to N = 256 with the N×N kernel, above with its Fourier features Φ (N, F): R = 1/M (‖hΦ‖² − Σ K̂ᵢᵢ h²), O(M·N·F).
+    Up to N = 128 with the N×N kernel, above with its Fourier features Φ (N, F): R = 1/M (‖hΦ‖² − Σ K̂ᵢᵢ h²), O(M·N·F).
     """
     return _local(samples(h, absolute), sigma)
 

@@ -26,7 +26,7 @@ class PathWatch:
         self._versions: dict[str, int] = {}
         self._raw: dict[str, Tensor] = {}
         self._leak: dict[str, Tensor] = {}
-        self._scale = 0.0
+        self._scale: Tensor | float = 0.0
 
     def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Watch these parameters (heads may have been added, or parameters frozen, since the last call)."""

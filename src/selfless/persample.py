@@ -282,6 +282,12 @@ class Recorder:
             alpha[name] = alpha.get(name, 0) + size.sum(0)
         return omega, alpha
 
+    def covered(self, values: Tensor) -> set[str]:
+        """The parameters whose closed form is exact in the recorded pass that gave per-sample `values` (M,)."""
+        self._listening = False
+        calls = self._covered(_uses(values), values)
+        return {f"{n}.{k}" if n else k for n in calls for k, _ in self.model.get_submodule(n).named_parameters(recurse=False)}
+
     def _covered(self, uses: Mapping[Tensor, int], values: Tensor) -> dict[str, _Call]:
         """The calls whose closed form is exact: one call, each weight used once, one row a sample."""
         once: dict[str, _Call] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 
@@ -26,7 +26,11 @@ class Term:
         object.__setattr__(self, "strength", float(value))
 
     def __str__(self) -> str:
-        return self.name if self.name == "none" else f"{self.name}:{self.strength:g}"
+        if self.name == "none":
+            return self.name
+        default = type(self)()  # type: ignore[call-arg]
+        others = [f.name for f in fields(self) if f.name != "strength" and getattr(self, f.name) != getattr(default, f.name)]
+        return ",".join([f"{self.name}:{self.strength:g}", *(f"{name}={_spelt(getattr(self, name))}" for name in others)])
 
 
 def check_positive(term: Term, field: str) -> None:
@@ -63,6 +67,10 @@ def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
             raise ValueError(f"{text!r}: {option!r} is not an option of {name}; write key=value with a key of: {known}")
         fields[key] = _value(value)
     return kinds[name](**fields)
+
+
+def _spelt(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _value(text: str) -> Any:

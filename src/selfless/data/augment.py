@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+Draws = torch.Generator | Callable[[int, int], Tensor]  # a generator, or (rows, n) → numbers from [0, 1)
 TRIES = 10  # as in the usual RandomResizedCrop: so many draws before it settles for the centre
 
 
@@ -46,7 +48,7 @@ class Augment:
         side = self.resized or self.centre
         return (shape[0], side, side) if side else shape
 
-    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, x: Tensor, generator: Draws | None = None) -> Tensor:
         """x: (n, C, H, W) → (n, C, H', W'), uint8 as it was, or float on the same scale where pixels are mixed."""
         if self.random and generator is None:
             raise ValueError("augmentation is random: pass generator=torch.Generator().manual_seed(…)")
@@ -62,12 +64,14 @@ class Augment:
         return _shifted(x, self.crop, self.flip, generator) if self.crop or self.flip else x
 
 
-def _uniform(n: int, generator: torch.Generator, device: torch.device, rows: int = 1) -> Tensor:
+def _uniform(n: int, generator: Draws, device: torch.device, rows: int = 1) -> Tensor:
     """(rows, n) from [0, 1), drawn where the generator lives: a CPU generator gives every device the same numbers."""
+    if not isinstance(generator, torch.Generator):
+        return generator(rows, n)
     return torch.rand((rows, n), generator=generator, device=generator.device).to(device)
 
 
-def _shifted(x: Tensor, pad: int, flip: bool, generator: torch.Generator) -> Tensor:
+def _shifted(x: Tensor, pad: int, flip: bool, generator: Draws) -> Tensor:
     """Random shift within a black border of `pad`, and mirroring, as one gather."""
     n, _, height, width = x.shape
     draws = _uniform(n, generator, x.device, rows=3)
@@ -82,7 +86,7 @@ def _shifted(x: Tensor, pad: int, flip: bool, generator: torch.Generator) -> Ten
     return padded.flatten(2).gather(2, places).view(x.shape)
 
 
-def _boxes(n: int, height: int, width: int, how: Augment, generator: torch.Generator, device: torch.device) -> Tensor:
+def _boxes(n: int, height: int, width: int, how: Augment, generator: Draws, device: torch.device) -> Tensor:
     """(4, n): top, left, height and width of each image's crop, in pixels."""
     draws = _uniform(n, generator, device, rows=2 * TRIES + 2)
     area = height * width * (how.scale[0] + (how.scale[1] - how.scale[0]) * draws[:TRIES])
@@ -100,7 +104,7 @@ def _boxes(n: int, height: int, width: int, how: Augment, generator: torch.Gener
     return torch.stack((top, left, h, w))
 
 
-def _resized_crop(x: Tensor, how: Augment, generator: torch.Generator) -> Tensor:
+def _resized_crop(x: Tensor, how: Augment, generator: Draws) -> Tensor:
     """Each image's own box, sampled bilinearly on a grid of resized × resized points."""
     n, _, height, width = x.shape
     assert how.resized is not None

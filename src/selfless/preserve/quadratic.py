@@ -50,12 +50,14 @@ class Quadratic(Preserver):
 
     def anchor(self, state: State, parameters: Tensors, step: Tensors) -> dict[str, Tensor]:
         """θ' = (θ + cΩθ*)/(1 + cΩ), c = 2·step: written as a move by the share cΩ/(1 + cΩ), which is exactly θ* at share 1."""
-        moved = {}
-        for name, omega in state["omega"].items():
-            if name in parameters and name in step:
-                pull = (2 * step[name] * omega).clamp(max=1e30)
-                moved[name] = torch.lerp(parameters[name].to(omega.dtype), state["anchor"][name], pull / (1 + pull))
-        return moved
+        shares = self.shares(state, {n: s for n, s in step.items() if n in parameters})
+        return {n: torch.lerp(parameters[n].to(share.dtype), state["anchor"][n], share) for n, share in shares.items()}
+
+    def shares(self, state: State, step: Tensors) -> dict[str, Tensor]:
+        """cΩ/(1 + cΩ): how far each parameter goes towards θ*. Constant while the step size is; elementwise, so that stacked states
+        with a step of shape (F, 1, …) give each member its own."""
+        pulls = {n: (2 * step[n] * omega).clamp(max=1e30) for n, omega in state["omega"].items() if n in step}
+        return {n: pull / (1 + pull) for n, pull in pulls.items()}
 
 
 @dataclass(frozen=True)

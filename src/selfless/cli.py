@@ -1,0 +1,296 @@
+"""The command line. Heavy imports happen inside the commands: `selfless --help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from selfless import __version__, cli_data
+
+if TYPE_CHECKING:
+    from selfless.spec import Result, Run
+
+app = typer.Typer(
+    help="Continual learning that leaves room: MAS, EWC and SI beside SLNID (Selfless Sequential Learning, ICLR 2019).",
+    epilog="Examples:  selfless run --sparsify slnid:1e-3  ·  selfless run --help  ·  selfless report results",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(cli_data.app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"selfless {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None: ...
+
+
+@contextmanager
+def told(as_json: bool = False) -> Iterator[None]:
+    """What a user can mend is one message and exit code 1; Ctrl-C and SIGTERM stop cleanly; only a bug gives a traceback."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        if type(error) is RuntimeError and "CUDA" in str(error):
+            raise
+        if as_json:
+            typer.echo(json.dumps({"error": str(error)}))
+        else:
+            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.secho("stopped; the same command goes on from the last finished epoch", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+_WHAT, _TRAIN, _HOW = "What", "Training", "How it runs"
+Out = Annotated[Path | None, typer.Option(help="Where results are recorded and looked up.", show_default="results", rich_help_panel=_HOW)]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where data lies.", show_default="$SELFLESS_DATA, else the user's cache", rich_help_panel=_HOW)
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.", show_default="auto", rich_help_panel=_HOW)]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU.", show_default="one a core", rich_help_panel=_HOW)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_HOW)]
+Force = Annotated[bool, typer.Option("--force", help="Train again what is recorded already.", rich_help_panel=_HOW)]
+
+
+def _flag(text: str, default: str, panel: str) -> Any:
+    """An option that may also come from --config: None when it is not given, its real default only shown."""
+    return typer.Option(None, help=text, show_default=default, rich_help_panel=panel)
+
+
+_EXAMPLES = """[bold]Examples[/bold]
+
+  selfless run                                                     [dim]# five permuted-MNIST tasks with MAS[/dim]
+  selfless run --sparsify slnid:1e-3 --seeds 5                     [dim]# mean ± std over five seeds[/dim]
+  selfless run --preserve mas:0.1,estimator=per-batch              [dim]# the authors' estimate of Ω[/dim]
+  selfless run --stream split-cifar-100 --model cnn-256 --tasks 10 --epochs 50 --preserve mas:1 --sparsify slnid:3e-3
+  selfless run --stream folders:my/tasks --model mypkg.nets:build  [dim]# your data and your network[/dim]
+  selfless run --config my.toml --lr 0.03 --json"""
+
+
+@app.command(epilog=_EXAMPLES)
+def run(
+    stream: str | None = _flag("Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.", "permuted-mnist", _WHAT),
+    model: str | None = _flag("Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.", "mlp-128", _WHAT),
+    preserve: str | None = _flag(
+        "What keeps old tasks: mas:0.1, ewc:10, si:1, none, as name\\[:strength\\[,option=value]].", "mas:0.1", _WHAT
+    ),
+    sparsify: str | None = _flag("What leaves room: slnid:1e-3, slni, snid, sni, l1-rep, decov, …", "none", _WHAT),
+    tasks: int | None = _flag("The first so many tasks.", "5 permuted or rotated ones, else all", _WHAT),
+    layers: str | None = _flag("Where the sparsifier acts: hidden, all.", "hidden", _WHAT),
+    stream_option: Annotated[
+        list[str] | None, typer.Option(help="key=value for the stream, repeatable: classes_per_task=5.", rich_help_panel=_WHAT)
+    ] = None,
+    model_option: Annotated[
+        list[str] | None, typer.Option(help="key=value for the network, repeatable: dropout=0.5.", rich_help_panel=_WHAT)
+    ] = None,
+    epochs: int | None = _flag("Epochs a task.", "10", _TRAIN),
+    batch: int | None = _flag("Samples a step.", "200", _TRAIN),
+    lr: float | None = _flag("Learning rate of SGD.", "0.01", _TRAIN),
+    momentum: float | None = _flag("", "0.9", _TRAIN),
+    weight_decay: float | None = _flag("", "0", _TRAIN),
+    schedule: str | None = _flag("constant, cosine, plateau.", "constant", _TRAIN),
+    augment: str | None = _flag("none, flip, crop-flip, resized.", "none", _TRAIN),
+    anchor: str | None = _flag("implicit (stable at any strength), explicit (the paper's).", "implicit", _TRAIN),
+    alpha: str | None = _flag("Neuron importance over tasks: sum, mean.", "sum", _TRAIN),
+    select: str | None = _flag("Epoch that is kept: last, held-out, best-on-test (marked).", "last", _TRAIN),
+    held_out: float | None = _flag("Share of the training data kept aside.", "0", _TRAIN),
+    precision: str | None = _flag("Of matmuls on a GPU: tf32, fp32, bf16.", "tf32", _TRAIN),
+    seed: int | None = _flag("The first seed.", "0", _TRAIN),
+    seeds: int | None = _flag("How many seeds, from --seed up.", "1", _TRAIN),
+    config: Annotated[Path | None, typer.Option(help="TOML file with any of these; flags win over it.", rich_help_panel=_HOW)] = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    workers: Workers = None,
+    budget: str | None = _flag("Data kept in memory, as 2GB; what is larger streams from a memory map.", "all", _HOW),
+    engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=_HOW)] = "local",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a sequence of tasks and report accuracy, forgetting and the capacity that is left.
+
+    A run is named by its settings: what is recorded already is shown, not trained again, and a run that was interrupted goes on.
+    """
+    with told(as_json):
+        from selfless import config as configuration
+
+        if engine != "local":
+            raise ValueError(f"engine {engine!r} is not available in this version; use --engine local")
+        flags = dict(locals())
+        names = (
+            "stream model preserve sparsify tasks layers epochs batch lr momentum weight_decay schedule augment anchor alpha select "
+            "held_out precision seed seeds out data_dir device workers budget"
+        ).split()
+        given = {name: flags[name] for name in names}
+        given["stream_options"] = configuration.options(stream_option, "--stream-option")
+        given["model_options"] = configuration.options(model_option, "--model-option")
+        plan = configuration.plan(config, given)
+        results = _train(plan.runs, force=force, as_json=as_json, **plan.session)
+        folder = Path(plan.session.get("out", "results"))
+        _finish(results, folder, as_json)
+
+
+def _train(runs: Sequence[Run], *, force: bool, as_json: bool, out: Any = "results", **session: Any) -> list[Result]:
+    from rich.console import Console
+
+    from selfless.cli_progress import watching
+    from selfless.config import size
+    from selfless.runner import train
+
+    console = Console(stderr=True, quiet=as_json)
+    session["budget"] = size(session.get("budget"))
+    session.setdefault("device", "auto")
+    with watching(runs, console) as watch:
+        busy = "another process is training {}; waiting for it"
+        return train(runs, out=out, force=force, watch=watch, waiting=lambda r: console.print(busy.format(r.method)), **session)
+
+
+def _finish(results: Sequence[Result], out: Path, as_json: bool) -> None:
+    """The table, where the files are, and a non-zero exit if a run failed."""
+    if as_json:
+        from selfless.metrics import spread
+
+        done = [r.average for r in results if r.status == "done"]
+        mean, std = spread(done) if done else (float("nan"), float("nan"))
+        payload = {"out": str(out), "average": {"mean": _plain(mean), "std": _plain(std)}, "runs": [r.as_dict() for r in results]}
+        typer.echo(json.dumps(payload))
+    else:
+        from rich.console import Console
+
+        from selfless.report import tables
+
+        console = Console()
+        for part in tables.terminal(results):
+            console.print(part)
+        for result in results:
+            console.print(f"[dim]{result.run.method}, seed {result.run.seed}:[/dim] {out / result.run.key}", highlight=False)
+    failed = [r for r in results if r.status != "done"]
+    for result in failed:
+        typer.secho(f"failed: {result.run.method}, seed {result.run.seed}: {result.error}", fg=typer.colors.RED, err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _plain(value: float) -> float | None:
+    return value if value == value else None
+
+
+@app.command(epilog="Example:  selfless demo --out demo")
+def demo(
+    out: Annotated[Path, typer.Option(help="Where results, pictures and the report go.")] = Path("demo"),
+    data_dir: DataDir = None,
+    device: Device = None,
+    workers: Workers = None,
+    quick: Annotated[bool, typer.Option(help="Two tasks, one epoch each: only to see that it works.")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Five permuted-MNIST tasks, MAS alone beside MAS + SLNID: a table, pictures and a report."""
+    with told(as_json):
+        from selfless.preserve import MAS
+        from selfless.sparsify import SLNID, NoSparsifier
+        from selfless.spec import Run
+
+        size = {"tasks": 2, "epochs": 1} if quick else {"tasks": 5, "epochs": 10}
+        keep = MAS(0.1, estimator="per-batch")  # the authors' settings (docs/results.md)
+        runs = [Run(preserve=keep, sparsify=s, **size) for s in (NoSparsifier(), SLNID(1e-3))]  # type: ignore[arg-type]
+        session = {"data_dir": data_dir, "device": device or "auto", "workers": workers}
+        if not as_json:
+            typer.echo(f"Learning {size['tasks']} permuted-MNIST tasks one after another, with MAS alone and with MAS + SLNID.", err=True)
+        results = _train(runs, force=force, as_json=as_json, out=out, **session)
+        from selfless.report import page, plots
+
+        plots.save_png(plots.per_task(results), out / "accuracy.png")
+        plots.save_png(plots.capacity(results), out / "capacity.png")
+        path = page.write(results, out / "report.html", title="selfless: the demo")
+        _finish(results, out, as_json)
+        if not as_json:
+            typer.echo(f"picture: {out / 'accuracy.png'}\nreport:  {path}")
+
+
+@app.command(epilog="Examples:  selfless report results  ·  selfless report demo --format md")
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results.")] = Path("results"),
+    to: Annotated[Path | None, typer.Option("--to", help="The page to write.", show_default="DIR/report.html")] = None,
+    form: Annotated[str, typer.Option("--format", help="html, or md, csv, latex to standard output.")] = "html",
+) -> None:
+    """One self-contained HTML page of everything recorded in DIR, or its table for a paper."""
+    with told():
+        results = _recorded(folder)
+        from selfless.report import page, tables
+
+        printers = {"md": tables.markdown, "csv": tables.csv, "latex": tables.latex}
+        if form == "html":
+            typer.echo(page.write(results, to or folder / "report.html"))
+        elif form in printers:
+            typer.echo(printers[form](results))
+        else:
+            raise ValueError(f"format {form!r} is unknown; choose html, md, csv or latex")
+
+
+@app.command(epilog="Example:  selfless capacity results")
+def capacity(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results.")] = Path("results"), as_json: AsJson = False
+) -> None:
+    """How much room each recorded run has left after each task: free parameters and neurons, by layer."""
+    with told(as_json):
+        results = _recorded(folder)
+        if as_json:
+            rows = [{"key": r.run.key, "method": r.run.method, "seed": r.run.seed, "capacity": r.capacity} for r in results]
+            typer.echo(json.dumps({"runs": rows}))
+            return
+        from rich.console import Console
+        from rich.table import Table
+
+        for result in results:
+            table = Table(title=f"{result.run.method}, seed {result.run.seed}: free, in %", title_justify="left")
+            table.add_column("after task")
+            last = result.capacity[-1] if result.capacity else {}
+            kinds = [(kind, name) for kind in ("neurons", "parameters") for name in last.get(kind, {})]
+            for _, name in kinds:
+                table.add_column(name, justify="right")
+            table.add_column("all parameters", justify="right", style="bold")
+            for t, free in enumerate(result.capacity, start=1):
+                cells = [f"{100 * free[kind][name]:.1f}" for kind, name in kinds]
+                table.add_row(str(t), *cells, f"{100 * free['free_parameters']:.1f}")
+            Console().print(table)
+
+
+def _recorded(folder: Path) -> list[Result]:
+    from selfless.runner.store import Store
+
+    results = Store(folder).all()
+    if not results:
+        raise ValueError(f"{folder} holds no results; train something first: selfless run --out {folder}")
+    return results
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

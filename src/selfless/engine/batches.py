@@ -1,0 +1,86 @@
+"""The data of a fleet: bytes on the device once, batches as index slices, every member its own order.
+
+Members that see the same task (same seed, other strengths) share its bytes; the others' lie one after another in the same tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from selfless.data import Augment, Joined, Part, Resident
+from selfless.engine import draws
+
+_uploaded: weakref.WeakKeyDictionary[Tensor, Tensor] = weakref.WeakKeyDictionary()  # a source's images → their copy on the GPU
+EVALUATE = 1000  # samples a member that are evaluated at a time
+
+
+class FleetData:
+    """One part (a task's training or test data) for every member of a fleet: n samples each."""
+
+    def __init__(self, parts: Sequence[Part | Joined], device: torch.device, budget: int | None = None) -> None:
+        unique = {id(part): part for part in parts}
+        sizes = {len(part) for part in unique.values()}
+        if len(sizes) > 1:
+            raise ValueError(f"the members of a fleet have tasks of {sorted(sizes)} samples; train those of one size together")
+        self.n = sizes.pop()
+        share = None if budget is None else budget // len(unique)
+        residents = [_on_gpu(part, device) or part.resident(device, share) for part in unique.values()]
+        self.first = residents[0]
+        places = {key: i for i, key in enumerate(unique)}
+        self.offset = torch.tensor([places[id(part)] * self.n for part in parts], device=device)
+        self._residents = residents
+        self._x = (
+            residents[0].x if len(residents) == 1 else None if any(r.mapped for r in residents) else torch.cat([r.x for r in residents])
+        )
+        self.y = torch.cat([r.y for r in residents])
+        if self._x is not None and len(residents) > 1:
+            self._residents = [Resident(self._x, self.y)]  # free the copies
+        first = next(iter(unique.values()))
+        self.weights = None
+        if first.weights is not None:
+            stacked = torch.stack([part.weights for part in unique.values() if part.weights is not None])
+            self.weights = stacked.to(device)[[places[id(part)] for part in parts]]
+
+    def batch(
+        self, index: Tensor, augment: Augment | None = None, noise: Callable[[int, int], Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """index (F, B) within each member's own samples → float32 x (F, B, C, H, W), y (F, B)."""
+        flat = (index + self.offset[:, None]).flatten()
+        x = self._raw(index, flat)
+        if augment is not None:
+            x = augment(x, noise)
+        x = self.first.normalise(x)
+        return x.view(*index.shape, *x.shape[1:]), self.y.index_select(0, flat).view(index.shape)
+
+    def _raw(self, index: Tensor, flat: Tensor) -> Tensor:
+        if self._x is not None:
+            return self.first.raw(flat) if self.first.mapped else self._x.index_select(0, flat)
+        owners = (self.offset // self.n).tolist()  # mapped, several seeds: slice each file
+        return torch.cat([self._residents[o].raw(rows) for o, rows in zip(owners, index, strict=True)])
+
+    def passes(self, size: int = EVALUATE, augment: Augment | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once, in order, for evaluation and importance."""
+        members = len(self.offset)
+        for start in range(0, self.n, size):
+            rows = torch.arange(start, min(start + size, self.n), device=self.offset.device)
+            yield self.batch(rows.expand(members, -1), augment)
+
+    def order(self, seeds: Tensor, task: int, epoch: int) -> Tensor:
+        """(F, n): what each member sees in this epoch, in order."""
+        return draws.order(draws.stream_key(seeds, "order", task, epoch), self.n, self.weights)
+
+
+def _on_gpu(part: Part | Joined, device: torch.device) -> Resident | None:
+    """A permuted part, permuted on the GPU from the one copy of its source there: the same bytes, without the CPU's work."""
+    if device.type != "cuda" or not isinstance(part, Part) or part.angle % 360 != 0:
+        return None
+    if part.images not in _uploaded:
+        _uploaded[part.images] = part.images.to(device)
+    x = _uploaded[part.images].index_select(0, part.rows.to(device))
+    if part.pixels is not None:
+        x = x.flatten(1).index_select(1, part.pixels.to(device)).view(x.shape)
+    return Resident(x, part.targets.to(device), mean=part.mean, std=part.std)

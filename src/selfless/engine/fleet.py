@@ -1,0 +1,338 @@
+"""The step: forward, loss, penalties, momentum, anchor, for all members of a fleet at once.
+
+    loss_f = CE_f + λ_f Σ_l R(H_l,f)  (+ λ_Ω,f Σ Ω(θ − θ*)² when the anchor is explicit)
+    v ← μ v + ∂loss/∂θ;   θ ← θ − lr_f v;   θ ← θ + share · (θ* − θ)   (the implicit anchor)
+
+Members differ in numbers (seed, strengths, lr) and in the kind of sparsifier; everything else is common. Each member's loss depends on its
+own parameters alone, so the gradient of the sum is every member's gradient. All that a step reads and writes are tensors of this object,
+which is what lets a GPU record it once and replay it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from selfless.data import Augment
+from selfless.engine import draws
+from selfless.engine.batches import EVALUATE, FleetData
+from selfless.engine.stack import Stack, Tensors
+from selfless.preserve import Quadratic, State
+from selfless.sparsify import Sparsifier
+from selfless.spec import Run
+
+AUGMENT = {"none": None, "flip": Augment(flip=True), "crop-flip": Augment(crop=4, flip=True), "resized": Augment(resized=56, flip=True)}
+
+
+class Fleet:
+    """Stacked parameters, momentum, Ω, θ*, α and the numbers of each member."""
+
+    def __init__(self, runs: Sequence[Run], stack: Stack, params: Tensors, buffers: Tensors, device: torch.device) -> None:
+        self.runs, self.stack, self.device = list(runs), stack, device
+        self.run = runs[0]  # what all members have in common is read here
+        self.size = len(runs)
+        self.params = {n: p.requires_grad_(n in stack.trainable) for n, p in params.items()}
+        self.buffers = buffers
+        self.trained = {n: self.params[n] for n in stack.trainable}
+        self.momentum = {n: torch.zeros_like(p) for n, p in self.trained.items()}
+        self.preserve = self.run.preserve
+        self.state: State = self.preserve.init({n: p.detach() for n, p in self.trained.items()})
+        self.alpha: Tensors = {}
+        self.tasks = 0
+        self.seeds = torch.tensor([r.seed for r in runs], device=device)
+        self.base_lr = torch.tensor([r.lr for r in runs], device=device)
+        self.lr = self.base_lr.clone()
+        self.inhibition = torch.tensor([r.sparsify.strength for r in runs], device=device)
+        self.strength = torch.tensor([r.preserve.strength for r in runs], device=device)
+        self.groups = _groups([r.sparsify for r in runs])
+        self.share: Tensors = {}
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.step_number = torch.zeros(1, dtype=torch.int64, device=device)
+        self.loss_sum = torch.zeros(self.size, device=device)
+        self.hits = torch.zeros(self.size, device=device)
+        self.order = torch.zeros(self.size, 0, dtype=torch.int64, device=device)
+        self.factors: Tensor | None = None
+        self.noise_key = self.seeds.clone()
+        self.graphs: dict[int, Any] = {}  # batch size → the step as a CUDA graph
+        self.augment = AUGMENT[self.run.augment]
+
+    # ----------------------------------------------------------------------------------------------------------------- a task
+    def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int) -> None:
+        """A fresh optimizer, as in the authors' code; the head's columns; the learning rates."""
+        self.data, self.heads = data, heads
+        self.allowed = None
+        if len(heads) > 1:  # joint training: each sample is judged among the columns of its own head
+            self.allowed = torch.zeros(outputs, outputs, dtype=torch.bool, device=self.device)
+            for head in heads:
+                self.allowed[head.start : head.stop, head.start : head.stop] = True
+        self.graphs = {}
+        self.order = torch.zeros(self.size, data.n, dtype=torch.int64, device=self.device)
+        for v in self.momentum.values():
+            v.zero_()
+        self.lr.copy_(self.base_lr)
+        self.step_number.zero_()
+        steps = self.run.epochs * math.ceil(data.n / self.run.batch)
+        self.factors = None
+        if self.run.schedule == "cosine":
+            self.factors = 0.5 * (1 + torch.cos(math.pi * torch.arange(steps, dtype=torch.float64) / steps)).float().to(self.device)
+        self.refresh_shares()
+
+    def refresh_shares(self) -> None:
+        """How far the implicit anchor pulls, after a change of learning rate or a new task."""
+        if self.anchored:
+            assert isinstance(self.preserve, Quadratic)
+            step = self.lr * self.strength / (1 - self.run.momentum)
+            shares = self.preserve.shares(self.state, {n: _column(step, p) for n, p in self.trained.items()})
+            for name, share in shares.items():  # in place where there is one already: a recorded step reads that tensor
+                self.share[name] = self.share[name].copy_(share) if name in self.share else share
+
+    @property
+    def anchored(self) -> bool:
+        return self.run.anchor == "implicit" and self.tasks > 0 and isinstance(self.preserve, Quadratic) and bool(self.state["omega"])
+
+    def begin_epoch(self, task: int, epoch: int) -> None:
+        self.order.copy_(self.data.order(self.seeds, task, epoch))
+        self.noise_key.copy_(draws.stream_key(self.seeds, "augment", task, epoch))
+        self.cursor.zero_()
+        self.loss_sum.zero_()
+        self.hits.zero_()
+
+    def train_epoch(self, task: int, epoch: int) -> tuple[list[float], list[float]]:
+        """One epoch; every member's mean task loss and training accuracy."""
+        self.begin_epoch(task, epoch)
+        self.stack.module.train()
+        batch, n = self.run.batch, self.data.n
+        with torch.random.fork_rng(devices=[]):  # dropout, where a model has it, draws from here
+            torch.manual_seed(draws.one_seed(self.runs[0].seed, "dropout", task, epoch))
+            for start in range(0, n, batch):
+                size = min(batch, n - start)
+                (self._recorded(size).replay if self.recordable else lambda size=size: self.step(size))()
+        return (self.loss_sum.double() / n).tolist(), (self.hits.double() / n).tolist()
+
+    # ----------------------------------------------------------------------------------------------------------------- a step
+    def step(self, size: int) -> None:
+        """One optimizer step on the next `size` samples of every member."""
+        rows = self.cursor + torch.arange(size, device=self.device)
+        x, y = self.data.batch(self.order.index_select(1, rows), self.augment, lambda k, _: self._noise(k, rows))
+        with self._precision():
+            logits, found = self.stack.forward(self.params, self.buffers, x)
+        losses, hits = self._task_loss(logits, y)
+        penalty = self._penalty(found)
+        grads = self._gradients(losses.sum() / size, penalty)
+        with torch.no_grad():
+            self._update(grads)
+            self.loss_sum += losses.sum(1)
+            self.hits += hits.sum(1)
+            self.cursor += size
+            self.step_number += 1
+
+    def _precision(self) -> torch.autocast:
+        bf16 = self.run.precision == "bf16" and self.device.type == "cuda"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16)
+
+    @property
+    def recordable(self) -> bool:
+        return self.device.type == "cuda" and not self.data.first.mapped
+
+    def _recorded(self, size: int) -> torch.cuda.CUDAGraph:
+        """The step on `size` samples as a CUDA graph, recorded once a task; recording changes nothing."""
+        if size not in self.graphs:
+            with self._undone():
+                stream = torch.cuda.Stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    for _ in range(2):
+                        self.cursor.zero_()
+                        self.step_number.zero_()
+                        self.step(size)
+                torch.cuda.current_stream().wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    self.step(size)
+            self.graphs[size] = graph
+        return self.graphs[size]
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Everything that a step changes is put back afterwards."""
+        changed = [*self.params.values(), *self.buffers.values(), *self.momentum.values(), *self.state.get("path", {}).values()]
+        changed += [self.cursor, self.step_number, self.loss_sum, self.hits, self.lr, *self.share.values()]
+        before = [t.detach().clone() for t in changed]
+        yield
+        with torch.no_grad():
+            for t, old in zip(changed, before, strict=True):
+                t.copy_(old)
+
+    def _noise(self, rows: int, places: Tensor) -> Tensor:
+        """(rows, F·B) uniform numbers for augmentation: each member's own, by its place in the epoch."""
+        key = torch.stack([draws.stream_key(self.noise_key, "row", k) for k in range(rows)])  # (rows, F)
+        u = draws.uniform_at(key.flatten(), places).view(rows, self.size, -1)
+        return u.flatten(1)
+
+    def _task_loss(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy within the head, and whether the largest output is right: (F, B) each."""
+        if self.allowed is not None:
+            logits = logits.masked_fill(~self.allowed[y], -torch.inf)
+        else:
+            head = self.heads[0]
+            logits, y = logits[..., head.start : head.stop], y - head.start
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none").view(y.shape)
+        return losses, (logits.detach().argmax(-1) == y)
+
+    def _penalty(self, found: list[Tensor]) -> Tensor | None:
+        """λ_SSL Σ_l R (+ the explicit anchor), summed over members; None where there is nothing."""
+        terms: list[Tensor] = []
+        for kind, members in self.groups:
+            if not any(r.sparsify.strength for r in self.runs[members]):
+                continue
+            reads = kind.reads
+            if reads == "activations":
+                xs = [(h[members], self._alpha_of(name, kind, members)) for name, h in zip(self.stack.layers, found, strict=True)]
+            elif reads == "weights":
+                xs = [(self.params[self.stack.weight_behind(name)][members], None) for name in self.stack.layers]
+            else:
+                xs = [(p[members], None) for p in self.trained.values()]
+            terms += [(self.inhibition[members] * _each(kind.penalty, x, alpha)).sum() for x, alpha in xs]
+        if self.run.anchor == "explicit" and self.tasks and self.state.get("omega"):
+            costs = _each(self.preserve.penalty, {k: self.state[k] for k in ("omega", "anchor")}, self.trained)
+            terms.append((self.strength * costs).sum())
+        return torch.stack(terms).sum() if terms else None
+
+    def _alpha_of(self, name: str, kind: Sparsifier, members: slice) -> Tensor | None:
+        return self.alpha[name][members] if kind.discounted and name in self.alpha else None
+
+    def _gradients(self, loss: Tensor, penalty: Tensor | None) -> tuple[Tensor | None, ...]:
+        leaves = list(self.trained.values())
+        if not self.preserve.watches:
+            return torch.autograd.grad(loss if penalty is None else loss + penalty, leaves, allow_unused=True)
+        task = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=penalty is not None)
+        self._task_gradient = {n: g for n, g in zip(self.trained, task, strict=True) if g is not None}
+        if penalty is None or not penalty.requires_grad:
+            return task
+        extra = torch.autograd.grad(penalty, leaves, allow_unused=True)
+        return tuple(g if e is None else e if g is None else g + e for g, e in zip(task, extra, strict=True))
+
+    def _update(self, grads: tuple[Tensor | None, ...]) -> None:
+        lr = self.lr
+        if self.factors is not None:
+            lr = self.base_lr * self.factors.index_select(0, self.step_number)
+            self.lr.copy_(lr)
+            self.refresh_shares()
+        before = {n: p.detach().clone() for n, p in self.trained.items()} if self.preserve.watches else {}
+        for (name, p), g in zip(self.trained.items(), grads, strict=True):
+            if g is None:
+                continue
+            if self.run.weight_decay:
+                g = g.add(p, alpha=self.run.weight_decay)
+            v = self.momentum[name].mul_(self.run.momentum).add_(g)
+            p.addcmul_(v, _column(lr, p), value=-1)
+        if self.anchored:
+            for name, share in self.share.items():
+                self.trained[name].lerp_(self.state["anchor"][name], share)
+        if self.preserve.watches:  # in place: a recorded step reads and writes these tensors
+            seen = self.preserve.observe(self.state, before, self.trained, self._task_gradient)
+            for name, path in seen["path"].items():
+                self.state["path"][name].copy_(path)
+
+    # -------------------------------------------------------------------------------------------------------- after the epochs
+    def consolidate(self) -> None:
+        """A task has ended: Ω, α and θ* of every member, in one pass over its training data."""
+        head = slice(self.heads[0].start, self.heads[0].stop) if len(self.heads) == 1 else slice(0, None)
+        preserve = self.preserve
+        still = self.augment.still() if self.augment else None
+        size = self.run.batch if preserve.how == "per-batch" or self.device.type == "cpu" else max(self.run.batch, EVALUATE)
+        if preserve.measures or self.stack.layers:
+            params = {n: p.detach() for n, p in self.params.items()}
+            omega, alpha = self.stack.importance(
+                params,
+                self.buffers,
+                lambda: self.data.passes(size, still),
+                preserve.objective,
+                preserve.how,
+                preserve.measures,
+                head,
+            )
+        else:
+            omega, alpha = {}, {}
+        trained = {n: p.detach() for n, p in self.trained.items()}
+        if isinstance(preserve, Quadratic):
+            self.state = torch.func.vmap(preserve.consolidate)(self.state, trained, omega)
+        for name, a in alpha.items():
+            old = self.alpha.get(name)
+            new = a if old is None else old + a if self.run.alpha == "sum" else old + (a - old) / (self.tasks + 1)
+            self.alpha[name] = new
+        self.tasks += 1
+        self.share = {}
+
+    @torch.no_grad()
+    def evaluate(self, data: FleetData, columns: range | None) -> list[float]:
+        """Every member's accuracy on `data`, judged among `columns` (None: all outputs)."""
+        hits = torch.zeros(self.size, device=self.device)
+        self.stack.module.eval()
+        still = self.augment.still() if self.augment else None
+        for x, y in data.passes(augment=still):
+            with self._precision():
+                logits, _ = self.stack.forward(self.params, self.buffers, x)
+            if columns is not None:
+                logits, y = logits[..., columns.start : columns.stop], y - columns.start
+            hits += (logits.argmax(-1) == y).sum(1)
+        return (hits.double() / data.n).tolist()
+
+    # ------------------------------------------------------------------------------------------------------- saving, restoring
+    def tensors(self) -> Tensors:
+        """Everything that a step depends on, as flat named tensors."""
+        flat = {f"params.{n}": p for n, p in self.params.items()} | {f"buffers.{n}": b for n, b in self.buffers.items()}
+        flat |= {f"momentum.{n}": v for n, v in self.momentum.items()} | {f"alpha.{n}": a for n, a in self.alpha.items()}
+        flat |= {f"state.{g}.{n}": t for g, ts in self.state.items() for n, t in ts.items()}
+        return {n: t.detach() for n, t in flat.items()} | {"lr": self.lr, "step_number": self.step_number}
+
+    def restore(self, tensors: Tensors, tasks: int) -> None:
+        with torch.no_grad():
+            for group, held in (("params", self.params), ("buffers", self.buffers), ("momentum", self.momentum)):
+                for n, t in held.items():
+                    t.copy_(tensors[f"{group}.{n}"])
+            self.lr.copy_(tensors["lr"])
+            self.step_number.copy_(tensors["step_number"])
+        self.alpha = {n.removeprefix("alpha."): t.to(self.device) for n, t in tensors.items() if n.startswith("alpha.")}
+        state: State = {group: {} for group in self.state}
+        for key, t in tensors.items():
+            if key.startswith("state."):
+                _, group, name = key.split(".", 2)
+                state.setdefault(group, {})[name] = t.to(self.device)
+        self.state, self.tasks, self.share = state, tasks, {}
+
+
+def _groups(kinds: list[Sparsifier]) -> list[tuple[Sparsifier, slice]]:
+    """Neighbouring members with the same sparsifier, strengths aside."""
+    alike = [dataclasses.replace(k, strength=0.0) for k in kinds]
+    groups, start = [], 0
+    for kind, same in groupby(alike):
+        count = len(list(same))
+        groups.append((kind, slice(start, start + count)))
+        start += count
+    return groups
+
+
+def _each(function: Any, *stacked: Any) -> Tensor:
+    """function(member's arguments) for every member, stacked: directly for one member, by vmap for more."""
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(stacked) if isinstance(leaf, Tensor)]
+    if len(leaves[0]) == 1:
+        alone = torch.utils._pytree.tree_map(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, stacked)
+        value: Tensor = function(*alone)
+        return value.unsqueeze(0)
+    axes = torch.utils._pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, stacked)
+    mapped: Tensor = torch.func.vmap(function, in_dims=axes)(*stacked)
+    return mapped
+
+
+def _column(per_member: Tensor, like: Tensor) -> Tensor:
+    """(F,) shaped to broadcast over (F, …)."""
+    return per_member.view(-1, *[1] * (like.dim() - 1))

@@ -1,0 +1,287 @@
+"""The loop: task → epochs → consolidate → evaluate → record, for a fleet of one or of hundreds.
+
+The state after every epoch is complete in one file, so a killed run goes on where it stopped: the order of batches and every other draw
+depend on (seed, task, epoch) alone, and on a CPU the numbers are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from selfless.capacity import Capacity, free_share
+from selfless.data import Stream, Task, stream
+from selfless.engine import draws
+from selfless.engine.batches import FleetData
+from selfless.engine.fleet import AUGMENT, Fleet
+from selfless.engine.stack import Stack, Tensors
+from selfless.files import write_atomically
+from selfless.models import build, hidden_layers
+from selfless.spec import Matrix, Result, Run
+
+PATIENCE, STOP, DROP = 5, 10, 0.1  # the paper's plateau rule: ×0.1 after 5 stalled epochs, stop after 10
+
+
+@dataclass(frozen=True)
+class Event:
+    """What just happened, for a progress bar or a log: the end of an epoch, or of a task (`evaluated`)."""
+
+    task: int
+    tasks: int
+    name: str
+    epoch: int
+    epochs: int
+    loss: list[float]
+    accuracy: list[float]
+    evaluated: bool = False
+    resumed: bool = False
+
+
+Report = Callable[[Event], None]
+
+
+@dataclass
+class Progress:
+    """Where a fleet stands, beside its tensors. `epoch` counts the finished epochs of `task`."""
+
+    task: int = 0
+    epoch: int = 0
+    accuracy: list[list[list[float]]] = field(default_factory=list)  # [task][evaluated task][member]
+    accuracy_all: list[list[list[float]]] = field(default_factory=list)
+    baseline: list[list[float]] = field(default_factory=list)
+    history: list[list[list[dict[str, float]]]] = field(default_factory=list)  # [member][task][epoch]
+    capacity: list[list[dict[str, Any]]] = field(default_factory=list)  # [member][task]
+    failed: dict[int, str] = field(default_factory=dict)
+    best: list[float] = field(default_factory=list)
+    stalled: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def text(self) -> str:
+        return json.dumps({k: list(v.items()) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
+
+    @classmethod
+    def parse(cls, text: str) -> Progress:
+        values = json.loads(text)
+        return cls(**(values | {"failed": {int(k): v for k, v in values["failed"]}}))
+
+
+class Learner:
+    """Trains one fleet. `checkpoint` is the file its state is kept in while it trains (None: nowhere)."""
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        *,
+        device: torch.device | str = "cpu",
+        data_dir: Path | None = None,
+        budget: int | None = None,
+        checkpoint: Path | None = None,
+        report: Report | None = None,
+    ) -> None:
+        self.runs, self.run, self.device = list(runs), runs[0], torch.device(device)
+        self.budget, self.checkpoint = budget, checkpoint
+        self.report = report or (lambda event: None)
+        self.streams = _streams(self.runs, data_dir)
+        first = self.streams[0]
+        augment = AUGMENT[self.run.augment]
+        shape = augment.shape(first.input_shape) if augment else first.input_shape
+        modules = [build(r.model, outputs=first.outputs, input_shape=shape, seed=r.seed, **r.model_options) for r in self.runs]
+        layers = hidden_layers(modules[0])
+        if self.run.layers == "all":
+            layers = (*hidden_layers(modules[0], conv=True), *layers)
+        stack = Stack(modules[0], layers)
+        self.fleet = Fleet(self.runs, stack, *stack.stacked(modules, self.device), self.device)
+        self.progress = Progress(history=[[] for _ in runs], capacity=[[] for _ in runs])
+        self.best: Tensors = {}
+        self.resumed = self._resume()
+
+    # -------------------------------------------------------------------------------------------------------------- the loop
+    def learn(self) -> list[Result]:
+        """Train to the end, or on from where the checkpoint stands."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if self.run.precision == "tf32" else "highest")  # a CPU has no other than highest
+        try:
+            return self._learn()
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def _learn(self) -> list[Result]:
+        first, begun = self.streams[0], time.perf_counter() - self.progress.seconds
+        tests = [self._data([s.evaluate[u].test for s in self.streams]) for u in range(len(first.evaluate))]
+        if not self.progress.baseline:
+            self.progress.baseline = [self.fleet.evaluate(d, _columns(t)) for d, t in zip(tests, first.evaluate, strict=True)]
+        for t in range(self.progress.task, len(first.tasks)):
+            self._task(t, begun)
+            self.progress.accuracy.append([self.fleet.evaluate(d, _columns(u)) for d, u in zip(tests, first.evaluate, strict=True)])
+            if any(task.group is not None for task in first.evaluate):
+                self.progress.accuracy_all.append([self.fleet.evaluate(d, None) for d in tests])
+            self.progress.task, self.progress.epoch = t + 1, 0
+            self.progress.seconds = time.perf_counter() - begun
+            self._save()
+            seen = [float(np.mean([row[m] for row in self.progress.accuracy[-1][: t + 1]])) for m in range(len(self.runs))]
+            self.report(Event(t, len(first.tasks), first.tasks[t].name, self.run.epochs, self.run.epochs, [], seen, evaluated=True))
+        return [self._result(m) for m in range(len(self.runs))]
+
+    def _task(self, t: int, begun: float) -> None:
+        """Train task t from where it stands, keep the chosen epoch, consolidate."""
+        task, fleet, progress = self.streams[0].tasks[t], self.fleet, self.progress
+        data = self._data([s.tasks[t].train for s in self.streams])
+        chosen = {"last": None, "held-out": "held_out", "best-on-test": "test"}[self.run.select]
+        watched = {
+            w: self._data([getattr(s.tasks[t], w) for s in self.streams]) for w in _watched(self.run) if getattr(task, w) is not None
+        }
+        fresh = progress.epoch == 0
+        saved = (fleet.lr.clone(), fleet.step_number.clone(), {n: v.clone() for n, v in fleet.momentum.items()})
+        fleet.begin_task(data, task.heads, self.streams[0].outputs)
+        if fresh:
+            progress.best, progress.stalled, self.best = [-1.0] * len(self.runs), [0] * len(self.runs), {}
+            for member in progress.history:
+                member.append([])
+        else:  # resumed within the task: the optimizer goes on
+            fleet.lr.copy_(saved[0])
+            fleet.step_number.copy_(saved[1])
+            for n, v in saved[2].items():
+                fleet.momentum[n].copy_(v)
+            fleet.refresh_shares()
+        for epoch in range(progress.epoch, self.run.epochs):
+            loss, accuracy = fleet.train_epoch(t, epoch)
+            scores = {w: fleet.evaluate(d, _columns(task)) for w, d in watched.items()}
+            for m in range(len(self.runs)):
+                entry = {"loss": loss[m], "accuracy": accuracy[m]} | {w: s[m] for w, s in scores.items()}
+                progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
+                if not math.isfinite(loss[m]) and m not in progress.failed:
+                    progress.failed[m] = f"the loss was not finite in epoch {epoch + 1} of task {t + 1} ({task.name})"
+            if chosen is not None:
+                self._keep_best(scores[chosen])
+            running = self._plateau(scores["held_out"]) if self.run.schedule == "plateau" else True
+            progress.epoch = epoch + 1
+            progress.seconds = time.perf_counter() - begun
+            self._save()
+            self.report(Event(t, len(self.streams[0].tasks), task.name, epoch + 1, self.run.epochs, loss, accuracy, resumed=self.resumed))
+            if not running or len(progress.failed) == len(self.runs):
+                break
+        if chosen is not None and self.best:
+            with torch.no_grad():
+                for n, t_best in self.best.items():
+                    (fleet.params[n] if n in fleet.params else fleet.buffers[n]).copy_(t_best)
+        with torch.random.fork_rng(devices=[]):  # a sampled Fisher draws from here
+            torch.manual_seed(draws.one_seed(self.run.seed, "consolidate", t))
+            fleet.consolidate()
+        self._count_free()
+
+    def _keep_best(self, scores: list[float]) -> None:
+        """Members that are better than ever in this task: remember their parameters."""
+        live = {n: p.detach() for n, p in (self.fleet.params | self.fleet.buffers).items()}
+        better = torch.tensor([s > b for s, b in zip(scores, self.progress.best, strict=True)], device=self.device)
+        if not self.best:
+            self.best = {n: p.clone() for n, p in live.items()}
+        for n, p in live.items():
+            self.best[n][better] = p[better]
+        self.progress.best = [max(s, b) for s, b in zip(scores, self.progress.best, strict=True)]
+        self._better = better.tolist()
+
+    def _plateau(self, scores: list[float]) -> bool:
+        """Lower the rate of stalled members; False once every member has stopped."""
+        if self.run.select != "held-out":
+            self._better = [s > b for s, b in zip(scores, self.progress.best, strict=True)]
+            self.progress.best = [max(s, b) for s, b in zip(scores, self.progress.best, strict=True)]
+        stalled = [0 if better else s + 1 for better, s in zip(self._better, self.progress.stalled, strict=True)]
+        factor = [0.0 if s >= STOP else DROP if s == PATIENCE else 1.0 for s in stalled]
+        self.progress.stalled = stalled
+        self.fleet.lr.mul_(torch.tensor(factor, device=self.device))
+        self.fleet.refresh_shares()
+        return any(s < STOP for s in stalled)
+
+    def _count_free(self) -> None:
+        omega, alpha = self.fleet.state.get("omega", {}), self.fleet.alpha
+        for m in range(len(self.runs)):
+            parameters = {n: free_share(o[m]) for n, o in omega.items()}
+            neurons = {n: free_share(a[m]) for n, a in alpha.items()}
+            self.progress.capacity[m].append(Capacity(parameters, neurons, self.fleet.tasks).as_dict())
+
+    def _data(self, parts: Sequence[Any]) -> FleetData:
+        return FleetData(parts, self.device, self.budget)
+
+    # --------------------------------------------------------------------------------------------------------------- files
+    def _save(self) -> None:
+        if self.checkpoint is not None:
+            tensors = self.fleet.tensors() | {f"best.{n}": t for n, t in self.best.items()}
+            plain = {n: t.cpu().contiguous() for n, t in tensors.items()}
+            meta = {"progress": self.progress.text(), "tasks": str(self.fleet.tasks)}
+            write_atomically(self.checkpoint, lambda path: save_file(plain, path, meta))
+
+    def _resume(self) -> bool:
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return False
+        with safe_open(self.checkpoint, framework="pt") as file:
+            meta = file.metadata()
+        tensors = load_file(self.checkpoint, device=str(self.device))
+        self.progress = Progress.parse(meta["progress"])
+        self.fleet.restore(tensors, int(meta["tasks"]))
+        self.best = {n.removeprefix("best."): t for n, t in tensors.items() if n.startswith("best.")}
+        return True
+
+    def _result(self, m: int) -> Result:
+        progress, run = self.progress, self.runs[m]
+        failed = progress.failed.get(m, "")
+
+        def pick(rows: list[list[list[float]]]) -> Matrix:
+            return np.array([[cell[m] for cell in row] for row in rows], dtype=np.float64)
+
+        return Result(
+            run=run,
+            accuracy=pick(progress.accuracy),
+            baseline=pick([progress.baseline])[0],
+            history=progress.history[m],
+            capacity=progress.capacity[m],
+            accuracy_all=pick(progress.accuracy_all) if progress.accuracy_all else None,
+            status="failed" if failed else "done",
+            error=failed,
+            about={
+                "seconds": progress.seconds,
+                "fleet": len(self.runs),
+                "device": str(self.device),
+                "tasks": [task.name for task in self.streams[m].evaluate],
+                "notes": list(self.streams[m].notes),
+                "parameters": sum(p[0].numel() for p in self.fleet.params.values()),
+            },
+        )
+
+    def member_tensors(self, m: int) -> dict[str, Tensor]:
+        """The final parameters, Ω, θ* and α of one member, for its own checkpoint."""
+        kept = ("params.", "buffers.", "alpha.", "state.")
+        tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(kept)}
+        return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
+
+
+def _columns(task: Task) -> range:
+    """The output columns a task is judged among: its group's, or its head's."""
+    if task.group is not None:
+        return task.group
+    return range(task.heads[0].start, task.heads[-1].stop)
+
+
+def _watched(run: Run) -> list[str]:
+    """The parts that are evaluated after every epoch."""
+    parts = ["held_out"] if run.held_out > 0 else []
+    return [*parts, "test"] if run.select == "best-on-test" else parts
+
+
+def _streams(runs: Sequence[Run], data_dir: Path | None) -> list[Stream]:
+    """The stream of every run; runs that share one share its data."""
+    made: dict[int, Stream] = {}
+    for r in runs:
+        if r.seed not in made:
+            made[r.seed] = stream(r.stream, tasks=r.tasks, seed=r.seed, held_out=r.held_out, data_dir=data_dir, **r.stream_options)
+    return [made[r.seed] for r in runs]

@@ -1,0 +1,211 @@
+"""Runs that are equal but for the seed, gathered: what every table, plot and page is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfless.metrics import spread
+
+if TYPE_CHECKING:
+    from selfless.spec import Result, Run
+
+Matrix = NDArray[np.float64]
+CONTEXT = ("stream", "model", "tasks")  # what is said whenever it is not the same for all groups
+
+
+class Value(NamedTuple):
+    """x̄ and s over the seeds: fractions, NaN where there is none."""
+
+    mean: float
+    std: float = math.nan
+
+    def text(self, digits: int = 2, *, std: bool = True) -> str:
+        """In percent: "95.83 ± 0.21"; without spread "95.83"; unknown "–"."""
+        if math.isnan(self.mean):
+            return "–"
+        return number(self.mean, digits) + (f" ± {100 * self.std:.{digits}f}" if std and not math.isnan(self.std) else "")
+
+
+def number(share: float, digits: int = 1) -> str:
+    """0.958 → "95.8"; a true minus sign, and no "−0.0"."""
+    return f"{round(100 * share, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The runs of one method, one a seed. `label` tells it from the other groups it was made with."""
+
+    label: str
+    results: tuple[Result, ...]
+
+    @property
+    def run(self) -> Run:
+        """The first of them: all but the seed holds for every one."""
+        return self.results[0].run
+
+    @cached_property
+    def failures(self) -> dict[int, str]:
+        """Seed → why, for runs that failed or whose accuracy matrix has holes."""
+        return {r.run.seed: why for r in self.results if (why := _failure(r))}
+
+    @cached_property
+    def done(self) -> tuple[Result, ...]:
+        return tuple(r for r in self.results if r.run.seed not in self.failures)
+
+    @property
+    def tasks(self) -> int:
+        return len(self.results[0].baseline)
+
+    @property
+    def select(self) -> str:
+        return self.run.select
+
+    @property
+    def on_test(self) -> bool:
+        """Whether its epochs were chosen on test data."""
+        return self.run.select == "best-on-test"
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What every table must say about the data, such as that the set is reduced."""
+        return tuple(dict.fromkeys(str(note) for r in self.results for note in r.about.get("notes") or ()))
+
+    @cached_property
+    def accuracy(self) -> Matrix:
+        """(seeds, T, T), or (seeds, 1, T) for joint training: the accuracy matrices of the finished runs."""
+        return np.stack([r.accuracy for r in self.done]) if self.done else np.empty((0, 0, 0))
+
+    @cached_property
+    def summary(self) -> dict[str, Value]:
+        """Mean ± std over seeds of each value of `Result.summary`."""
+        rows = [_summary(r) for r in self.done]
+        return {name: over_seeds([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+
+    def value(self, name: str) -> Value:
+        return self.summary.get(name, Value(math.nan))
+
+    @property
+    def average(self) -> Value:
+        return self.value("average")
+
+    @cached_property
+    def per_task(self) -> tuple[Value, ...]:
+        """Accuracy on each task after the last one."""
+        return tuple(over_seeds(self.accuracy[:, -1, u]) for u in range(self.tasks)) if self.done else (Value(math.nan),) * self.tasks
+
+    @cached_property
+    def remarks(self) -> tuple[str, ...]:
+        """Its footnotes, in full sentences."""
+        said = [ON_TEST] if self.on_test else []
+        if self.failures:
+            reasons = "; ".join(f"seed {seed}: {why}" for seed, why in sorted(self.failures.items()))
+            said.append(f"{len(self.failures)} of {len(self.results)} runs failed ({reasons})")
+        return (*said, *self.notes)
+
+
+ON_TEST = "best-on-test: the epoch was chosen on the test data, so the accuracy is optimistic"
+
+
+def groups(results: Sequence[Result]) -> list[Group]:
+    """In order of first appearance; a run recorded twice counts once, the later record."""
+    found: dict[tuple[str, int], list[Result]] = {}
+    for result in {r.run.key: r for r in results}.values():
+        found.setdefault((dataclasses.replace(result.run, seed=0).canonical(), len(result.baseline)), []).append(result)
+    made = [sorted(members, key=lambda r: r.run.seed) for members in found.values()]
+    return [Group(label, tuple(members)) for label, members in zip(_labels([m[0] for m in made]), made, strict=True)]
+
+
+def footnotes(found: Sequence[Group]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The marks of each group ("†", "¹ ²"), and what each mark means."""
+    texts = dict.fromkeys(text for group in found for text in group.remarks)
+    numbers = iter(range(1, len(texts) + 1))
+    marks = {text: "†" if text == ON_TEST else str(next(numbers)).translate(SUPERSCRIPT) for text in texts}
+    return [" ".join(marks[text] for text in group.remarks) for group in found], [(mark, text) for text, mark in marks.items()]
+
+
+SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def comparable(found: Sequence[Group]) -> bool:
+    """Whether one scale judges all: the same stream, as many tasks, and more than one to compare."""
+    return len({(g.run.stream, str(g.run.stream_options), g.tasks) for g in found}) == 1 and len([g for g in found if g.done]) > 1
+
+
+def best(found: Sequence[Group]) -> Group | None:
+    """The highest average, where the groups can be compared."""
+    return max((g for g in found if g.done), key=lambda g: g.average.mean) if comparable(found) else None
+
+
+def differences(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values are not the same in all."""
+    keys = dict.fromkeys(key for values in found for key in values)
+    return [key for key in keys if len({repr(values.get(key)) for values in found}) > 1]
+
+
+def settings(result: Result) -> dict[str, Any]:
+    """The run but for its seed, flat: {"stream": …, "preserve.strength": …}; `tasks` is how many there were."""
+
+    def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                yield from flat(value, f"{prefix}{key}.")
+            else:
+                yield prefix + key, value
+
+    return {k: v for k, v in flat(result.run.as_dict()) if k != "seed"} | {"tasks": len(result.baseline)}
+
+
+def over_seeds(values: Sequence[float] | Matrix) -> Value:
+    known = [float(v) for v in values if not math.isnan(v)]
+    return Value(*spread(known)) if known else Value(math.nan)
+
+
+def measured(capacity: Mapping[str, Any], name: str) -> float:
+    """A share of capacity, NaN where no importance was measured (then nothing at all would count as free)."""
+    by_layer = capacity.get(name.removeprefix("free_"), True)
+    return float(capacity.get(name, math.nan)) if by_layer else math.nan
+
+
+def _summary(result: Result) -> dict[str, float]:
+    last = result.capacity[-1] if result.capacity else {}
+    return result.summary() | {name: measured(last, name) for name in ("free_parameters", "free_neurons")}
+
+
+def _failure(result: Result) -> str:
+    if result.status != "done":
+        return result.error or "no reason was recorded"
+    try:
+        result.summary()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _labels(first: Sequence[Result]) -> list[str]:
+    """The method; with stream, model or tasks where they are not all the same, and with whatever else tells two groups apart."""
+    flat = [settings(r) for r in first]
+    context = [key for key in differences(flat) if key in CONTEXT]
+    plain = [(r.run.method, *(str(f[key]) for key in context)) for r, f in zip(first, flat, strict=True)]
+    labels = []
+    for name, values in zip(plain, flat, strict=True):
+        namesakes = [f for n, f in zip(plain, flat, strict=True) if n == name]
+        said = [_said(key, values[key]) for key in context]
+        said += [_said(key, values.get(key)) for key in differences(namesakes) if key not in context]
+        labels.append(f"{name[0]} ({', '.join(said)})" if said else name[0])
+    return labels
+
+
+def _said(key: str, value: Any) -> str:
+    if key in ("stream", "model"):
+        return str(value)
+    if key == "tasks":
+        return f"{value} task{'s' * (value != 1)}"
+    return f"{key.rsplit('.', 1)[-1].replace('_', ' ')} {'default' if value is None else value}"

@@ -1,0 +1,265 @@
+"""Fleets on this machine: in this process on a GPU or for one run, in worker processes of one thread each on a CPU.
+
+A step of a small network is too short for two threads to share (they lose more in waiting than they win), so a CPU is filled with one
+process a core. A worker (`selfless.runner.worker`) gets its runs as JSON on standard input; it answers with one JSON line an epoch and
+writes its results itself. When its parent is gone it stops: what it had is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from selfless.engine.learner import Event, Learner
+from selfless.preserve import Preserver
+from selfless.runner.store import Store
+from selfless.spec import Result, Run
+
+Watch = Callable[[Sequence[Run], Event], None]
+
+
+@overload
+def train(runs: Run, *, out: Path | str | None = ..., **options: Any) -> Result: ...
+@overload
+def train(runs: Sequence[Run], *, out: Path | str | None = ..., **options: Any) -> list[Result]: ...
+def train(  # type: ignore[misc]  # the options of the overloads are those below
+    runs: Run | Sequence[Run],
+    *,
+    out: Path | str | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    data_dir: Path | str | None = None,
+    budget: int | None = None,
+    force: bool = False,
+    watch: Watch | None = None,
+    waiting: Callable[[Run], None] | None = None,
+) -> Result | list[Result]:
+    """Train one run or many; a Result for a Run, a list in the same order for a list.
+
+    Runs that differ only in numbers (seed, strengths, lr) and in the sparsifier train together as one fleet.
+
+    out       where results are recorded and looked up (None: nothing is kept); `force` trains again what is there
+    device    "auto" (a GPU if there is one), "cpu", "cuda", …
+    workers   processes on a CPU; default one a core, at most one a run
+    budget    bytes of data to keep in memory; what is larger streams from a memory map
+    watch     called with (runs of the fleet, Event) after every epoch and task
+    """
+    single = isinstance(runs, Run)
+    wanted = [runs] if isinstance(runs, Run) else list(runs)
+    with contextlib.ExitStack() as cleaning:
+        store = Store(out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-")))
+        unique = list(dict.fromkeys(wanted))
+        if force:
+            for run in unique:
+                for path in store.folder(run).glob("*"):
+                    if path.name != "lock":
+                        path.unlink()
+        missing = [run for run in unique if store.load(run) is None]
+        if missing:
+            _execute(missing, store, resolve_device(device), workers, data_dir, budget, watch, waiting)
+        results = {run: store.load(run) for run in unique}
+    found = [results[run] for run in wanted]
+    assert all(r is not None for r in found), "every run was trained or raised"
+    return found[0] if single else found  # type: ignore[return-value]
+
+
+def resolve_device(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} was asked for, but this machine has no usable GPU; use --device cpu")
+    return device
+
+
+def fleets(runs: Sequence[Run], most: int | None = None) -> list[list[Run]]:
+    """Runs that may train as one, together; at most `most` in a fleet. Members with the same sparsifier are neighbours."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_common(run), []).append(run)
+    made = []
+    for group in groups.values():
+        group.sort(key=lambda r: repr(dataclasses.replace(r.sparsify, strength=0.0)))
+        size = len(group) if most is None else max(1, most)
+        made += [group[i : i + size] for i in range(0, len(group), size)]
+    return made
+
+
+def _common(run: Run) -> str:
+    """What the members of a fleet share, as text: everything but seed, strengths, lr and the sparsifier."""
+    preserve: Preserver = dataclasses.replace(run.preserve, strength=0.0)
+    fields = run.as_dict() | {"preserve": repr(preserve), "sparsify": None, "seed": None, "lr": None}
+    if run.stream.startswith(("folders:", "arrays:", "joint-folders:", "joint-arrays:")):
+        fields["seed"] = run.seed  # one's own data may be unbalanced: other seeds, other sizes
+    return json.dumps(fields, sort_keys=True)
+
+
+# ------------------------------------------------------------------------------------------------------------------ executing
+def _execute(
+    runs: list[Run],
+    store: Store,
+    device: str,
+    workers: int | None,
+    data_dir: Path | str | None,
+    budget: int | None,
+    watch: Watch | None,
+    waiting: Callable[[Run], None] | None,
+) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(workers or cores, len(runs)) if device == "cpu" else 1
+    if count <= 1:
+        for fleet in fleets(runs):
+            train_fleet(fleet, store, device, data_dir, budget, watch, waiting)
+        return
+    parts = [fleet for group in fleets(runs) for fleet in _spread(group, count)]
+    _in_workers(parts, count, store, data_dir, budget, watch, waiting)
+
+
+def _spread(fleet: list[Run], count: int) -> Iterator[list[Run]]:
+    """A fleet cut into `count` parts of nearly equal size, neighbours together."""
+    size, more = divmod(len(fleet), count)
+    start = 0
+    for i in range(count):
+        stop = start + size + (i < more)
+        if stop > start:
+            yield fleet[start:stop]
+        start = stop
+
+
+def train_fleet(
+    runs: list[Run],
+    store: Store,
+    device: str,
+    data_dir: Path | str | None = None,
+    budget: int | None = None,
+    watch: Watch | None = None,
+    waiting: Callable[[Run], None] | None = None,
+) -> None:
+    """Train one fleet here and record each member. If another process was quicker, its results are taken."""
+    with store.lock(runs, waiting or (lambda run: None)):
+        runs = [run for run in runs if store.load(run) is None]
+        if not runs:
+            return
+
+        def report(event: Event) -> None:
+            for m, run in enumerate(runs):
+                line = {"task": event.task + 1, "epoch": event.epoch, "evaluated": event.evaluated, "accuracy": event.accuracy[m]}
+                store.log(run, line | ({"loss": event.loss[m]} if event.loss else {}))
+            if watch is not None:
+                watch(runs, event)
+
+        place = store.training(runs)
+        learner = Learner(
+            runs, device=device, data_dir=Path(data_dir) if data_dir else None, budget=budget, checkpoint=place, report=report
+        )
+        results = learner.learn()
+        about = machine()
+        for m, result in enumerate(results):
+            store.record(dataclasses.replace(result, about=result.about | about), learner.member_tensors(m))
+        place.unlink(missing_ok=True)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were made with."""
+    import torch
+
+    from selfless import __version__
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "hardware": gpu or _cpu(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "selfless": __version__,
+        "commit": _commit(),
+    }
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return f"{line.split(':', 1)[1].strip()}, {os.cpu_count()} cores"
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _commit() -> str:
+    try:
+        here = Path(__file__).resolve().parent
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+# ------------------------------------------------------------------------------------------------------------------- workers
+def _in_workers(
+    parts: list[list[Run]],
+    count: int,
+    store: Store,
+    data_dir: Path | str | None,
+    budget: int | None,
+    watch: Watch | None,
+    waiting: Callable[[Run], None] | None,
+) -> None:
+    """Train the fleets in `count` worker processes; the first failure stops all."""
+    lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
+    todo, running = list(enumerate(parts)), dict[int, subprocess.Popen[str]]()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+    def start(number: int, runs: list[Run]) -> None:
+        job = {"runs": [r.as_dict() for r in runs], "out": str(store.out.resolve()), "data_dir": str(data_dir or ""), "budget": budget}
+        child = subprocess.Popen(
+            [sys.executable, "-m", "selfless.runner.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        running[number] = child
+        assert child.stdin is not None
+        child.stdin.write(json.dumps(job))
+        child.stdin.close()
+        threading.Thread(target=_listen, args=(number, child, lines), daemon=True).start()
+
+    try:
+        while todo or running:
+            while todo and len(running) < count:
+                start(*todo.pop(0))
+            number, line = lines.get()
+            if line is not None:
+                _relay(json.loads(line), parts[number], watch, waiting)
+            elif running.pop(number).wait() != 0:
+                raise RuntimeError(f"the worker training {parts[number][0].method} stopped; its message is above")
+    finally:
+        for child in running.values():
+            child.terminate()
+            child.wait()
+
+
+def _listen(number: int, child: subprocess.Popen[str], lines: queue.Queue[tuple[int, str | None]]) -> None:
+    assert child.stdout is not None
+    for line in child.stdout:
+        lines.put((number, line))
+    lines.put((number, None))
+
+
+def _relay(message: dict[str, Any], runs: list[Run], watch: Watch | None, waiting: Callable[[Run], None] | None) -> None:
+    if "waiting" in message and waiting is not None:
+        waiting(runs[0])
+    if "error" in message:
+        raise ValueError(message["error"])
+    if "event" in message and watch is not None:
+        watch([runs[i] for i in message["members"]], Event(**message["event"]))

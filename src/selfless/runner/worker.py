@@ -1,0 +1,44 @@
+"""A worker process: one fleet from standard input, one thread, one JSON line an epoch on standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from selfless.engine.learner import Event
+from selfless.runner.local import train_fleet
+from selfless.runner.store import Store
+from selfless.spec import Run
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    job = json.loads(sys.stdin.read())
+    runs = [Run.from_dict(r) for r in job["runs"]]
+    parent = os.getppid()
+
+    def say(**message: Any) -> None:
+        if os.getppid() != parent:
+            os._exit(1)  # nobody listens any more; the state is on disk
+        print(json.dumps(message), flush=True)
+
+    def watch(members: Sequence[Run], event: Event) -> None:
+        say(event=dataclasses.asdict(event), members=[runs.index(r) for r in members])
+
+    try:
+        data_dir = job["data_dir"] or None
+        train_fleet(runs, Store(job["out"]), "cpu", data_dir, job["budget"], watch, lambda run: say(waiting=run.key))
+    except (ValueError, RuntimeError, OSError) as error:
+        say(error=str(error))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        main()

@@ -1,0 +1,261 @@
+"""The engine against the keeper, fleets against single runs, and runs that stop against runs that do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import nn
+from torch.testing import assert_close
+
+import selfless
+from selfless import EWC, MAS, SI, SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoPreserver, NoSparsifier, OrthReg, Run
+from selfless.data import stream
+from selfless.engine import draws
+from selfless.engine.learner import Event, Learner
+from selfless.models import build
+
+
+def small(data: str, **changes: Any) -> Run:
+    base = {"stream": data, "model": "mlp-12", "preserve": MAS(0.1), "sparsify": SLNID(1e-2), "epochs": 2, "batch": 50, "lr": 0.05}
+    return Run(**(base | changes))
+
+
+def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
+    """The same run as an engineer would write it: a plain loop with `attach`."""
+    tasks = stream(run.stream, seed=run.seed)
+    model = build(run.model, outputs=tasks.outputs, input_shape=tasks.input_shape, seed=run.seed)
+    keeper = selfless.attach(model, run.preserve, run.sparsify, layers=list(model.hidden))
+    rows = []
+    for t, task in enumerate(tasks.tasks):
+        data, head = task.train.resident(), slice(task.heads[0].start, task.heads[0].stop)
+        opt = torch.optim.SGD(model.parameters(), lr=run.lr, momentum=run.momentum)
+        if run.anchor == "implicit":
+            keeper.anchor_with(opt)
+        model.train()
+        for epoch in range(run.epochs):
+            order = draws.order(draws.stream_key(torch.tensor([run.seed]), "order", t, epoch), len(data))[0]
+            for index in order.split(run.batch):
+                x, y = data.batch(index)
+                loss = F.cross_entropy(model(x)[:, head], y - head.start) + keeper.penalty()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        batches = [data.batch(index) for index in torch.arange(len(data)).split(run.batch)]
+        keeper.consolidate([(x, y - head.start) for x, y in batches], forward=lambda m, b, head=head: m(b[0])[:, head])
+        model.eval()
+        row = []
+        for other in tasks.evaluate:
+            x, y = other.test.resident().batch(torch.arange(len(other.test)))
+            start, stop = other.heads[0].start, other.heads[0].stop
+            row.append((model(x)[:, start:stop].argmax(1) == y - start).double().mean().item())
+        rows.append(row)
+    return model, keeper, rows
+
+
+@pytest.mark.parametrize(
+    ("preserve", "sparsify", "anchor"),
+    [
+        (MAS(0.1), SLNID(1e-2), "implicit"),
+        (MAS(0.1), SLNID(1e-2), "explicit"),
+        (MAS(0.3, estimator="per-batch"), L1Rep(1e-3), "implicit"),
+        (EWC(5.0), SNID(1e-2, discount="max"), "implicit"),
+        (EWC(5.0, mode="per-task"), DeCov(1e-2), "explicit"),
+        (EWC(5.0, fisher="exact"), OrthReg(1e-2), "implicit"),
+        (SI(1.0), SLNI(1e-2), "implicit"),
+        (SI(1.0), L1Param(1e-3), "explicit"),
+        (NoPreserver(), NoSparsifier(), "implicit"),
+    ],
+    ids=str,
+)
+def test_the_engine_is_the_keeper_in_a_loop(tasks_npz: str, preserve: Any, sparsify: Any, anchor: Any) -> None:
+    run = small(tasks_npz, preserve=preserve, sparsify=sparsify, anchor=anchor)
+    model, keeper, rows = by_hand(run)
+    learner = Learner([run])
+    result = learner.learn()[0]
+    for name, p in model.named_parameters():
+        assert_close(learner.fleet.params[name][0], p, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    for name, omega in keeper.state.get("omega", {}).items():
+        assert_close(learner.fleet.state["omega"][name][0], omega, rtol=1e-3, atol=1e-5)
+    for name, alpha in keeper.alpha.items():
+        assert_close(learner.fleet.alpha[name][0], alpha, rtol=1e-3, atol=1e-5)
+    assert_allclose(result.accuracy, rows, atol=0.026)  # one of forty test images
+    assert result.capacity[-1]["free_parameters"] == pytest.approx(keeper.capacity().free_parameters, abs=0.01) or not keeper.state
+
+
+def test_learning_happens(tasks_npz: str) -> None:
+    result = Learner([small(tasks_npz, epochs=6)]).learn()[0]
+    assert result.accuracy.shape == (3, 3)
+    assert np.diag(result.accuracy).min() > 0.85
+    assert 0.2 < result.baseline.mean() < 0.8
+    assert result.history[2][-1]["loss"] < result.history[2][0]["loss"]
+    assert result.summary()["average"] == pytest.approx(result.accuracy[-1].mean())
+
+
+KINDS = [
+    NoSparsifier(),
+    SNI(1e-2),
+    SNID(1e-2),
+    SLNI(1e-2),
+    SLNID(2e-2),
+    L1Rep(1e-3),
+    DeCov(1e-2),
+    L1Param(1e-3),
+    L2Param(1e-3),
+    OrthReg(1e-3),
+]
+
+
+@pytest.mark.parametrize("preserve", [MAS(0.2), EWC(3.0), SI(0.5), MAS(0.1, estimator="per-batch")], ids=str)
+def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, preserve: Any) -> None:
+    """Other seeds, strengths, rates and sparsifiers beside it change nothing."""
+    runs = [
+        small(
+            tasks_npz,
+            epochs=1,
+            seed=i % 3,
+            lr=0.02 + 0.01 * i,
+            sparsify=kind,
+            preserve=dataclasses.replace(preserve, strength=preserve.strength * (1 + i)),
+        )
+        for i, kind in enumerate(KINDS)
+    ]
+    learner = Learner(runs)
+    together = learner.learn()
+    for m in (0, 4, 6, 9):
+        alone = Learner([runs[m]])
+        result = alone.learn()[0]
+        for name, p in alone.fleet.params.items():
+            assert_close(learner.fleet.params[name][m], p[0], rtol=1e-3, atol=1e-4)
+        assert_allclose(together[m].accuracy, result.accuracy, atol=0.026)
+
+
+def test_convolutions_and_batch_norm_in_a_fleet(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\n"
+        "def plain(outputs, input_shape):\n"
+        "    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, outputs))\n"
+        "def normed(outputs, input_shape):\n"
+        "    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(),\n"
+        "                         nn.Linear(8, outputs))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for model in ("mynets:plain", "mynets:normed"):
+        runs = [small(tasks_npz, model=model, epochs=1, seed=s, layers="all") for s in range(2)]
+        learner = Learner(runs)
+        together = learner.learn()
+        for m, run in enumerate(runs):
+            alone = Learner([run])
+            assert_allclose(alone.learn()[0].accuracy, together[m].accuracy, atol=0.026)
+            for name, omega in alone.fleet.state["omega"].items():
+                assert_close(learner.fleet.state["omega"][name][m], omega[0], rtol=1e-2, atol=1e-3)
+
+
+def test_joint_training_and_shared_heads(tasks_npz: str) -> None:
+    run = small(f"joint-{tasks_npz}", preserve=NoPreserver(), sparsify=NoSparsifier(), epochs=20)
+    result = Learner([run]).learn()[0]
+    assert result.accuracy.shape == (1, 3)
+    assert result.accuracy.min() > 0.85
+
+
+# -------------------------------------------------------------------------------------------------- selection and schedules
+def test_selection_keeps_the_best_epoch(tasks_npz: str) -> None:
+    for select, part in (("held-out", "held_out"), ("best-on-test", "test")):
+        run = small(tasks_npz, select=select, epochs=5, lr=0.2, sparsify=NoSparsifier(), preserve=NoPreserver(), tasks=1)
+        assert run.held_out == (0.1 if select == "held-out" else 0.0)
+        result = Learner([run]).learn()[0]
+        scores = [epoch[part] for epoch in result.history[0]]
+        if select == "best-on-test":
+            assert result.accuracy[0, 0] == pytest.approx(max(scores))
+        assert len(scores) == 5
+
+
+def test_schedules(tasks_npz: str) -> None:
+    cosine = Learner([small(tasks_npz, schedule="cosine", epochs=3, tasks=1)])
+    cosine.learn()
+    assert cosine.fleet.lr.item() < 0.05 * 0.2
+    plateau = Learner([small(tasks_npz, schedule="plateau", epochs=40, tasks=1, lr=0.3)])
+    result = plateau.learn()[0]
+    assert len(result.history[0]) < 40  # stopped after ten stalled epochs
+    assert plateau.fleet.lr.item() == 0.0
+
+
+def test_augmentation_is_a_members_own(tasks_npz: str) -> None:
+    runs = [small(tasks_npz, augment="crop-flip", epochs=1, seed=s) for s in range(3)]
+    fleet, alone = Learner(runs), Learner(runs[1:2])
+    fleet.learn()
+    alone.learn()
+    for name, p in alone.fleet.params.items():
+        assert_close(fleet.fleet.params[name][1], p[0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_diverging_member_fails_alone(tasks_npz: str) -> None:
+    runs = [small(tasks_npz, lr=lr, sparsify=NoSparsifier(), preserve=NoPreserver()) for lr in (0.05, 1e30, 0.05)]
+    good, bad, _ = Learner(runs).learn()
+    assert good.status == "done"
+    assert bad.status == "failed"
+    assert "not finite in epoch" in bad.error
+    assert_allclose(good.accuracy, Learner(runs[:1]).learn()[0].accuracy, atol=0.026)
+
+
+# ---------------------------------------------------------------------------------------------------------------- stopping
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"select": "held-out", "schedule": "cosine"}, {"schedule": "plateau"}, {"preserve": SI(1.0)}, {"model": "mlp-12-lwta"}],
+    ids=str,
+)
+def test_a_stopped_run_ends_with_the_same_bits(tasks_npz: str, tmp_path: Path, after: int, change: dict[str, Any]) -> None:
+    runs = [small(tasks_npz, seed=s, **change) for s in range(2 if after % 2 else 1)]
+    whole = Learner(runs)
+    want = whole.learn()
+    file = tmp_path / "state.safetensors"
+    count = 0
+
+    def stop(event: Event) -> None:
+        nonlocal count
+        count += 1
+        if count == after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        Learner(runs, checkpoint=file, report=stop).learn()
+    again = Learner(runs, checkpoint=file)
+    assert again.resumed
+    got = again.learn()
+    for a, b in zip(got, want, strict=True):
+        assert_array_equal(a.accuracy, b.accuracy)
+        assert a.history == b.history
+        assert a.capacity == b.capacity
+    for name, p in whole.fleet.tensors().items():
+        assert torch.equal(again.fleet.tensors()[name], p), name
+
+
+# ------------------------------------------------------------------------------------------------------------------- draws
+def test_draws_are_fixed_and_even() -> None:
+    key = draws.stream_key(torch.arange(4), "order", 1, 2)
+    order = draws.order(key, 1000)
+    assert order[0, :5].tolist() == PINNED
+    assert (order.sort(1).values == torch.arange(1000)).all()
+    assert (draws.order(key[2:3], 1000)[0] == order[2]).all()
+    u = draws.uniform(draws.stream_key(torch.arange(64), "noise"), 4096)
+    assert abs(u.mean().item() - 0.5) < 2e-3
+    assert abs(u.var().item() - 1 / 12) < 1e-3
+    assert np.abs(np.corrcoef(u[:16].numpy()) - np.eye(16)).max() < 0.08
+    weights = torch.tensor([[0.0, 1.0, 3.0]]).repeat(4, 1).repeat_interleave(100, 1)
+    drawn = draws.order(key, 300, weights)
+    assert (drawn >= 100).all()
+    assert 0.6 < (drawn >= 200).float().mean() < 0.9
+
+
+PINNED = [294, 846, 360, 19, 321]
