@@ -5,16 +5,17 @@ Members that see the same task (same seed, other strengths) share its bytes; the
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from selfless.data import Augment, Joined, Part, Resident
 from selfless.engine import draws
 
-_uploaded: weakref.WeakKeyDictionary[Tensor, Tensor] = weakref.WeakKeyDictionary()  # a source's images → their copy on the GPU
+_uploaded: Any = WeakTensorKeyDictionary()  # a source's images → their copy on the GPU
 EVALUATE = 1000  # samples a member that are evaluated at a time
 
 

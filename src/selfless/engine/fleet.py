@@ -61,7 +61,7 @@ class Fleet:
         self.order = torch.zeros(self.size, 0, dtype=torch.int64, device=device)
         self.factors: Tensor | None = None
         self.noise_key = self.seeds.clone()
-        self.graphs: dict[int, Any] = {}  # batch size → the step as a CUDA graph
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # batch size → the step as a CUDA graph
         self.augment = AUGMENT[self.run.augment]
 
     # ----------------------------------------------------------------------------------------------------------------- a task
@@ -114,7 +114,10 @@ class Fleet:
             torch.manual_seed(draws.one_seed(self.runs[0].seed, "dropout", task, epoch))
             for start in range(0, n, batch):
                 size = min(batch, n - start)
-                (self._recorded(size).replay if self.recordable else lambda size=size: self.step(size))()
+                if self.recordable:
+                    self._recorded(size).replay()
+                else:
+                    self.step(size)
         return (self.loss_sum.double() / n).tolist(), (self.hits.double() / n).tolist()
 
     # ----------------------------------------------------------------------------------------------------------------- a step

@@ -109,12 +109,13 @@ class Learner:
     # -------------------------------------------------------------------------------------------------------------- the loop
     def learn(self) -> list[Result]:
         """Train to the end, or on from where the checkpoint stands."""
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if self.run.precision == "tf32" else "highest")  # a CPU has no other than highest
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32
+        matmul.allow_tf32 = cudnn.allow_tf32 = self.run.precision == "tf32"
         try:
             return self._learn()
         finally:
-            torch.set_float32_matmul_precision(before)
+            matmul.allow_tf32, cudnn.allow_tf32 = before
 
     def _learn(self) -> list[Result]:
         first, begun = self.streams[0], time.perf_counter() - self.progress.seconds

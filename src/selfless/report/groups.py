@@ -106,7 +106,8 @@ class Group:
         """Its footnotes, in full sentences."""
         said = [ON_TEST] if self.on_test else []
         if self.failures:
-            reasons = "; ".join(f"seed {seed}: {why}" for seed, why in sorted(self.failures.items()))
+            seeds = {why: [str(s) for s, w in self.failures.items() if w == why] for why in self.failures.values()}
+            reasons = "; ".join(f"seed{'s' * (len(which) > 1)} {', '.join(which)}: {why}" for why, which in seeds.items())
             said.append(f"{len(self.failures)} of {len(self.results)} runs failed ({reasons})")
         return (*said, *self.notes)
 

@@ -1,0 +1,1 @@
+"""What things cost, as ratios taken side by side in one run: `python -m benchmarks --help`."""

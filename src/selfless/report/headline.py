@@ -1,0 +1,141 @@
+"""The point at a glance: one sentence computed from the results, and one that says how far it can be trusted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from selfless.metrics import paired_interval
+from selfless.report.groups import ON_TEST, Group, best, groups, number
+
+if TYPE_CHECKING:
+    from selfless.spec import Result, Run
+
+WORDS = "no one two three four five six seven eight nine ten".split()
+
+
+class Headline(NamedTuple):
+    sentence: str
+    support: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.sentence} {self.support}".strip()
+
+
+class Pair(NamedTuple):
+    """A method with a sparsifier beside the same method without one; all else is equal."""
+
+    method: Group
+    alone: Group
+
+
+def headline(results: Sequence[Result]) -> Headline:
+    """What the sparsifier brings, where the same method ran with and without one; else who is ahead; else plainly what there is."""
+    found = groups(results)
+    done = [g for g in found if g.done]
+    if not done:
+        return Headline("No run has finished." if not found else f"{_count(len(results), 'run').capitalize()} failed, none finished.")
+    if pairs := _pairs(done):
+        rivals = sum(pair.alone is pairs[0].alone for pair in pairs)
+        return _compare(pairs[0], rivals, _names(done))
+    first = best(done)
+    if first is None:
+        return (
+            _single(done[0]) if len(done) == 1 else Headline(f"{_count(len(done), 'set')} of runs that are not comparable: see each row.")
+        )
+    second = max((g for g in done if g is not first), key=lambda g: g.average.mean)
+    names = _names(done)
+    return Headline(
+        f"{names[first]} has the highest average of {_count(len(done), 'method')}: {_percent(first)} over {_count(first.tasks, 'task')}; "
+        f"then {names[second]}, {_percent(second)}.",
+        _seeds(first) + _warning(first, second),
+    )
+
+
+def _single(group: Group) -> Headline:
+    forgotten = group.value("forgetting").text(1, std=False)
+    tail = "" if forgotten == "–" else f", with {forgotten} points forgotten"
+    return Headline(
+        f"{_name(group.run)} ends at {_percent(group)} on average over {_count(group.tasks, 'task')}{tail}.",
+        _seeds(group) + _warning(group),
+    )
+
+
+def _pairs(done: Sequence[Group]) -> list[Pair]:
+    """Every such pair, the one with the highest average first."""
+
+    def rest(run: Run) -> str:
+        return dataclasses.replace(run, seed=0, sparsify="none").canonical()  # type: ignore[arg-type]
+
+    alone = {(rest(g.run), g.tasks): g for g in done if g.run.sparsify.name == "none"}
+    pairs = [Pair(g, alone[at]) for g in done if g.run.sparsify.name != "none" and (at := (rest(g.run), g.tasks)) in alone]
+    return sorted(pairs, key=lambda pair: -pair.method.average.mean)
+
+
+def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
+    """`rivals`: how many sparsifiers the better one was picked from."""
+    method, alone = pair
+    name, other = names[method], f"{names[alone]} alone"
+    gain = method.average.mean - alone.average.mean
+    a, b = ({r.run.seed: r.average for r in g.done} for g in pair)
+    seeds = sorted(a.keys() & b.keys())
+    low, high = paired_interval([a[s] for s in seeds], [b[s] for s in seeds]) if len(seeds) > 1 else (gain, gain)
+    over = f"on average over {_count(method.tasks, 'task')}"
+    several = f"Best of {_count(rivals, 'sparsifier')}: " if rivals > 1 else ""
+    free, before = (g.value("free_parameters").mean for g in pair)
+    moved = abs(free - before) >= 0.005  # False where either is NaN
+    if low <= 0 <= high:
+        tail = f" The first leaves {100 * free:.0f} % of the parameters free, the second {100 * before:.0f} %." if moved else ""
+        sentence = f"{name} and {other} are level within the spread over seeds: {_percent(method)} and {_percent(alone)} {over}.{tail}"
+    else:
+        joined = "and" if (free > before) == (gain > 0) else "but"
+        tail = f", {joined} leaves {100 * free:.0f} % of the parameters free instead of {100 * before:.0f} %" if moved else ""
+        sentence = f"{several}{name} keeps {_percent(method)} {over}; {other} {_percent(alone)}: {_points(gain)}{tail}."
+    if len(seeds) < 2:
+        support = "One seed each, so the difference has no error bar."
+    else:
+        ahead = sum(a[s] > b[s] for s in seeds)
+        support = (
+            f"Ahead on {ahead} of {len(seeds)} seeds; the paired difference lies between {_signed(low)} and {_signed(high)} points "
+            "(95 % bootstrap interval)."
+        )
+    return Headline(sentence, support + _warning(*pair))
+
+
+def _seeds(group: Group) -> str:
+    return "One seed." if len(group.done) == 1 else f"Mean over {_count(len(group.done), 'seed')}."
+
+
+def _warning(*said: Group) -> str:
+    """What the sentence must not be read without."""
+    texts = dict.fromkeys(text for g in said for text in ([ON_TEST] if g.on_test else []) + list(g.notes))
+    texts |= dict.fromkeys(f"{len(g.failures)} of {len(g.results)} runs of {_name(g.run)} failed" for g in said if g.failures)
+    return "".join(f" {text[:1].upper()}{text[1:]}." for text in texts)
+
+
+def _names(done: Sequence[Group]) -> dict[Group, str]:
+    """MAS + SLNID, where that tells all groups apart; their labels otherwise."""
+    names = {g: _name(g.run) for g in done}
+    return names if len(set(names.values())) == len(names) else {g: g.label for g in done}
+
+
+def _name(run: Run) -> str:
+    preserver = "no preserver" if run.preserve.name == "none" else type(run.preserve).__name__
+    return preserver if run.sparsify.name == "none" else f"{preserver} + {type(run.sparsify).__name__}"
+
+
+def _percent(group: Group) -> str:
+    return f"{number(group.average.mean)} %"
+
+
+def _signed(share: float) -> str:
+    return ("+" if share > 0 else "") + number(share)
+
+
+def _points(share: float) -> str:
+    return f"{_signed(share)} points"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{WORDS[n] if n < len(WORDS) else n} {what}{'s' * (n != 1)}"

@@ -1,0 +1,144 @@
+"""All of it as one HTML page: no network, no scripts; for a screen, a phone, paper, by day and by night."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from selfless.report.groups import Group, best, differences, footnotes, groups, settings
+from selfless.report.headline import headline
+from selfless.report.tables import MEASURES
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+    from selfless.spec import Result
+
+CAPTIONS = {
+    "per-task": "Accuracy on each task after the last one; averages in the legend.",
+    "over-time": "Average accuracy over the tasks seen so far, after each task.",
+    "first-task": "What is left of the first task: accuracy on it after each task.",
+    "capacity": "Room for the tasks to come: parameters whose importance is still below the threshold{}.",
+}
+
+
+def write(
+    results: Sequence[Result], path: Path | str, title: str = "selfless", *, out: Path | str | None = None, date: str | None = None
+) -> Path:
+    """Write the page at `path`. `out` is the results folder its links lead to (where the page is, unless said); returns `path`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from selfless.files import write_text
+
+    path = Path(path)
+    rooms = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    today = date or datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    content = _content(results, path.parent, Path(out) if out is not None else path.parent)
+    write_text(path, rooms.get_template("page.html.jinja").render(content, title=title, date=today))
+    return path
+
+
+def _content(results: Sequence[Result], here: Path, out: Path) -> dict[str, Any]:
+    from selfless.report import plots
+
+    found = groups(results)
+    marks, notes = footnotes(found)
+    flat = [settings(g.results[0]) for g in found]
+    apart = differences(flat)
+    said = headline(results)
+    rows = [
+        {
+            "group": group,
+            "mark": mark,
+            "look": look,
+            "best": group is best(found),
+            "values": [(group.value(name), digits) for name, (_, digits) in MEASURES.items()],
+            "own": {key: _plain(values[key]) for key in apart if key in values},
+            "runs": [_run(result, group, here, out) for result in group.results],
+        }
+        for group, mark, look, values in zip(found, marks, plots.looks(found), flat, strict=True)
+    ]
+    return {
+        "headline": _unbroken(said.sentence),
+        "support": _unbroken(said.support),
+        "facts": _facts(found),
+        "headings": [heading for heading, _ in MEASURES.values()],
+        "rows": rows,
+        "tasks": max((g.tasks for g in found), default=0),
+        "names": _task_names(found),
+        "notes": notes,
+        "figures": [(_inline(f), CAPTIONS[n].format(_threshold(found)), _inches(f)) for n, f in plots.figures(results).items()],
+        "matrices": [(_inline(f), _inches(f)) for f in (plots.matrix(g.done, g.label) for g in found if g.done and g.tasks > 1)],
+        "shared": {key: _plain(value) for key, value in (flat[0] if flat else {}).items() if key not in apart},
+    }
+
+
+def _inline(figure: Figure) -> Markup:
+    from markupsafe import Markup
+
+    from selfless.report import plots
+
+    return Markup(plots.svg(figure).replace(' xmlns="http://www.w3.org/2000/svg"', ""))  # its labels are escaped by matplotlib
+
+
+def _inches(figure: Figure) -> float:
+    return float(figure.get_figwidth())
+
+
+def _facts(found: Sequence[Group]) -> list[str]:
+    """What holds for every run, in a line: data, network, tasks, seeds."""
+    if not found:
+        return []
+
+    def one(values: Sequence[Any], unit: str = "") -> str:
+        return f"{values[0]}{unit}" if len(set(values)) == 1 else ""
+
+    runs = [r for g in found for r in g.results]
+    tasks, epochs, seeds = {g.tasks for g in found}, {g.run.epochs for g in found}, {len(g.results) for g in found}
+    counted = [
+        f"{tasks.pop()} tasks" if len(tasks) == 1 else "",
+        f"{epochs.pop()} epochs a task" if len(epochs) == 1 else "",
+        f"{seeds.pop()} seeds" if len(seeds) == 1 else "",
+    ]
+    counted = [text[:-1] if text.startswith("1 ") and text.endswith("s") else text.replace("1 epochs", "1 epoch") for text in counted]
+    return [text for text in [one([r.run.stream for r in runs]), one([r.run.model for r in runs]), *counted, f"{len(runs)} runs"] if text]
+
+
+def _run(result: Result, group: Group, here: Path, out: Path) -> dict[str, Any]:
+    about, key = result.about, result.run.key
+    file = out / key / "metrics.json"
+    seconds = about.get("seconds")
+    together = f" (fleet of {about['fleet']})" if about.get("fleet", 1) != 1 else ""
+    return {
+        "seed": result.run.seed,
+        "key": key,
+        "href": quote(Path(os.path.relpath(file, here)).as_posix()) if file.exists() else "",
+        "failure": group.failures.get(result.run.seed, ""),
+        "average": "" if result.run.seed in group.failures else f"{100 * result.average:.2f}",
+        "seconds": f"{seconds:.1f}{together}" if isinstance(seconds, (int, float)) else "–",
+        "about": [str(about.get(name) or "–") for name in ("hardware", "device", "torch", "selfless", "commit")],
+    }
+
+
+def _task_names(found: Sequence[Group]) -> list[str]:
+    """The names of the tasks, where all groups have the same."""
+    names = {tuple(map(str, r.about.get("tasks") or ())) for g in found for r in g.results}
+    return list(names.pop()) if len(names) == 1 else []
+
+
+def _threshold(found: Sequence[Group]) -> str:
+    values = {after["threshold"] for g in found for r in g.done for after in r.capacity if "threshold" in after}
+    return f", {values.pop():g}" if len(values) == 1 else ""
+
+
+def _plain(value: Any) -> str:
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _unbroken(sentence: str) -> str:
+    return sentence.replace(" %", "\u00a0%").replace(" points", "\u00a0points")

@@ -1,0 +1,173 @@
+"""The numbers as tables: for the terminal, for Markdown, for LaTeX (in percent), and for programs (CSV, fractions at full precision)."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from selfless.report.groups import Group, best, footnotes, groups, number
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from selfless.spec import Result
+
+MEASURES = {  # name in Result.summary → heading, digits in percent
+    "average": ("average accuracy", 2),
+    "forgetting": ("forgetting", 2),
+    "backward_transfer": ("BWT", 2),
+    "forward_transfer": ("FWT", 2),
+    "free_parameters": ("free parameters", 1),
+    "free_neurons": ("free neurons", 1),
+}
+CAPTION = "In percent, after the last task; mean ± standard deviation over seeds."
+CHUNK = 10  # tasks side by side in a terminal
+
+
+def columns(tasks: int) -> list[str]:
+    return ["method", "seeds", *(heading for heading, _ in MEASURES.values()), *(f"task {u + 1}" for u in range(tasks))]
+
+
+def cells(group: Group, tasks: int) -> list[str]:
+    """One row under `columns`, label and marks not included."""
+    if not group.done:
+        return ["0", "failed", *["–"] * (len(MEASURES) - 1 + tasks)]
+    per_task = [value.text(1, std=False) for value in group.per_task]
+    measures = [group.value(name).text(digits) for name, (_, digits) in MEASURES.items()]
+    return [str(len(group.done)), *measures, *per_task, *["–"] * (tasks - group.tasks)]
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """A GitHub table, the best average in bold, footnotes below."""
+    found = groups(results)
+    marks, notes = footnotes(found)
+    top, tasks = best(found), _tasks(found)
+
+    def line(row: Sequence[str]) -> str:
+        return "| " + " | ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for text in row) + " |"
+
+    rows = [columns(tasks), ["---", *["---:"] * (len(columns(tasks)) - 1)]]
+    for group, mark in zip(found, marks, strict=True):
+        seeds, average, *rest = cells(group, tasks)
+        rows.append([_marked(group.label, mark), seeds, f"**{average}**" if group is top else average, *rest])
+    return "\n\n".join(["\n".join(map(line, rows)), CAPTION, *(f"{mark} {text}" for mark, text in notes)]) + "\n"
+
+
+def latex(results: Sequence[Result]) -> str:
+    """A booktabs tabular, the best average in bold; footnotes below it."""
+    found = groups(results)
+    marks, notes = footnotes(found)
+    top, tasks = best(found), _tasks(found)
+    lines = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(columns(tasks)) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(map(_tex, columns(tasks))) + r" \\", r"\midrule"]
+    for group, mark in zip(found, marks, strict=True):
+        seeds, average, *rest = map(_tex, cells(group, tasks))
+        strong = rf"\textbf{{{average}}}" if group is top else average
+        lines.append(" & ".join([_tex(_marked(group.label, mark)), seeds, strong, *rest]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}", *(rf"\par\footnotesize {_tex(mark)} {_tex(text)}" for mark, text in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def csv(results: Sequence[Result]) -> str:
+    """One line a group: fractions at full precision, named as in metrics.json; unknown values are empty."""
+    found = groups(results)
+    tasks = _tasks(found)
+    file = io.StringIO()
+    rows = csv_format.writer(file, lineterminator="\n")
+    values = [f"{name}{end}" for name in MEASURES for end in ("", "_std")] + [
+        f"task_{u + 1}{e}" for u in range(tasks) for e in ("", "_std")
+    ]
+    rows.writerow(["label", "method", "stream", "model", "tasks", "seeds", "failed", "select", "notes", *values])
+    for g in found:
+        pairs = [g.value(name) for name in MEASURES] + list(g.per_task)
+        shares = ["" if math.isnan(x) else repr(x) for pair in pairs for x in pair] + [""] * 2 * (tasks - g.tasks)
+        about = [g.label, g.run.method, g.run.stream, g.run.model, g.tasks, len(g.done), len(g.failures), g.select, "; ".join(g.notes)]
+        rows.writerow([*about, *shares])
+    return file.getvalue()
+
+
+def terminal(results: Sequence[Result]) -> RenderableType:
+    """For `rich.print`: one row a method, then accuracy on each task; of a single run, its accuracy matrix. Fits 80 columns."""
+    from rich.console import Group as Stack
+    from rich.text import Text
+
+    found = groups(results)
+    if not found:
+        return Text("no results")
+    marks, notes = footnotes(found)
+    labels = [[Text(group.label), *([Text(mark)] if notes else [])] for group, mark in zip(found, marks, strict=True)]
+    parts: list[RenderableType] = [Text("After the last task (%)", style="bold"), _summary(found, labels)]
+    if len(results) == 1 and found[0].done:
+        if 1 < found[0].tasks <= 1.5 * CHUNK:
+            parts += [Text("\nAccuracy (%): rows, the tasks learnt so far; columns, the task tested", style="bold"), _matrix(found[0])]
+    elif any(group.done for group in found):
+        parts.append(Text("\nAccuracy on each task after the last one (%)", style="bold"))
+        parts += [_per_task(found, labels, start) for start in range(0, _tasks(found), CHUNK)]
+    notes_below = [Text(f"{mark} {text}", style="yellow") for mark, text in notes]
+    return Stack(*parts, *([Text()] if notes else []), *notes_below)
+
+
+def _table(rest: Sequence[str], first: str = "method", marks: bool = False) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, overflow="fold")  # where it is narrow the label gives way, never a number
+    if marks:
+        table.add_column("")
+    for heading in rest:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _summary(found: Sequence[Group], labels: Sequence[Sequence[Text]]) -> Table:
+    headings = [heading.replace(" ", "\n").replace("parameters", "param.") for heading, _ in MEASURES.values()]
+    table = _table(headings, marks=len(labels[0]) > 1)
+    top = best(found)
+    for group, label in zip(found, labels, strict=True):
+        if not group.done:
+            table.add_row(*label, "[red]failed[/red]", *["–"] * (len(MEASURES) - 1))
+            continue
+        texts = [group.value(name).text(digits, std=name == "average") for name, (_, digits) in MEASURES.items()]
+        table.add_row(*label, f"[bold green]{texts[0]}[/]" if group is top else texts[0], *texts[1:])
+    return table
+
+
+def _per_task(found: Sequence[Group], labels: Sequence[Sequence[Text]], start: int) -> Table:
+    stop = min(start + CHUNK, _tasks(found))
+    table = _table([str(u + 1) for u in range(start, stop)], marks=len(labels[0]) > 1)
+    for group, label in zip(found, labels, strict=True):
+        table.add_row(*label, *(value.text(1, std=False) for value in group.per_task[start:stop]))
+    return table
+
+
+def _matrix(group: Group) -> Table:
+    A = group.accuracy[0]
+    table = _table([str(u + 1) for u in range(A.shape[1])], "learnt")
+    for t, row in enumerate(A):
+        texts = ["–" if math.isnan(a) else number(a) for a in row]
+        joint = len(A) == 1
+        table.add_row("all" if joint else str(t + 1), *(x if joint or u <= t else f"[dim]{x}[/dim]" for u, x in enumerate(texts)))
+    return table
+
+
+def _tasks(found: Sequence[Group]) -> int:
+    return max((group.tasks for group in found), default=0)
+
+
+def _marked(label: str, mark: str) -> str:
+    return f"{label} {mark}".rstrip()
+
+
+TEX = {c: rf"\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+TEX |= {"±": r"$\pm$", "−": "$-$", "–": "--", "†": r"\textdagger{}", "≥": r"$\ge$", "≤": r"$\le$", "\n": " "}
+TEX |= {mark: rf"\textsuperscript{{{digit}}}" for digit, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+
+
+def _tex(text: str) -> str:
+    return "".join(TEX.get(c, c) for c in text)

@@ -1,0 +1,145 @@
+"""Results as a cache: skipped, resumed, locked, never half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import selfless
+from selfless import MAS, SLNID, Run
+from selfless.runner.local import fleets
+from selfless.runner.store import Store
+from selfless.spec import Result
+
+BASE: dict[str, Any] = {"model": "mlp-12", "preserve": MAS(0.1), "sparsify": SLNID(1e-2), "epochs": 2, "batch": 50, "lr": 0.05}
+
+
+def test_results_are_recorded_and_not_trained_again(tasks_npz: str, tmp_path: Path) -> None:
+    run = Run(stream=tasks_npz, **BASE)
+    events: list[Any] = []
+    first = selfless.train(run, out=tmp_path, watch=lambda runs, event: events.append(event))
+    assert isinstance(first, Result)
+    assert len(events) == 3 * (2 + 1)
+    folder = tmp_path / run.key
+    assert sorted(p.name for p in folder.iterdir()) == ["checkpoint.safetensors", "lock", "log.jsonl", "metrics.json", "spec.json"]
+    events.clear()
+    again = selfless.train([run, run], out=tmp_path, watch=lambda runs, event: events.append(event))
+    assert not events
+    assert [r.as_dict() for r in again] == [first.as_dict()] * 2
+    forced = selfless.train(run, out=tmp_path, force=True)
+    assert_array_equal(forced.accuracy, first.accuracy)
+    assert len(Store(tmp_path).all()) == 1
+    assert len((folder / "log.jsonl").read_text().splitlines()) == 9
+
+
+def test_the_checkpoint_is_the_trained_network(tasks_npz: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from selfless.data import stream
+    from selfless.models import build
+
+    runs = [Run(stream=tasks_npz, seed=s, **BASE) for s in range(3)]
+    results = selfless.train(runs, out=tmp_path, workers=1)
+    for run, result in zip(runs, results, strict=True):
+        tensors = load_file(tmp_path / run.key / "checkpoint.safetensors")
+        tasks = stream(run.stream, seed=run.seed)
+        model = build(run.model, outputs=tasks.outputs, input_shape=tasks.input_shape)
+        model.load_state_dict({n.removeprefix("params."): t for n, t in tensors.items() if n.startswith("params.")})
+        for u, task in enumerate(tasks.tasks):
+            x, y = task.test.resident().batch(torch.arange(len(task.test)))
+            head = task.heads[0]
+            hit = model(x)[:, head.start : head.stop].argmax(1) == y - head.start
+            assert hit.double().mean().item() == pytest.approx(result.accuracy[-1, u])
+
+
+def test_nothing_is_kept_without_out(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    selfless.train(Run(stream=tasks_npz, **BASE))
+    assert not list(tmp_path.iterdir())
+
+
+def test_workers_give_the_numbers_of_one_process(tasks_npz: str, tmp_path: Path) -> None:
+    runs = [Run(stream=tasks_npz, seed=s, **(BASE | {"epochs": 1})) for s in range(2)]
+    one, two = selfless.train(runs, out=tmp_path / "a", workers=1), selfless.train(runs, out=tmp_path / "b", workers=2)
+    for a, b in zip(one, two, strict=True):
+        assert a.run == b.run
+        np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.026)
+
+
+def test_a_workers_error_is_the_users_message(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no stream is called 'permuted-mnits'"):
+        selfless.train([Run(stream="permuted-mnits", seed=s) for s in range(2)], out=tmp_path)
+
+
+def test_fleets_hold_what_differs_in_numbers_only() -> None:
+    runs = [Run(seed=s, lr=lr, sparsify=kind) for s in range(2) for lr in (0.1, 0.2) for kind in ("none", "slnid:1e-3", "slnid:1e-2")]
+    assert [len(f) for f in fleets(runs)] == [12]
+    assert [len(f) for f in fleets([*runs, Run(epochs=3), Run(model="mlp-64")])] == [12, 1, 1]
+    assert len(fleets([Run(preserve="mas:1"), Run(preserve="ewc:1"), Run(preserve="mas:2")])) == 2
+    assert [len(f) for f in fleets(runs, most=5)] == [5, 5, 2]
+
+
+def test_a_damaged_result_is_named(tasks_npz: str, tmp_path: Path) -> None:
+    run = Run(stream=tasks_npz, **(BASE | {"epochs": 1}))
+    selfless.train(run, out=tmp_path)
+    (tmp_path / run.key / "metrics.json").write_text("{")
+    with pytest.raises(ValueError, match=r"metrics.json is not a result .* --force"):
+        selfless.train(run, out=tmp_path)
+    assert selfless.train(run, out=tmp_path, force=True).status == "done"
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "selfless.cli", *words]
+
+
+def flags(data: str) -> list[str]:
+    return ["run", "--stream", data, "--model", "mlp-12", "--sparsify", "slnid:1e-2", "--epochs", "40", "--batch", "10", "--lr", "0.05"]
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)])
+def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(tasks_npz: str, tmp_path: Path, how: signal.Signals, code: int) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    words = flags(tasks_npz)
+    whole = subprocess.run(command(*words, "--out", str(tmp_path / "whole"), "--json"), capture_output=True, text=True, env=environment)
+    assert whole.returncode == 0, whole.stderr
+    process = subprocess.Popen(
+        command(*words, "--out", str(tmp_path / "cut")), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    deadline = time.monotonic() + 60
+    while not (lines := [p.read_text().count("\n") for p in (tmp_path / "cut").glob("*/log.jsonl")]) or lines[0] < 7:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.005)
+    process.send_signal(how)
+    process.communicate()
+    assert process.returncode == code
+    assert not list((tmp_path / "cut").glob("*/metrics.json"))
+    again = subprocess.run(command(*words, "--out", str(tmp_path / "cut"), "--json"), capture_output=True, text=True, env=environment)
+    assert again.returncode == 0, again.stderr
+    a, b = json.loads(whole.stdout)["runs"][0], json.loads(again.stdout)["runs"][0]
+    for key in ("accuracy", "history", "capacity", "summary", "key"):
+        assert a[key] == b[key]
+    epochs = [p.read_text().count('"evaluated": false') for p in (tmp_path / "cut").glob("*/log.jsonl")]
+    assert epochs[0] <= 3 * 40 + 1  # at most one epoch was trained twice
+
+
+def test_two_processes_train_a_run_once(tasks_npz: str, tmp_path: Path) -> None:
+    words = command(*flags(tasks_npz), "--out", str(tmp_path), "--json")
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [p.communicate() for p in both]
+    assert [p.returncode for p in both] == [0, 0], outputs
+    first, second = (json.loads(out) for out, _ in outputs)
+    assert first["runs"] == second["runs"]
+    logs = [p.read_text().count('"evaluated": false') for p in tmp_path.glob("*/log.jsonl")]
+    assert logs == [3 * 40]

@@ -1,0 +1,175 @@
+"""The command line, as a person and as a script would use it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from selfless.cli import app
+from selfless.config import options, plan, size
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> str:
+    sys.path.insert(0, str(Path(__file__).parent / "engine"))
+    from conftest import make  # the engine's small stream
+
+    sys.path.pop(0)
+    return str(make(tmp_path_factory.mktemp("cli") / "tasks.npz"))
+
+
+def small(stream: str, out: Path, *more: str) -> list[str]:
+    return ["run", "--stream", stream, "--model", "mlp-12", "--epochs", "2", "--batch", "50", "--lr", "0.05", "--out", str(out), *more]
+
+
+def test_run_prints_a_table_and_where_the_files_are(stream: str, tmp_path: Path) -> None:
+    done = runner.invoke(app, small(stream, tmp_path, "--sparsify", "slnid:1e-2"))
+    assert done.exit_code == 0, done.output
+    assert "slnid:0.01" in done.output
+    folder = next(tmp_path.iterdir())
+    assert folder.name in done.output.replace("\n", "")
+
+
+def test_json_is_one_object_with_full_precision(stream: str, tmp_path: Path) -> None:
+    done = runner.invoke(app, small(stream, tmp_path, "--json"))
+    value = json.loads(done.stdout)
+    assert value["runs"][0]["status"] == "done"
+    recorded = json.loads(next(tmp_path.glob("*/metrics.json")).read_text())
+    assert value["runs"][0]["accuracy"] == recorded["accuracy"]
+    assert value["average"]["mean"] == recorded["summary"]["average"]
+
+
+def test_seeds_report_mean_and_deviation(stream: str, tmp_path: Path) -> None:
+    done = runner.invoke(app, small(stream, tmp_path, "--seeds", "3", "--workers", "1", "--json"))
+    value = json.loads(done.stdout)
+    averages = [r["summary"]["average"] for r in value["runs"]]
+    assert [r["run"]["seed"] for r in value["runs"]] == [0, 1, 2]
+    assert value["average"]["mean"] == pytest.approx(sum(averages) / 3)
+    assert value["average"]["std"] > 0
+
+
+def test_config_and_flags_compose(stream: str, tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    config.write_text(
+        f'stream = "{stream}"\nmodel = "mlp-9"\nepochs = 1\nbatch = 50\npreserve = {{name = "ewc", strength = 3.0}}\nseeds = 2\n'
+    )
+    made = plan(config, {"epochs": 2, "model": None})
+    assert [r.seed for r in made.runs] == [0, 1]
+    assert made.runs[0].epochs == 2
+    assert made.runs[0].model == "mlp-9"
+    assert str(made.runs[0].preserve) == "ewc:3"
+    done = runner.invoke(app, ["run", "--config", str(config), "--seeds", "1", "--out", str(tmp_path / "out"), "--json"])
+    assert json.loads(done.stdout)["runs"][0]["run"]["model"] == "mlp-9"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--preserve", "mass:0.1"], "Did you mean 'mas'"),
+        (["--sparsify", "slnid:much"], "not a number"),
+        (["--select", "best"], "choose one of last, held-out, best-on-test"),
+        (["--stream", "permuted-mnits"], "permuted-mnist"),
+        (["--model", "mpl-12"], "mlp"),
+        (["--lr", "-1"], "lr is -1.0"),
+        (["--config", "nowhere.toml"], "there is no file nowhere.toml"),
+        (["--stream-option", "head"], "write key=value"),
+        (["--device", "cuda"], "no usable GPU"),
+        (["--budget", "much"], "not a size"),
+        (["--engine", "ray"], "not available in this version"),
+    ],
+)
+def test_bad_input_is_one_message_with_the_remedy(stream: str, tmp_path: Path, words: list[str], message: str) -> None:
+    import torch
+
+    if "cuda" in words and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    done = runner.invoke(app, small(stream, tmp_path / "out", *words))
+    assert done.exit_code == 1
+    assert message in done.output
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*/metrics.json"))
+    told = runner.invoke(app, small(stream, tmp_path / "out", *words, "--json"))
+    assert message in json.loads(told.stdout)["error"]
+
+
+def test_unknown_keys_are_errors_with_a_suggestion(tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    config.write_text("epoch = 3\n")
+    with pytest.raises(ValueError, match="unknown key 'epoch'. Did you mean 'epochs'"):
+        plan(config, {})
+    config.write_text("epochs = = 3\n")
+    with pytest.raises(ValueError, match="not valid TOML"):
+        plan(config, {})
+
+
+def test_a_failed_run_is_shown_and_the_exit_is_not_zero(stream: str, tmp_path: Path) -> None:
+    done = runner.invoke(app, small(stream, tmp_path, "--lr", "1e30", "--preserve", "none"))
+    assert done.exit_code == 1
+    assert "not finite" in done.output
+
+
+def test_report_and_capacity_read_what_was_recorded(stream: str, tmp_path: Path) -> None:
+    runner.invoke(app, small(stream, tmp_path, "--sparsify", "slnid:1e-2"))
+    page = runner.invoke(app, ["report", str(tmp_path)])
+    assert page.exit_code == 0, page.output
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    for form in ("md", "csv", "latex"):
+        assert runner.invoke(app, ["report", str(tmp_path), "--format", form]).exit_code == 0
+    room = json.loads(runner.invoke(app, ["capacity", str(tmp_path), "--json"]).stdout)
+    assert len(room["runs"][0]["capacity"]) == 3
+    assert "all parameters" in runner.invoke(app, ["capacity", str(tmp_path)]).output
+    empty = runner.invoke(app, ["report", str(tmp_path / "none")])
+    assert empty.exit_code == 1
+    assert "holds no results" in empty.output
+
+
+def test_help_is_quick_and_does_not_load_torch() -> None:
+    code = "import sys, selfless.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    begun = time.process_time()
+    done = runner.invoke(app, ["run", "--help"])
+    assert done.exit_code == 0
+    assert "selfless run" in done.output
+    assert time.process_time() - begun < 5
+
+
+def test_own_data_and_own_network_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What docs/your-own.md says: pictures in folders and a factory in a module."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.Generator(np.random.PCG64(0))
+    for task, classes in (("animals", ("cat", "dog")), ("things", ("cup", "pen"))):
+        for k, name in enumerate(classes):
+            for part, count in (("train", 30), ("test", 10)):
+                folder = tmp_path / "tasks" / task / part / name
+                folder.mkdir(parents=True)
+                for i in range(count):
+                    pixels = np.clip(rng.normal(80 + 90 * k, 20, (8, 8, 3)), 0, 255).astype(np.uint8)
+                    Image.fromarray(pixels).save(folder / f"{i}.png")
+    (tmp_path / "mynet.py").write_text(
+        "from torch import nn\n\n"
+        "def build(outputs, input_shape):\n"
+        "    channels, height, width = input_shape\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 16), nn.ReLU(), nn.Linear(16, outputs))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "--stream", "folders:tasks", "--model", "mynet:build", "--epochs", "15", "--batch", "10", "--sparsify", "slnid:1e-3"]
+    done = runner.invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["runs"][0]["summary"]["average"] > 0.8
+
+
+def test_options_and_sizes() -> None:
+    given: dict[str, Any] = options(["p=0.5", "head=all", "angles=[0, 30]", "flag=true"], "--stream-option")
+    assert given == {"p": 0.5, "head": "all", "angles": [0, 30], "flag": True}
+    assert [size(t) for t in ("2GB", "500 MiB", "12", None, 7)] == [2 * 10**9, 500 * 2**20, 12, None, 7]
