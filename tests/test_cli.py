@@ -104,7 +104,7 @@ def test_bad_input_is_one_message_with_the_remedy(stream: str, tmp_path: Path, w
 def test_unknown_keys_are_errors_with_a_suggestion(tmp_path: Path) -> None:
     config = tmp_path / "my.toml"
     config.write_text("epoch = 3\n")
-    with pytest.raises(ValueError, match="unknown key 'epoch'. Did you mean 'epochs'"):
+    with pytest.raises(ValueError, match=r"unknown key 'epoch'\. Did you mean 'epochs'"):
         plan(config, {})
     config.write_text("epochs = = 3\n")
     with pytest.raises(ValueError, match="not valid TOML"):

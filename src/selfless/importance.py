@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfless.layers import Discovery, Layers, Tap, resolve
+from selfless.layers import Layers, Tap, resolve
 from selfless.persample import MEMORY, Recorder, vmapped
 
 Estimator = Literal["per-sample", "per-batch"]
@@ -70,6 +70,8 @@ class LogLikelihood:
         if self.fisher == "empirical":
             if labels is None:
                 raise ValueError("EWC's empirical Fisher needs labels: yield (x, y) pairs or dicts with 'labels', or use fisher='sampled'")
+            if labels.is_floating_point():
+                raise ValueError(f"EWC's labels must be class numbers (integers), not {labels.dtype}")
             return [(labels, None)]
         p = output.detach().softmax(-1)
         if self.fisher == "sampled":
@@ -81,7 +83,9 @@ class LogLikelihood:
 
     def value(self, output: Tensor, target: Tensor | None) -> Tensor:
         assert target is not None
-        losses = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none", ignore_index=-100)
+        if (output.dim() > 2 and output.shape[:-1] != target.shape) or (output.dim() > 3 and output.shape[2:] == target.shape[1:]):
+            output = output.movedim(1, -1)  # (M, C, H, W) with labels (M, H, W), as for F.cross_entropy
+        losses = F.cross_entropy(output.flatten(0, -2), target.flatten().long(), reduction="none", ignore_index=-100)
         return -losses.view(len(output), -1).sum(1)
 
 
@@ -129,15 +133,23 @@ def measure(
     estimator: Estimator = "per-sample",
     forward: Forward | None = None,
     memory: int = MEMORY,
+    lenient: bool = False,
 ) -> Importance:
     """Ω and α of one task in one pass. The model is put in eval mode meanwhile, and everything is left as it was found.
 
     batches    what a training loop has: a DataLoader, a list or a generator of x, (x, y, …) or dicts
     forward    forward(model, batch) → output, for models that take more than x (a task id, say); default: see `run_batch`
     memory     bytes that per-sample gradients may take at a time
+    lenient    layers that these batches do not run through are left out, instead of an error
     """
     if estimator not in ("per-sample", "per-batch"):
         raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
+    if isinstance(batches, Tensor):
+        raise TypeError("batches must be an iterable of batches, not one tensor; wrap a single batch as [x]")
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "importance needs gradients, which torch.inference_mode() forbids; leave it, or use torch.no_grad() around the rest"
+        )
     model = unwrap(model)
     exact = parameters and estimator == "per-sample"
     omega: dict[str, Tensor] = {}
@@ -164,9 +176,15 @@ def measure(
     if parameters:
         omega = {n: _mean(omega, n, p, samples) for n, p in model.named_parameters() if p.requires_grad}
     missing = set(taps or {}) - set(alpha)
-    if missing:
+    if missing and not lenient:
         raise ValueError(f"layer {sorted(missing)[0]!r} was never reached by the forward pass; name a layer that these batches run through")
-    return Importance(omega, {name: alpha[name] / samples for name in (taps or {})}, samples)
+    alpha = {name: alpha[name] / samples for name in (taps or {}) if name in alpha}
+    for name, value in alpha.items():
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(
+                f"the importance of layer {name!r} is not finite: activations or outputs hold NaN or infinity. Did training diverge?"
+            )
+    return Importance(omega, alpha, samples)
 
 
 def _mean(omega: dict[str, Tensor], name: str, parameter: Tensor, samples: int) -> Tensor:
@@ -209,15 +227,29 @@ def _fallback(
 ) -> Callable[[list[str]], Iterator[dict[str, Tensor]]]:
     wrapper = _Forward(model, forward)
 
-    def call(parameters: dict[str, Tensor], sample: Any, wanted: Tensor | None) -> Tensor:
-        return objective.value(torch.func.functional_call(wrapper, parameters, (sample,)), wanted).sum()
-
     def chunks(names: list[str]) -> Iterator[dict[str, Tensor]]:
-        parameters = {f"model.{n}": model.get_parameter(n).detach() for n in names}
-        for chunk in vmapped(call, parameters, batch, target, count, memory):
-            yield {name.removeprefix("model."): g for name, g in chunk.items()}
+        slots = _slots(wrapper, {model.get_parameter(n): n for n in names})
+
+        def call(parameters: dict[str, Tensor], sample: Any, wanted: Tensor | None) -> Tensor:
+            replaced = {slot: parameters[name] for slot, name in slots.items()}
+            values = objective.value(torch.func.functional_call(wrapper, replaced, (sample,), tie_weights=False), wanted)
+            if values.numel() != 1:
+                raise ValueError("one sample gave several outputs: its batches do not split along their first axis")
+            return values.sum()
+
+        yield from vmapped(call, {n: model.get_parameter(n).detach() for n in names}, batch, target, count, memory)
 
     return chunks
+
+
+def _slots(model: nn.Module, wanted: dict[Tensor, str]) -> dict[str, str]:
+    """Every place a parameter stands in, once each → its name. A module registered twice has one set of places."""
+    found = {}
+    for prefix, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None and parameter in wanted:
+                found[f"{prefix}.{key}" if prefix else key] = wanted[parameter]
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------- models and batches
@@ -279,14 +311,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
         for module, call in compiled.items():
             module._compiled_call_impl = call
-
-
-def complete_taps(model: nn.Module, taps: dict[str, Tap], call: Callable[[], Any]) -> dict[str, Tap]:
-    """Run `call`, one forward pass, and see which activation follows each open tap."""
-    watch = Discovery(model)
-    watch.start()
-    try:
-        call()
-    finally:
-        watch.stop()
-    return {name: watch.complete(name, tap) for name, tap in taps.items()}

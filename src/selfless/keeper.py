@@ -8,32 +8,32 @@
             optimizer.zero_grad(); loss.backward(); optimizer.step()
         keeper.consolidate(task)
 
-The keeper only reads: hooks record activations of forward passes in training mode with gradients on. Passes in eval mode or under
-`no_grad`, and those that activation checkpointing repeats, do not count. The optimizer's post-step hook applies the implicit anchor.
+The keeper only reads the model; `selfless.recording` says which forward passes count. After `anchor_with`, every optimizer step over the
+model's parameters is followed by the implicit anchor, also that of an optimizer made later.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from selfless.anchor import step_sizes
 from selfless.capacity import THRESHOLD, Capacity, free_share
-from selfless.importance import Forward, complete_taps, measure, run_batch, to_device, unwrap
-from selfless.layers import Discovery, Layers, Tap, neuron_axis, resolve
+from selfless.importance import Forward, evaluating, measure, run_batch, to_device, unwrap
+from selfless.layers import Discovery, Layers, Tap, resolve
 from selfless.path import PathWatch
 from selfless.persample import MEMORY
-from selfless.preserve import PRESERVERS, NoPreserver, Preserver, State
+from selfless.preserve import PRESERVERS, NoPreserver, Preserver, Quadratic, State
+from selfless.recording import Recording
 from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import parse
-
-_PILE = 64  # forward passes recorded without a penalty() before we say so
 
 
 def attach(
@@ -52,6 +52,8 @@ def attach(
                   after every hidden nn.Linear. A layer is named by its activation module or by the module before it.
     check_finite  raise on NaN or infinite activations (one synchronisation a step on a GPU; False skips it)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     return Keeper(
         model,
         _term(preserve, PRESERVERS, Preserver, NoPreserver(), "preserve"),
@@ -78,45 +80,48 @@ class Keeper:
         self.preserve, self.sparsify, self.check_finite = preserve, sparsify, check_finite
         self.alpha: dict[str, Tensor] = {}
         self.tasks = 0
-        self._auto = isinstance(layers, str) and layers == "auto"
-        self._records: dict[str, list[Tensor]] = {}
-        self._reached: set[str] = set()
-        self._handles: list[Any] = []
-        self._anchored: dict[torch.optim.Optimizer, Any] = {}
-        self._tap_handles: list[Any] = []
-        self._watch = PathWatch() if preserve.watches else None
-        self.taps = self._resolve(layers, compiled=self.model is not model or model._compiled_call_impl is not None)
+        self.implicit = False
+        self._attached = True
+        self._fresh = True  # no step of this task was seen yet
+        self._shares: tuple[Any, dict[str, Tensor]] | None = None
+        compiled = self.model is not model or model._compiled_call_impl is not None
+        auto = isinstance(layers, str) and layers == "auto"
+        reads = sparsify.reads if sparsify.strength > 0 else ""
+        taps = self._resolve(layers, auto, compiled, wanted=reads in ("activations", "weights"))
         self.state: State = preserve.init(self._parameters())
-        if self._watch is not None:
-            self._watch.follow(self._parameters())
-        self._listen()
+        self._recording = Recording(self.model, taps, auto, reads == "activations", reads == "weights")
+        self._watch = PathWatch() if preserve.watches else None
+        self._step_hook = register_optimizer_step_post_hook(_weak_step(self))
+
+    @property
+    def taps(self) -> dict[str, Tap]:
+        return self._recording.taps
 
     # ------------------------------------------------------------------------------------------------------------- the loop
     def penalty(self) -> Tensor:
-        """λ_SSL Σ_l R(H_l) over the forward passes since the last call, plus the explicit λ_Ω Σ Ω(θ − θ*)² where no optimizer is anchored.
+        """λ_SSL Σ_l R(H_l) over the forward passes since the last call, plus the explicit λ_Ω Σ Ω(θ − θ*)² unless anchored implicitly.
 
         Call it once per backward pass. Several forward passes before it count as one larger batch.
         """
+        self._check_attached()
         parameters = self._parameters()
         self._place()
-        self._observe()
+        self._begin_or_observe(parameters)
         parts: list[Tensor] = []
         training = torch.is_grad_enabled() and self.model.training
-        records, self._records = self._records, {}
+        found = self._recording.take()
         if self.sparsify.strength > 0 and (training or self.sparsify.reads != "activations"):
-            parts.append(self.sparsify.strength * self._inhibition(records, parameters))
-        if self.preserve.strength > 0 and self.tasks:
-            implicit = self._implicit()
-            explicit = {n: p for n, p in parameters.items() if n not in implicit}
-            if explicit:
-                self._check_shapes(explicit)
-                parts.append(self.preserve.strength * self.preserve.penalty(self.state, explicit))
-        device = next(iter(parameters.values())).device
-        total = torch.zeros((), device=device, requires_grad=torch.is_grad_enabled())
-        depends = torch.stack([p.to(total.dtype) for p in parts]).sum() if parts else None
-        total = total + depends if depends is not None else total + 0
+            parts.append(self.sparsify.strength * self._inhibition(found, parameters))
+        if self.preserve.strength > 0 and self.tasks and not self.implicit:
+            self._check_shapes(parameters)
+            parts.append(self.preserve.strength * self.preserve.penalty(self.state, parameters))
+        like = parts[0] if parts else next(iter(parameters.values()))
+        dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
+        zero = torch.zeros((), device=like.device, dtype=dtype, requires_grad=torch.is_grad_enabled())
+        depends = torch.stack(parts).sum() if parts else None
+        total = zero + depends if depends is not None else zero + 0
         if self.check_finite and parts and not math.isfinite(total.item()):
-            self._explain(records)
+            self._explain(found)
         if self._watch is not None and training:
             self._watch.penalised(total, depends)
         return total
@@ -127,54 +132,58 @@ class Keeper:
         `forward(model, batch)` gives the output for models that take more than x: `lambda m, b: m(b[0], task=2)`. If anything fails,
         the keeper stays as it was.
         """
+        self._check_attached()
         self._place()
-        self._observe()
-        self._records = {}
-        batches = self._complete(batches, forward)
+        parameters = self._parameters()
+        self._begin_or_observe(parameters)
+        self._recording.drop()
         preserve = self.preserve
         omega: dict[str, Tensor] = {}
         alpha: dict[str, Tensor] = {}
         if preserve.measures or self.taps:
+            batches = self._shown(batches, forward)
             found = measure(
                 self.model,
                 batches,
                 preserve.objective,
-                taps=self.taps,
+                taps={n: t for n, t in self.taps.items() if t.complete or self.sparsify.strength == 0},
                 parameters=preserve.measures,
                 estimator=preserve.how,
                 forward=forward,
                 memory=memory,
+                lenient=self._recording.auto,
             )
             omega, alpha = found.omega, found.alpha
-        parameters = {n: p.detach() for n, p in self._parameters().items()}
-        self._check_shapes(parameters)
-        state = preserve.consolidate(self.state, parameters, omega)
-        alpha = {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
-        self.state, self.alpha, self.tasks = state, alpha, self.tasks + 1
-        if self._watch is not None:
-            self._watch.follow(self._parameters())
+        values = {n: p.detach() for n, p in parameters.items()}
+        self._check_shapes(values)
+        state = preserve.consolidate(self.state, values, omega)
+        for name, value in state.get("omega", {}).items():
+            if not bool(torch.isfinite(value).all()):
+                raise ValueError(
+                    f"the importance of {name!r} is not finite; did training diverge? Lower the learning rate or clip gradients"
+                )
+        self.state, self.tasks, self._fresh, self._shares = state, self.tasks + 1, True, None
+        self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
 
     def anchor_with(self, optimizer: torch.optim.Optimizer) -> Keeper:
-        """Anchor implicitly after every step of `optimizer`: stable at any strength. Call it again for every new optimizer.
+        """Anchor implicitly from now on, after every step of this and any later optimizer: stable at any strength.
 
         What the step size means for each optimizer is said in `selfless.anchor`.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"anchor_with takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        if optimizer not in self._anchored:
-            if not step_sizes(optimizer, self._names()):
-                raise ValueError("the optimizer holds none of the model's trainable parameters; build it over model.parameters()")
-            self._anchored[optimizer] = optimizer.register_step_post_hook(self._pull)
+        if not step_sizes(optimizer, self._names()):
+            raise ValueError("the optimizer holds none of the model's trainable parameters; build it over model.parameters()")
+        self.implicit = True
         return self
 
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
         self._place()
         omega = self.state.get("omega")
+        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (omega and n in omega)}
         return Capacity(
-            {n: free_share(omega.get(n, torch.zeros_like(p)), threshold) for n, p in self._parameters().items()}
-            if omega is not None
-            else {},
+            {n: free_share(omega.get(n, torch.zeros_like(p)), threshold) for n, p in named.items()} if omega is not None else {},
             {name: free_share(a, threshold) for name, a in self.alpha.items()},
             self.tasks,
             threshold,
@@ -186,7 +195,7 @@ class Keeper:
         flat = {f"preserve.{group}.{name}": t for group, tensors in self.state.items() for name, t in tensors.items()}
         flat |= {f"alpha.{name}": t for name, t in self.alpha.items()}
         method = torch.tensor(list(self.preserve.name.encode()), dtype=torch.uint8)
-        return {n: t.detach().clone() for n, t in flat.items()} | {"tasks": torch.tensor(self.tasks), "method": method}
+        return {n: t.detach().contiguous().clone() for n, t in flat.items()} | {"tasks": torch.tensor(self.tasks), "method": method}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over a `state_dict`. Checked against this model first; on a mismatch nothing changes."""
@@ -195,36 +204,53 @@ class Keeper:
         method = bytes(state["method"].tolist()).decode()
         if method != self.preserve.name:
             raise ValueError(f"the state is of preserver {method!r}, but this keeper has {self.preserve.name!r}; attach with the same one")
-        shapes = {n: p.shape for n, p in self.model.named_parameters()}
-        new: State = {group: {} for group in self.state}
+        new: State = {group: {} for group in self.preserve.init(self._parameters())}
         alpha: dict[str, Tensor] = {}
         for key, tensor in state.items():
             kind, _, rest = key.partition(".")
+            group, _, name = rest.partition(".")
+            if not isinstance(tensor, Tensor) or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
+                raise ValueError(f"{key!r} in the state is not a tensor of finite numbers; the file is damaged or from a run that diverged")
             if kind == "alpha":
                 alpha[rest] = tensor.detach().clone()
-            elif kind == "preserve":
-                group, _, name = rest.partition(".")
-                if group != "offset" and name not in shapes:
-                    raise ValueError(f"the state has parameter {name!r}, which the model has not; build the model the state was saved with")
-                if group != "offset" and tensor.shape != shapes[name]:
+            elif kind == "preserve" and (group in new or group == "offset"):
+                new.setdefault(group, {})[name] = tensor.detach().clone()
+            elif key not in ("tasks", "method"):
+                raise ValueError(f"the state has {key!r}, which this keeper knows nothing of; was it saved by another version?")
+        self._check_state(new, alpha)
+        self.state, self.alpha, self.tasks, self._shares = new, alpha, int(state["tasks"]), None
+        self._place()
+
+    def _check_state(self, state: State, alpha: Mapping[str, Tensor]) -> None:
+        shapes = {n: p.shape for n, p in self.model.named_parameters()}
+        if state.get("omega", {}).keys() != state.get("anchor", {}).keys():
+            lost = sorted(state["omega"].keys() ^ state["anchor"].keys())
+            raise ValueError(f"the state has only one of Ω and θ* for {lost[0]!r}; it is incomplete")
+        for group, tensors in state.items():
+            for name, tensor in tensors.items() if group != "offset" else ():
+                if name in shapes and tensor.shape != shapes[name]:
                     raise ValueError(
                         f"parameter {name!r} is {tuple(tensor.shape)} in the state and {tuple(shapes[name])} in the model; "
                         "build the model the state was saved with"
                     )
-                new.setdefault(group, {})[name] = tensor.detach().clone()
-        unknown = [name for name in alpha if name not in self.taps]
-        if unknown:
+        if state.get("omega") and not state["omega"].keys() & shapes.keys():
             raise ValueError(
-                f"the state has layer {unknown[0]!r}, but this keeper has {', '.join(self.taps) or 'none'}; attach with the same layers"
+                f"the state has {next(iter(state['omega']))!r}, which the model has not; build the model the state was saved with"
             )
-        self.state, self.alpha, self.tasks = new, alpha, int(state["tasks"])
-        self._place()
+        for name, a in alpha.items():
+            if name not in self.taps:
+                raise ValueError(
+                    f"the state has layer {name!r}, but this keeper has {', '.join(self.taps) or 'none'}; attach with the same layers"
+                )
+            width = getattr(self.taps[name].weighted, "out_features", getattr(self.taps[name].weighted, "out_channels", None))
+            if a.dim() != 1 or (width is not None and width % len(a) != 0):
+                raise ValueError(f"layer {name!r} has {width} neurons, but its importance in the state is {tuple(a.shape)}")
 
     def detach(self) -> None:
         """Remove every hook; the model and its optimizers are as before `attach`."""
-        for handle in [*self._handles, *self._tap_handles, *self._anchored.values()]:
-            handle.remove()
-        self._handles, self._tap_handles, self._anchored, self._records = [], [], {}, {}
+        self._attached = False
+        self._recording.stop()
+        self._step_hook.remove()
         if self._watch is not None:
             self._watch.stop()
 
@@ -235,11 +261,15 @@ class Keeper:
         self.detach()
 
     def __repr__(self) -> str:
-        anchor = "implicit" if self._anchored else "explicit"
+        anchor = "implicit" if self.implicit else "explicit"
         layers = ", ".join(self.taps) or "none"
         return f"Keeper({self.preserve!r}, {self.sparsify!r}, layers=[{layers}], anchor={anchor}, tasks={self.tasks})"
 
     # -------------------------------------------------------------------------------------------------------------- the insides
+    def _check_attached(self) -> None:
+        if not self._attached:
+            raise RuntimeError("this keeper was detached; attach a new one and load_state_dict() the old one's state_dict()")
+
     def _parameters(self) -> dict[str, nn.Parameter]:
         found = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not found:
@@ -247,137 +277,80 @@ class Keeper:
         return found
 
     def _names(self) -> dict[Tensor, str]:
-        return {p: n for n, p in self._parameters().items()}
+        return {p: n for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def _implicit(self) -> set[str]:
-        names = self._names()
-        return {names[p] for o in self._anchored for g in o.param_groups for p in g["params"] if p in names}
-
-    def _resolve(self, layers: Layers, compiled: bool) -> dict[str, Tap]:
-        wants = self.sparsify.strength > 0 and self.sparsify.reads != "parameters"
+    def _resolve(self, layers: Layers, auto: bool, compiled: bool, wanted: bool) -> dict[str, Tap]:
         try:
             taps = resolve(self.model, layers)
         except ValueError:
-            if self._auto and not wants:
+            if auto and not wanted:
                 return {}
             raise
         open_taps = [name for name, tap in taps.items() if not tap.complete]
-        if compiled and open_taps and not self._auto:
+        if compiled and open_taps and not auto:
             raise ValueError(
                 f"layer {open_taps[0]!r} is inside a compiled model, where the activation function after it cannot be seen; "
-                "name its activation module instead, or attach before torch.compile and run one forward pass"
+                "name its activation module instead"
             )
         if compiled:
             taps = {name: tap for name, tap in taps.items() if tap.complete}
-        if wants and not taps:
+        if wanted and not taps:
             raise ValueError("no layer was found for the sparsifier; pass layers=[names of activation modules]")
         return taps
 
-    def _listen(self) -> None:
-        """(Re)place the hooks: on every tap that is complete, and on the model once while some are not."""
-        for handle in self._tap_handles:
-            handle.remove()
-        wants = self.sparsify.strength > 0 and self.sparsify.reads == "activations"
-        self._tap_handles = [tap.module.register_forward_hook(self._hook(n, tap)) for n, tap in self.taps.items() if wants and tap.complete]
-        weights = self.sparsify.reads == "weights"
-        if any(not tap.complete or (weights and tap.weighted is None) for tap in self.taps.values()) and not self._handles:
-            watch = Discovery(self.model)
-
-            def finish(*_: Any) -> None:
-                watch.stop()
-                for handle in self._handles:
-                    handle.remove()
-                open_taps = [name for name, tap in self.taps.items() if not tap.complete]
-                self._close({name: watch.complete(name, tap) for name, tap in self.taps.items()})
-                for name in open_taps:
-                    if wants and name in self.taps and name in watch.seen:
-                        self._record(name, watch.seen[name], None)
-
-            self._handles = [
-                self.model.register_forward_pre_hook(lambda *_: watch.start()),
-                self.model.register_forward_hook(finish, always_call=True),
-            ]
-
-    def _close(self, taps: dict[str, Tap]) -> None:
-        """Take the taps a forward pass completed. "auto" drops layers that no activation follows; a named one is an error."""
-        silent = [name for name, tap in taps.items() if not tap.complete]
-        if silent and not self._auto and self.sparsify.strength > 0:
-            raise ValueError(
-                f"no activation was seen right after layer {silent[0]!r} (or after a norm behind it); "
-                "name the activation module itself, or use one of torch's activation functions"
-            )
-        if self._auto:
-            taps = {name: tap for name, tap in taps.items() if tap.complete}
-        self.taps = taps
-        self._listen()
-
-    def _complete(self, batches: Iterable[Any], forward: Forward | None) -> Iterable[Any]:
+    def _shown(self, batches: Iterable[Any], forward: Forward | None) -> Iterable[Any]:
         """If no forward pass has shown the activations yet, the first batch does."""
-        if all(tap.complete for tap in self.taps.values()):
+        if all(tap.complete for tap in self.taps.values()) or isinstance(batches, Tensor):
             return batches
         rest = iter(batches)
         first = next(rest, None)
         if first is None:
             raise ValueError("there is no data to consolidate: the batches are empty (a generator that was used up, perhaps?)")
-        for handle in self._handles:
-            handle.remove()
-        with torch.no_grad():
-            self._close(complete_taps(self.model, self.taps, lambda: run_batch(self.model, to_device(first, self.model), forward)))
+        watch = Discovery(self.model)
+        with evaluating(self.model), torch.no_grad():
+            watch.start()
+            try:
+                run_batch(self.model, to_device(first, self.model), forward)
+            finally:
+                watch.stop()
+        self._recording.learn(watch)
         return itertools.chain([first], rest)
 
-    def _hook(self, name: str, tap: Tap) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            if module.training and torch.is_grad_enabled():
-                if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-                    return  # activation checkpointing: the pass is being repeated inside backward
-                h = output if tap.activation is None else tap.activation(output)
-                self._record(name, h, inputs[0] if tap.at_input else output)
-
-        return hook
-
-    def _record(self, name: str, h: Tensor, n: Tensor | None) -> None:
-        if n is not None and n.dim() == 3 and neuron_axis(n) == 1:
-            h = h.transpose(1, 2)  # (M, channels, length) of a Conv1d → (M, positions, neurons)
-        pile = self._records.setdefault(name, [])
-        if len(pile) == _PILE:
-            warnings.warn(
-                f"{_PILE} forward passes were recorded without keeper.penalty(); call it every step or keeper.detach()", stacklevel=2
-            )
-            pile.clear()
-        pile.append(h)
-
-    def _inhibition(self, records: Mapping[str, list[Tensor]], parameters: Mapping[str, Tensor]) -> Tensor:
+    def _inhibition(self, found: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
         """Σ R over what the sparsifier reads, unscaled."""
+        if self._recording.silent:
+            raise RuntimeError(
+                f"no activation was seen right after layer {self._recording.silent!r} (or after a norm behind it); "
+                "name the activation module itself, or use one of torch's activation functions"
+            )
         if self.sparsify.reads == "parameters":
             return torch.stack([self.sparsify.penalty(p) for p in parameters.values()]).sum()
         if self.sparsify.reads == "weights":
-            weights = [(name, tap.weighted) for name, tap in self.taps.items()]
+            weights = [(name, tap.weighted) for name, tap in self.taps.items() if tap.complete or not self._recording.auto]
             lost = [name for name, module in weights if module is None]
             if lost:
                 raise ValueError(
                     f"no weights are known to stand behind layer {lost[0]!r}; name the Linear or convolution itself as the layer"
                 )
             return torch.stack([self.sparsify.penalty(module.weight) for _, module in weights if module is not None]).sum()  # type: ignore[arg-type]
-        self._reached |= set(records)
-        never = [name for name in self.taps if name not in self._reached]
-        if not records:
+        if not found:
             raise RuntimeError(
                 "keeper.penalty() found no forward pass since the last one: call it once after model(x), in training mode and with "
-                "gradients on. Passes in eval mode or under no_grad do not count."
+                "gradients on. Passes in eval mode, under no_grad or in reentrant checkpoints do not count."
             )
-        if never:
+        never = [name for name in self.taps if name not in self._recording.reached]
+        if never and not self._recording.auto:
             raise RuntimeError(
                 f"layer {never[0]!r} was never reached by a forward pass; leave it out of layers= or run the model through it"
             )
-        terms = [self.sparsify.penalty(torch.cat(hs) if len(hs) > 1 else hs[0], self.alpha.get(name)) for name, hs in records.items()]
-        return torch.stack(terms).sum()
+        return torch.stack([self.sparsify.penalty(h, self.alpha.get(name)) for name, h in found.items()]).sum()
 
-    def _explain(self, records: Mapping[str, list[Tensor]]) -> None:
+    def _explain(self, found: Mapping[str, Tensor]) -> None:
         """Raise for a penalty that is not finite, unless half precision overflowed: a GradScaler then skips the step."""
-        for name, hs in records.items():
-            if any(h.dtype == torch.float16 for h in hs):
+        for name, h in found.items():
+            if h.dtype == torch.float16:
                 return
-            if not all(bool(torch.isfinite(h).all()) for h in hs):
+            if not bool(torch.isfinite(h).all()):
                 raise ValueError(
                     f"layer {name!r} has NaN or infinite activations; lower the learning rate, clip gradients or check the data"
                 )
@@ -398,24 +371,59 @@ class Keeper:
         if any(t.device != device for t in itertools.chain(self.alpha.values(), *(g.values() for g in self.state.values()))):
             self.alpha = {n: t.to(device) for n, t in self.alpha.items()}
             self.state = {g: {n: t.to(device) for n, t in tensors.items()} for g, tensors in self.state.items()}
+            self._shares = None
 
-    def _observe(self) -> None:
-        """Tell a path-integral preserver about the last optimizer step."""
-        if self._watch is not None:
-            self._watch.follow(self._parameters())
-            step = self._watch.step()
-            if step is not None:
-                self.state = self.preserve.observe(self.state, *step)
+    # --------------------------------------------------------------------------------------------------------- optimizer steps
+    def _begin_or_observe(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """For a path integral: the first penalty of a task starts it here; later, steps made by hand are noticed."""
+        if self._watch is None:
+            return
+        self._watch.follow(parameters)
+        if self._fresh:
+            self._fresh = False
+            self._watch.begin()
+            self.state = {**self.state, "start": {n: p.detach().clone() for n, p in parameters.items()}}
+        elif self._watch.moved():
+            self.state = self.preserve.observe(self.state, *self._watch.step())
 
     @torch.no_grad()
-    def _pull(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """The implicit anchor, after each step of an anchored optimizer."""
-        if not self.tasks or self.preserve.strength == 0:
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """After every optimizer step over this model's parameters: the implicit anchor, the path, the end of recorded passes."""
+        if not any(p in (names := self._names()) for g in optimizer.param_groups for p in g["params"]):
             return
-        self._place()
-        names = self._names()
-        sizes = {n: s * self.preserve.strength for n, s in step_sizes(optimizer, names).items()}
-        parameters = {n: p for p, n in names.items() if n in sizes}
-        self._check_shapes(parameters)
-        for name, value in self.preserve.anchor(self.state, parameters, sizes).items():
-            parameters[name].copy_(value)
+        self._recording.drop()
+        if self.implicit and self.tasks and self.preserve.strength > 0 and isinstance(self.preserve, Quadratic):
+            self._place()
+            self._pull(optimizer, names)
+        if self._watch is not None and not self._fresh:
+            self.state = self.preserve.observe(self.state, *self._watch.step())
+
+    def _pull(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
+        """θ ← θ + share · (θ* − θ). The shares are kept while the step sizes are plain numbers and do not change."""
+        assert isinstance(self.preserve, Quadratic)
+        groups = [(g["lr"], g.get("momentum"), g.get("dampening")) for g in optimizer.param_groups]
+        plain = not optimizer.state or all("square" not in k and "sq" not in k and k != "sum" for s in optimizer.state.values() for k in s)
+        key = (id(optimizer), len(names), str(groups)) if plain and not any(isinstance(g[0], Tensor) for g in groups) else None
+        if key is None or self._shares is None or self._shares[0] != key:
+            self._check_shapes({n: p for p, n in names.items()})
+            sizes = {n: s * self.preserve.strength for n, s in step_sizes(optimizer, names).items()}
+            self._shares = (key, self.preserve.shares(self.state, sizes))
+        parameters = {n: p for p, n in names.items()}
+        for name, share in self._shares[1].items():
+            p, star = parameters[name], self.state["anchor"][name]
+            if p.dtype == star.dtype:
+                p.lerp_(star, share)
+            else:
+                p.copy_(torch.lerp(p.to(star.dtype), star, share))
+
+
+def _weak_step(keeper: Keeper) -> Any:
+    """The global post-step hook of a keeper, which does not keep it alive."""
+    held = weakref.ref(keeper)
+
+    def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        alive = held()
+        if alive is not None:
+            alive._stepped(optimizer)
+
+    return hook

@@ -21,13 +21,6 @@ Layers = str | nn.Module | Iterable[str | nn.Module]
 
 _WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
-_PASSIVE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
-_POOLS = (
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd,
-)
 # Pointwise functions that count as an activation when they are applied to a layer's output.
 _FUNCTIONS = {
     *(getattr(F, n) for n in "relu relu6 gelu silu elu selu celu leaky_relu softplus mish hardswish hardtanh hardsigmoid".split()),
@@ -45,6 +38,7 @@ class Tap:
     at_input: bool
     weighted: nn.Module | None = None  # the Linear or convolution behind it, where known
     activation: Callable[[Tensor], Tensor] | None = None  # h = activation(n), for a tap at an output
+    axis: int | None = None  # of the neurons: −1 behind a Linear, 1 behind a convolution; None: by the number of axes
 
     @property
     def complete(self) -> bool:
@@ -53,23 +47,25 @@ class Tap:
 
 
 def is_activation(module: nn.Module) -> bool:
-    """An activation: one of torch's, or any parameterless module that is none of the usual other things."""
+    """An activation: one of torch's, or a bare module (no parameters, no children) that is not torch's own."""
     if isinstance(module, (nn.MultiheadAttention, nn.Softmax, nn.LogSoftmax, nn.Softmin)):
         return False  # attention, and what turns a head into probabilities
-    if type(module).__module__ == "torch.nn.modules.activation":
-        return True
-    bare = not any(True for _ in module.children()) and not any(True for _ in module.parameters())
-    return bare and not isinstance(module, (*_WEIGHTED, *_NORMS, *_PASSIVE, *_POOLS)) and type(module) is not nn.Module
+    home = type(module).__module__
+    if home.startswith("torch.nn."):
+        return home == "torch.nn.modules.activation"
+    return not any(True for _ in module.children()) and not any(True for _ in module.parameters())
 
 
-def neuron_axis(n: Tensor, module: nn.Module | None = None) -> int:
-    """The axis that holds neurons: 1 for feature maps, the last otherwise. (M, ?, ?) is (M, T, N) unless a convolution made it."""
-    if n.dim() >= 4:
-        return 1
-    made_by_conv = isinstance(module, (nn.Conv1d, nn.BatchNorm1d)) or type(n.grad_fn).__name__.startswith(
-        ("Convolution", "NativeBatchNorm")
-    )
-    return 1 if n.dim() == 3 and made_by_conv else -1
+def _sure(module: nn.Module) -> bool:
+    """An activation by its class; a bare module of somebody's own may as well be a reshape, which a forward pass will show."""
+    return is_activation(module) and type(module).__module__.startswith(("torch.nn.", "selfless."))
+
+
+def neuron_axis(n: Tensor, axis: int | None = None) -> int:
+    """The axis that holds neurons: as the tap says, else 1 for feature maps (M, C, H, W …) and the last otherwise."""
+    if n.dim() <= 2:
+        return -1
+    return axis if axis is not None else 1 if n.dim() >= 4 else -1
 
 
 def resolve(model: nn.Module, layers: Layers) -> dict[str, Tap]:
@@ -80,6 +76,8 @@ def resolve(model: nn.Module, layers: Layers) -> dict[str, Tap]:
         if not hidden:
             raise ValueError("layers='auto' found no hidden nn.Linear in the model; name the activation modules to act on")
         return {name: _static(model, name, modules[name]) for name in hidden}
+    if not isinstance(layers, (str, nn.Module, Iterable)):
+        raise TypeError(f"layers= takes names, globs, modules or 'auto', not {layers!r}")
     wanted = [layers] if isinstance(layers, (str, nn.Module)) else list(layers)
     found = {name for item in wanted for name in _named(item, modules)}
     return {name: _static(model, name, modules[name]) for name in modules if name in found}
@@ -91,10 +89,13 @@ def _named(item: str | nn.Module, modules: Mapping[str, nn.Module]) -> list[str]
         if not names:
             raise ValueError(f"the module {type(item).__name__} given as a layer is not part of the model")
         return names[:1]
+    if not isinstance(item, str):
+        raise TypeError(f"layers= takes names, globs or modules, not {item!r}")
     if item in modules and item:
         return [item]
-    names = fnmatch.filter((n for n in modules if n), item) if any(c in item for c in "*?[") else []
+    names = []
     if any(c in item for c in "*?["):
+        names = fnmatch.filter((n for n in modules if n), item)
         names = [n for n in names if is_activation(modules[n])] or [n for n in names if isinstance(modules[n], _WEIGHTED)]
     if not names:
         leaves = [n for n, m in modules.items() if n and not any(True for _ in m.children())]
@@ -106,15 +107,51 @@ def _named(item: str | nn.Module, modules: Mapping[str, nn.Module]) -> list[str]
 
 
 def _static(model: nn.Module, name: str, module: nn.Module) -> Tap:
-    """What the module tree alone tells: an activation module taps itself; inside nn.Sequential, the next module is known."""
+    """What the module tree alone tells: an activation module taps itself; inside nn.Sequential, the next module is known.
+
+    An activation module that stands in two places would mix two layers, so then the module before it is tapped instead.
+    """
     if is_activation(module):
         before = _neighbour(model, name, -1)
-        return Tap(module, at_input=True, weighted=before if isinstance(before, _WEIGHTED) else None)
+        weighted = before if isinstance(before, _WEIGHTED) else None
+        return Tap(module, at_input=True, weighted=weighted, axis=_axis(before) or _registered_axis(model, name))
     weighted = module if isinstance(module, _WEIGHTED) else None
     after = _neighbour(model, name, +1)
-    if after is not None and is_activation(after):
-        return Tap(after, at_input=True, weighted=weighted)
-    return Tap(module, at_input=False, weighted=weighted)
+    if after is not None and _sure(after):
+        if _places(model, after) == 1:
+            return Tap(after, at_input=True, weighted=weighted, axis=_axis(module))
+        if not any(isinstance(m, _NORMS) for m in _between(model, name, after)):
+            return Tap(module, at_input=False, weighted=weighted, activation=after, axis=_axis(module))
+    return Tap(module, at_input=False, weighted=weighted, axis=_axis(module))
+
+
+def _axis(module: nn.Module | None) -> int | None:
+    if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)):
+        return -1
+    return 1 if isinstance(module, (*_WEIGHTED, *_NORMS)) else None
+
+
+def _registered_axis(model: nn.Module, name: str) -> int | None:
+    """The axis of the module registered last before this one: what most people's `self.fc1, self.act1` means."""
+    last: int | None = None
+    for other, module in model.named_modules():
+        if other == name:
+            break
+        last = _axis(module) or last
+    return last
+
+
+def _places(model: nn.Module, module: nn.Module) -> int:
+    """In how many places of the module tree a module stands."""
+    return sum(child is module for parent in model.modules() for child in parent._modules.values())
+
+
+def _between(model: nn.Module, name: str, after: nn.Module) -> list[nn.Module]:
+    parent_name, _, child = name.rpartition(".")
+    children = list(model.get_submodule(parent_name)._modules.items())
+    start = [n for n, _ in children].index(child) + 1
+    rest = [m for _, m in children[start:] if m is not None]
+    return rest[: rest.index(after)]
 
 
 def _neighbour(model: nn.Module, name: str, step: int) -> nn.Module | None:
@@ -123,14 +160,19 @@ def _neighbour(model: nn.Module, name: str, step: int) -> nn.Module | None:
     parent = model.get_submodule(parent_name)
     if not isinstance(parent, nn.Sequential):
         return None
-    names = list(dict(parent.named_children()))
-    place = names.index(child) + step
-    while 0 <= place < len(names):
-        module = parent.get_submodule(names[place])
+    children = [(n, m) for n, m in parent._modules.items() if m is not None]  # a module that stands twice is listed twice
+    place = [n for n, _ in children].index(child) + step
+    while 0 <= place < len(children):
+        module = children[place][1]
         if not isinstance(module, (*_NORMS, nn.modules.dropout._DropoutNd)):
             return module
         place += step
     return None
+
+
+def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """What a module was called on, by position or by keyword."""
+    return next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
 
 
 @dataclass
@@ -138,21 +180,24 @@ class Discovery:
     """Watches one forward pass and completes taps: which activation, a module or a function, follows which layer.
 
     Modules report their outputs; a function mode sees every activation applied to one of them. Normalisations and dropout in
-    between are followed: for fc → norm → relu the pre-activation of `fc` is the output of the norm.
+    between are followed: for fc → norm → relu the pre-activation of `fc` is the output of the norm. `seen` holds what the pass
+    itself gave: a layer's h, or its n (a copy, the activation may work in place) and the function to apply.
     """
 
     model: nn.Module
+    seen: dict[str, tuple[Tensor, Callable[[Tensor], Tensor] | None]] = field(default_factory=dict)
+    reached: set[str] = field(default_factory=set)
     _made: dict[int, tuple[Tensor, str]] = field(default_factory=dict)  # id of an output → (the output, module name)
-    _behind: dict[str, str] = field(default_factory=dict)  # norm or dropout → the module whose output it got
+    _behind: dict[str, str] = field(default_factory=dict)  # norm, dropout or activation → the module whose output it got
     _found: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = field(default_factory=dict)
-    seen: dict[str, Tensor] = field(default_factory=dict)  # module → h, as this pass gave it
+    _calls: dict[nn.Module, int] = field(default_factory=dict)  # activation modules → how often they ran
     _handles: list[Any] = field(default_factory=list)
     _mode: TorchFunctionMode | None = None
 
     def start(self) -> None:
         for name, module in self.model.named_modules():
             if not any(True for _ in module.children()):
-                self._handles.append(module.register_forward_hook(self._saw(name)))
+                self._handles.append(module.register_forward_hook(self._saw(name), with_kwargs=True))
         self._mode = _Watch(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -164,20 +209,23 @@ class Discovery:
         self._handles, self._mode, self._made = [], None, {}
 
     def _saw(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            origin = self._made.get(id(inputs[0])) if inputs else None
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            self.reached.add(name)
+            given = first_tensor(args, kwargs)
+            origin = None if given is None else self._made.get(id(given))
             if origin is not None and isinstance(module, (*_NORMS, nn.modules.dropout._DropoutNd)):
                 self._behind[name] = origin[1]
-            if origin is not None and is_activation(module):
+            if origin is not None and is_activation(module) and isinstance(output, Tensor) and output.dim() == origin[0].dim():
                 self._behind[name] = origin[1]
-                self._note(origin[1], module, output)
+                self._calls[module] = self._calls.get(module, 0) + 1
+                self._note(origin[1], module, (output, None))
             elif isinstance(output, Tensor):
                 self._made[id(output)] = (output, name)
 
         return hook
 
     def applied(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An activation function was called, on a module's output or on something else."""
+        """An activation function is about to be called, on a module's output or on something else."""
         known = self._made.get(id(args[0])) if args else None
         if known is None:
             return
@@ -190,19 +238,26 @@ class Discovery:
             result: Tensor = plain(n, *others, **options)
             return result
 
-        self._note(known[1], activation, activation(args[0]))
+        self._note(known[1], activation, (args[0].clone(), activation))
 
-    def _note(self, tapped: str, activation: Callable[[Tensor], Tensor], h: Tensor) -> None:
+    def _note(self, tapped: str, activation: Callable[[Tensor], Tensor], seen: tuple[Tensor, Any]) -> None:
+        """A module's call to its function comes first; the module itself, where there is one, then replaces it."""
         name: str | None = tapped
-        while name is not None and name not in self._found:
-            self._found[name], self.seen[name] = (tapped, activation), h
+        while name is not None:
+            if name not in self._found or isinstance(activation, nn.Module):
+                self._found[name], self.seen[name] = (tapped, activation), seen
             name = self._behind.get(name)
 
     def complete(self, name: str, tap: Tap) -> Tap:
         """The tap with its activation and its weighted module, as far as the forward pass showed them."""
         tapped, activation = self._found.get(name, (None, None))
         if not tap.complete and tapped is not None:
-            tap = replace(tap, module=self.model.get_submodule(tapped), activation=activation)
+            module = self.model.get_submodule(tapped)
+            axis = tap.axis if _axis(module) is None else _axis(module)
+            if isinstance(activation, nn.Module) and self._calls[activation] == 1:
+                tap = replace(tap, module=activation, at_input=True, axis=axis)
+            else:
+                tap = replace(tap, module=module, activation=activation, axis=axis)
         before: str | None = name
         while tap.weighted is None and before is not None:
             module = self.model.get_submodule(before)

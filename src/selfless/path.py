@@ -15,13 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Step = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
+
 
 class PathWatch:
     """Watches gradients as they accumulate, and parameters as they move."""
 
     def __init__(self) -> None:
         self._parameters: dict[str, nn.Parameter] = {}
-        self._handles: list[Any] = []
+        self._handles: dict[str, Any] = {}
         self._before: dict[str, Tensor] = {}
         self._versions: dict[str, int] = {}
         self._raw: dict[str, Tensor] = {}
@@ -29,12 +31,24 @@ class PathWatch:
         self._scale: Tensor | float = 0.0
 
     def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Watch these parameters (heads may have been added, or parameters frozen, since the last call)."""
+        """Watch these parameters from here (heads may have been added, others frozen or moved to another device since)."""
+        for name in list(self._parameters):
+            if self._parameters[name] is not parameters.get(name):
+                self._handles.pop(name).remove()
+                del self._parameters[name]
         for name, parameter in parameters.items():
-            if self._parameters.get(name) is not parameter:
-                self._handles.append(parameter.register_post_accumulate_grad_hook(self._keep(name)))
+            if name not in self._parameters:
+                self._handles[name] = parameter.register_post_accumulate_grad_hook(self._keep(name))
                 self._parameters[name] = parameter
                 self._mark(name)
+            elif self._before[name].device != parameter.device:
+                self._mark(name)
+
+    def begin(self) -> None:
+        """A task begins here: whatever moved the parameters before is not its doing."""
+        self._reset()
+        for name in self._parameters:
+            self._mark(name)
 
     def _keep(self, name: str) -> Any:
         def hook(parameter: Tensor) -> None:
@@ -55,33 +69,32 @@ class PathWatch:
             leak = {n: g for n, g in zip(self._parameters, grads, strict=True) if g is not None}
 
         def note(scale: Tensor) -> None:
+            if all(p.grad is None or not bool(p.grad.any()) for p in self._parameters.values()):
+                self._reset()  # gradients start afresh: what a skipped step (a GradScaler met infinity) left does not count
             self._scale = self._scale + scale.detach()
             for name, g in leak.items():
                 self._leak[name] = self._leak[name] + scale * g if name in self._leak else scale * g
 
         penalty.register_hook(note)
 
-    def step(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]] | None:
-        """(θ before, θ after, task-loss gradient) if the optimizer has stepped since the last call, else None."""
-        moved = any(p._version != self._versions[n] for n, p in self._parameters.items())
-        if not moved:
-            if self._raw and all(p.grad is None for p in self._parameters.values()):
-                self._reset()  # the step was skipped: a GradScaler met infinity
-            return None
+    def moved(self) -> bool:
+        """Whether parameters were changed in place since the last step that was seen (by hand: optimizers tell of their steps)."""
+        return any(p._version != self._versions[n] for n, p in self._parameters.items())
+
+    def step(self) -> Step:
+        """(θ before, θ after, task-loss gradient) of the step that was just made."""
+        raw = self._raw or {n: p.grad.detach().clone() for n, p in self._parameters.items() if p.grad is not None}
         scale = self._scale if isinstance(self._scale, Tensor) else 1.0  # no penalty in the backward pass: nothing to undo
-        task = {n: (raw - self._leak[n] if n in self._leak else raw) / scale for n, raw in self._raw.items()}
+        task = {n: (g - self._leak[n] if n in self._leak else g) / scale for n, g in raw.items() if n in self._parameters}
         before = {n: self._before[n] for n in task}
-        after = {n: self._parameters[n].detach() for n in task}
-        self._reset()
-        for name in self._parameters:
-            self._mark(name)
-        return before, {n: t.clone() for n, t in after.items()}, task
+        after = {n: self._parameters[n].detach().clone() for n in task}
+        self.begin()
+        return before, after, task
 
     def _reset(self) -> None:
         self._raw, self._leak, self._scale = {}, {}, 0.0
 
     def stop(self) -> None:
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
-        self._handles.clear()
-        self._parameters.clear()
+        self._handles, self._parameters = {}, {}

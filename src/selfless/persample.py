@@ -12,6 +12,7 @@ sample 0 must reach row 0 of its output only. The rest goes through `vmap(grad)`
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,9 +25,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from selfless.layers import Tap, neuron_axis
+from selfless.layers import Tap, first_tensor, neuron_axis
 
 MEMORY = 128 * 2**20  # bytes that per-sample gradients may take at a time, unless a caller says otherwise
+
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}  # of two ways to the same gradient
 
 # Rule: module, input a (M, …), output gradient δ (M, …), power p, memory bound → (parameter name, Σ_m |g_m|ᵖ)
 Rule = Callable[[Any, Tensor, Tensor, int, int], Iterator[tuple[str, Tensor]]]
@@ -114,7 +117,7 @@ RULES: dict[type[nn.Module], Rule] = {
 
 def rule_for(module: nn.Module) -> Rule | None:
     """The closed form of a module, or None: exact types only (a subclass may compute something else)."""
-    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq or module.sparse):
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
         return None
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return None  # batch statistics: samples are not independent
@@ -180,19 +183,24 @@ class Recorder:
     _handles: list[Any] = field(default_factory=list)
     _listening: bool = False
     _independent: dict[str, bool] = field(default_factory=dict)  # module name → sample m stays in row m (checked once)
+    _proven: bool = False  # vmap's gradients were seen to add up
+    _defiant: bool = False  # vmap cannot run this model
 
     def __enter__(self) -> Recorder:
         names = {p: n for n, p in self.model.named_parameters() if p.requires_grad}
         tied = _tied(self.model)
         for name, module in self.model.named_modules():
-            own = [p for p in module.parameters(recurse=False) if p in names]
-            if self.wanted and own and rule_for(module) is not None and not any(p in tied for p in own):
-                self._handles.append(module.register_forward_hook(self._record(name)))
+            own = dict(module.named_parameters(recurse=False))
+            plain = own.keys() <= {"weight", "bias"}  # pruned or re-parametrised modules have others
+            mine = any(p in names for p in own.values()) and not any(p in tied for p in own.values())
+            if self.wanted and plain and mine and rule_for(module) is not None:
+                self._handles.append(module.register_forward_hook(self._record(name), prepend=True, with_kwargs=True))
         for name, tap in self.taps.items():
             if tap.at_input:
-                self._handles.append(tap.module.register_forward_pre_hook(self._tap_input(name)))
+                self._handles.append(tap.module.register_forward_pre_hook(self._tap_input(name, tap), with_kwargs=True))
+                self._handles.append(tap.module.register_forward_hook(self._tap_resized(name, tap), prepend=True))
             else:
-                self._handles.append(tap.module.register_forward_hook(self._tap_output(name)))
+                self._handles.append(tap.module.register_forward_hook(self._tap_output(name, tap)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -209,31 +217,49 @@ class Recorder:
     def clear(self) -> None:
         self._calls, self._edges, self._listening = {}, {}, False
 
-    def _record(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            if self._listening:
-                edge = get_gradient_edge(output) if output.requires_grad else None
-                self._calls.setdefault(name, []).append(_Call(inputs[0].detach(), edge))
+    def _record(self, name: str) -> Callable[..., Tensor | None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+            given = first_tensor(args, kwargs)
+            if not self._listening or given is None:
+                return None
+            edge, passed = _edge(output)
+            self._calls.setdefault(name, []).append(_Call(given.detach(), edge))
+            return passed
 
         return hook
 
-    def _tap_output(self, name: str) -> Callable[..., Tensor | None]:
+    def _tap_output(self, name: str, tap: Tap) -> Callable[..., Tensor | None]:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
             if not self._listening:
                 return None
-            traced = output if output.requires_grad else output.detach().requires_grad_()  # everything below is frozen
-            self._edges.setdefault(name, []).append((get_gradient_edge(traced), neuron_axis(traced, module)))
-            return traced
+            n = output if output.requires_grad else output.detach().requires_grad_()  # everything below is frozen
+            edge, passed = _edge(n)
+            assert edge is not None
+            self._edges.setdefault(name, []).append((edge, neuron_axis(n, tap.axis)))
+            return passed
 
         return hook
 
-    def _tap_input(self, name: str) -> Callable[..., tuple[Any, ...] | None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            if not self._listening:
+    def _tap_input(self, name: str, tap: Tap) -> Callable[..., tuple[Any, Any] | None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+            given = first_tensor(args, kwargs)
+            if not self._listening or given is None:
                 return None
-            n = inputs[0] if inputs[0].requires_grad else inputs[0].detach().requires_grad_()
-            self._edges.setdefault(name, []).append((get_gradient_edge(n), neuron_axis(n)))
-            return (n, *inputs[1:])
+            n = given if given.requires_grad else given.detach().requires_grad_()
+            edge, passed = _edge(n)
+            assert edge is not None
+            self._edges.setdefault(name, []).append((edge, neuron_axis(n, tap.axis)))
+            return tuple(passed if v is given else v for v in args), {k: passed if v is given else v for k, v in kwargs.items()}
+
+        return hook
+
+    def _tap_resized(self, name: str, tap: Tap) -> Callable[..., None]:
+        """An activation that changes the number of neurons (Maxout, GLU): α belongs to what comes out of it."""
+
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            given = first_tensor(inputs, {})
+            if self._listening and given is not None and output.shape != given.shape and output.requires_grad:
+                self._edges[name][-1] = (get_gradient_edge(output), neuron_axis(output, tap.axis))
 
         return hook
 
@@ -253,7 +279,7 @@ class Recorder:
         if not values.requires_grad:
             raise ValueError("the output does not depend on any trainable parameter: nothing to measure. Unfreeze some parameters.")
         uses = _uses(values) if self.wanted else {}
-        covered = self._covered(uses, values)
+        covered = self._covered(uses, values) if self.wanted else {}
         taps = [(name, edge, axis) for name, edges in self._edges.items() for edge, axis in edges]
         edges = [call.edge for call in covered.values() if call.edge is not None] + [edge for _, edge, _ in taps]
         rest = self._rest(covered, uses)
@@ -264,7 +290,7 @@ class Recorder:
         for (name, call), delta in zip(covered.items(), grads, strict=False):
             module = self.model.get_submodule(name)
             if delta is None:
-                continue
+                continue  # the module ran, but nothing of it reaches the output
             delta, a = _wide(delta), call.a if isinstance(module, nn.Embedding) else _wide(call.a)
             rule = rule_for(module)
             assert rule is not None
@@ -289,7 +315,10 @@ class Recorder:
         return {f"{n}.{k}" if n else k for n in calls for k, _ in self.model.get_submodule(n).named_parameters(recurse=False)}
 
     def _covered(self, uses: Mapping[Tensor, int], values: Tensor) -> dict[str, _Call]:
-        """The calls whose closed form is exact: one call, each weight used once, one row a sample."""
+        """The calls whose closed form is exact: one call, each weight used once, one row a sample.
+
+        The last is looked at, once: with random weights w, δ of Σ_m w_m L_m must be w_m times δ of Σ_m L_m in row m, for all rows.
+        """
         once: dict[str, _Call] = {}
         for name, calls in self._calls.items():
             own = [p for p in self.model.get_submodule(name).parameters(recurse=False) if p.requires_grad]
@@ -298,10 +327,15 @@ class Recorder:
         unknown = {name: call for name, call in once.items() if name not in self._independent}
         if unknown and len(values) > 1:
             edges = [call.edge for call in unknown.values() if call.edge is not None]
-            first = torch.autograd.grad(values[0], edges, retain_graph=True, allow_unused=True)
-            last = torch.autograd.grad(values[-1], edges, retain_graph=True, allow_unused=True)
-            for name, f, l in zip(unknown, first, last, strict=True):
-                self._independent[name] = (f is None or not bool(f[1:].any())) and (l is None or not bool(l[:-1].any()))
+            w = torch.linspace(0.5, 1.5, len(values), device=values.device, dtype=values.dtype)
+            plain = torch.autograd.grad(values.sum(), edges, retain_graph=True, allow_unused=True)
+            tilted = torch.autograd.grad((w * values).sum(), edges, retain_graph=True, allow_unused=True)
+            for name, delta, other in zip(unknown, plain, tilted, strict=True):
+                if delta is not None and other is not None and len(delta) == len(w) and 0 < float(delta.abs().max()) < math.inf:
+                    gap = other - delta * w.to(delta.dtype).view(-1, *[1] * (delta.dim() - 1))
+                    self._independent[name] = bool(gap.abs().max() <= _ROUNDING[delta.dtype] * delta.abs().max())
+                elif delta is not None and len(delta) != len(w):
+                    self._independent[name] = False
         return {name: call for name, call in once.items() if self._independent.get(name, True)}
 
     def _rest(self, covered: Mapping[str, Any], uses: Mapping[Tensor, int]) -> list[str]:
@@ -321,9 +355,10 @@ class Recorder:
         retain: bool,
     ) -> dict[str, Tensor]:
         """Per-sample gradients by vmap(grad); where the model defies vmap, one backward pass per sample: slow, as exact."""
-        if fallback is not None:
+        parameters = [self.model.get_parameter(n) for n in names]
+        if fallback is not None and not self._defiant:
             try:
-                return _sum_chunks(fallback(names), power, rows)
+                return self._checked(names, parameters, values, fallback(names), power, rows)
             except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 warnings.warn(
@@ -331,14 +366,31 @@ class Recorder:
                     f"slow: vmap cannot run this model ({reason}).",
                     stacklevel=2,
                 )
-        parameters = [self.model.get_parameter(n) for n in names]
+        self._defiant = True
 
         def one(m: int) -> dict[str, Tensor]:
             last = m == len(values) - 1 and not retain
             grads = torch.autograd.grad(values[m], parameters, retain_graph=not last, allow_unused=True)
-            return {n: (torch.zeros_like(p) if g is None else g)[None] for n, p, g in zip(names, parameters, grads, strict=True)}
+            found = zip(names, parameters, grads, strict=True)
+            return {n: (torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g)[None] for n, p, g in found}
 
-        return _sum_chunks((one(m) for m in range(len(values))), power, rows)
+        return _sum_chunks((one(m) for m in range(len(values))), power, rows)[0]
+
+    def _checked(
+        self, names: list[str], parameters: list[Any], values: Tensor, chunks: Iterable[dict[str, Tensor]], power: int, rows: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The vmapped reduction; the first time, its per-sample gradients must add up to the batch's gradient."""
+        total, plain = _sum_chunks(chunks, power, rows)
+        if not self._proven:
+            grads = torch.autograd.grad(values.sum(), parameters, retain_graph=True, allow_unused=True)
+            for name, g in zip(names, grads, strict=True):
+                g = torch.zeros_like(plain[name]) if g is None else _wide(g.to_dense() if g.is_sparse else g)
+                if bool(torch.isfinite(g).all()) and not bool(
+                    (plain[name] - g).abs().max() <= 30 * _ROUNDING[g.dtype] * g.abs().max().clamp(min=1e-12)
+                ):
+                    raise ValueError("its batches do not split into samples along their first axis")
+            self._proven = True
+        return total
 
 
 def vmapped(
@@ -370,8 +422,10 @@ def _per_sample(leaf: Any, count: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == count
 
 
-def _sum_chunks(chunks: Iterable[dict[str, Tensor]], power: int, rows: Tensor | None) -> dict[str, Tensor]:
+def _sum_chunks(chunks: Iterable[dict[str, Tensor]], power: int, rows: Tensor | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(Σ_m w_m |g_m|ᵖ, Σ_m g_m) over chunks of per-sample gradients."""
     total: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
     start = 0
     for chunk in chunks:
         count = len(next(iter(chunk.values())))
@@ -379,8 +433,16 @@ def _sum_chunks(chunks: Iterable[dict[str, Tensor]], power: int, rows: Tensor | 
         for name, g in chunk.items():
             value = _reduce(_weighted(_wide(g), part), power)
             total[name] = total[name] + value if name in total else value
+            plain[name] = plain[name] + _wide(g).sum(0) if name in plain else _wide(g).sum(0)
         start += count
-    return total
+    return total, plain
+
+
+def _edge(output: Tensor) -> tuple[GradientEdge | None, Tensor]:
+    """Where the gradient at `output` can be read, and what to pass on: a view is copied, lest work in place on it moves the edge."""
+    if not output.requires_grad:
+        return None, output
+    return get_gradient_edge(output), output.clone() if output._is_view() else output
 
 
 def _weighted(x: Tensor, rows: Tensor | None) -> Tensor:

@@ -57,7 +57,7 @@ def _single(group: Group) -> Headline:
     forgotten = group.value("forgetting").text(1, std=False)
     tail = "" if forgotten == "–" else f", with {forgotten} points forgotten"
     return Headline(
-        f"{_name(group.run)} ends at {_percent(group)} on average over {_count(group.tasks, 'task')}{tail}.",
+        f"{_name(group.run)} ends at {_percent(group)} {_over(group)}{tail}.",
         _seeds(group) + _warning(group),
     )
 
@@ -81,17 +81,18 @@ def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
     a, b = ({r.run.seed: r.average for r in g.done} for g in pair)
     seeds = sorted(a.keys() & b.keys())
     low, high = paired_interval([a[s] for s in seeds], [b[s] for s in seeds]) if len(seeds) > 1 else (gain, gain)
-    over = f"on average over {_count(method.tasks, 'task')}"
     several = f"Best of {_count(rivals, 'sparsifier')}: " if rivals > 1 else ""
     free, before = (g.value("free_parameters").mean for g in pair)
     moved = abs(free - before) >= 0.005  # False where either is NaN
     if low <= 0 <= high:
         tail = f" The first leaves {100 * free:.0f} % of the parameters free, the second {100 * before:.0f} %." if moved else ""
-        sentence = f"{name} and {other} are level within the spread over seeds: {_percent(method)} and {_percent(alone)} {over}.{tail}"
+        sentence = (
+            f"{name} and {other} are level within the spread over seeds: {_percent(method)} and {_percent(alone)} {_over(method)}.{tail}"
+        )
     else:
         joined = "and" if (free > before) == (gain > 0) else "but"
         tail = f", {joined} leaves {100 * free:.0f} % of the parameters free instead of {100 * before:.0f} %" if moved else ""
-        sentence = f"{several}{name} keeps {_percent(method)} {over}; {other} {_percent(alone)}: {_points(gain)}{tail}."
+        sentence = f"{several}{name} keeps {_percent(method)} {_over(method)}; {other} {_percent(alone)}: {_points(gain)}{tail}."
     if len(seeds) < 2:
         support = "One seed each, so the difference has no error bar."
     else:
@@ -127,6 +128,10 @@ def _name(run: Run) -> str:
 
 def _percent(group: Group) -> str:
     return f"{number(group.average.mean)} %"
+
+
+def _over(group: Group) -> str:
+    return f"on average over {_count(group.tasks, 'task')}" if group.tasks > 1 else "on its one task"
 
 
 def _signed(share: float) -> str:

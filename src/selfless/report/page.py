@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -73,7 +73,7 @@ def _content(results: Sequence[Result], here: Path, out: Path) -> dict[str, Any]
         "names": _task_names(found),
         "notes": notes,
         "figures": [(_inline(f), CAPTIONS[n].format(_threshold(found)), _inches(f)) for n, f in plots.figures(results).items()],
-        "matrices": [(_inline(f), _inches(f)) for f in (plots.matrix(g.done, g.label) for g in found if g.done and g.tasks > 1)],
+        "matrices": [(_inline(f), _inches(f)) for f in plots.matrices(results)],
         "shared": {key: _plain(value) for key, value in (flat[0] if flat else {}).items() if key not in apart},
     }
 
@@ -91,22 +91,19 @@ def _inches(figure: Figure) -> float:
 
 
 def _facts(found: Sequence[Group]) -> list[str]:
-    """What holds for every run, in a line: data, network, tasks, seeds."""
-    if not found:
-        return []
+    """What holds for every run, in a line: data, network, tasks, epochs, seeds."""
 
-    def one(values: Sequence[Any], unit: str = "") -> str:
-        return f"{values[0]}{unit}" if len(set(values)) == 1 else ""
+    def same(values: Iterable[Any], unit: str = "", tail: str = "") -> str:
+        value, *others = set(values) or {""}
+        return "" if others else f"{_count(value, unit)}{tail}" if unit else str(value)
 
-    runs = [r for g in found for r in g.results]
-    tasks, epochs, seeds = {g.tasks for g in found}, {g.run.epochs for g in found}, {len(g.results) for g in found}
-    counted = [
-        f"{tasks.pop()} tasks" if len(tasks) == 1 else "",
-        f"{epochs.pop()} epochs a task" if len(epochs) == 1 else "",
-        f"{seeds.pop()} seeds" if len(seeds) == 1 else "",
-    ]
-    counted = [text[:-1] if text.startswith("1 ") and text.endswith("s") else text.replace("1 epochs", "1 epoch") for text in counted]
-    return [text for text in [one([r.run.stream for r in runs]), one([r.run.model for r in runs]), *counted, f"{len(runs)} runs"] if text]
+    facts = [same(g.run.stream for g in found), same(g.run.model for g in found), same((g.tasks for g in found), "task")]
+    facts += [same((g.run.epochs for g in found), "epoch", " a task"), same((len(g.results) for g in found), "seed")]
+    return [*filter(None, facts), _count(sum(len(g.results) for g in found), "run")] if found else []
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _run(result: Result, group: Group, here: Path, out: Path) -> dict[str, Any]:

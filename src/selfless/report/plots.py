@@ -1,22 +1,13 @@
-"""The numbers as pictures: matplotlib figures with no global state, colour-blind safe, legible on dark and on light.
+"""The numbers as pictures: matplotlib figures with no global state; `svg` and `save_png` save them.
 
-Colours are Okabe and Ito's; marker and hatch repeat what colour says. Text and axes are drawn in INK, which `svg` turns into
-currentColor, so that a page's own colour scheme decides; `save_png` puts them on white.
+Every figure takes the results and draws what it finds in them: a colour a group, means over seeds, the spread where there is one.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import html
-import io
-import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
@@ -24,54 +15,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from selfless.report.drawing import INK, looks, save_png, style, svg
 from selfless.report.groups import Group, Matrix, groups, measured, number
 
 if TYPE_CHECKING:
     from selfless.spec import Result
 
-INK = "#2f3742"
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8A8F98")
-MARKERS = "osD^vPX"
-STYLE: Any = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "xtick.bottom", "ytick.left", "legend.frameon"), False),
-    **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 10),
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.alpha": 0.18,
-    "hatch.linewidth": 0.8,
-    "hatch.color": "white",
-    "lines.linewidth": 1.8,
-    "lines.markersize": 5,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "text.parse_math": False,  # a label is never a formula
-    "svg.fonttype": "none",  # real text: small, searchable, in the page's own font
-    "svg.hashsalt": "selfless",
-}
+__all__ = ["capacity", "figures", "first_task", "looks", "matrices", "matrix", "over_time", "per_task", "save_png", "svg"]
+
 WIDTH, HEIGHT = 5.2, 3.0  # inches; at most what a phone shows without shrinking the type
-
-
-class Look(NamedTuple):
-    """How one group is drawn, in every figure the same."""
-
-    colour: str
-    marker: str
-    again: bool  # the colours went round: hatched, dashed
-
-
-def looks(found: Sequence[Group]) -> list[Look]:
-    n = len(COLOURS)
-    return [Look(COLOURS[i % n], MARKERS[(i + i // n) % n], i >= n) for i in range(len(found))]
-
-
-@contextlib.contextmanager
-def _style() -> Iterator[None]:
-    """Our settings and the defaults for the rest, whatever the user's matplotlibrc says."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        yield
 
 
 def per_task(results: Sequence[Result]) -> Figure:
@@ -80,7 +32,7 @@ def per_task(results: Sequence[Result]) -> Figure:
     drawn = [(g, look) for g, look in zip(found, looks(found), strict=True) if g.done]
     tasks = max((g.tasks for g, _ in drawn), default=1)
     bars = len(drawn) * tasks
-    with _style():
+    with style():
         labels = [f"{g.label}\u2003{g.average.text(1)}" for g, _ in drawn]
         figure, axes = _figure(min(max(WIDTH, 0.2 * (bars + tasks) + 0.8), 11), labels, "Accuracy on each task after the last one")
         wide = 0.82 / max(len(drawn), 1)
@@ -89,13 +41,18 @@ def per_task(results: Sequence[Result]) -> Figure:
             at = np.arange(1, group.tasks + 1) + (i - (len(drawn) - 1) / 2) * wide
             hatch = "////" if look.again else None
             axes.bar(at, means, wide * 0.92, color=look.colour, hatch=hatch, label=labels[i], linewidth=0)
-            axes.errorbar(at, means, np.nan_to_num(stds), fmt="none", ecolor=INK, elinewidth=1, capsize=1.5)
+            if len(group.done) > 1:
+                axes.errorbar(at, means, stds, fmt="none", ecolor=INK, elinewidth=1, capsize=1.5)
             for x, mean, std in zip(at, means, np.nan_to_num(stds), strict=True) if bars <= 12 else ():
                 axes.annotate(f"{mean:.1f}", (x, mean + std), (0, 2), textcoords="offset points", ha="center", fontsize=8)
         values = [(100 * v.mean, np.nan_to_num(100 * v.std)) for g, _ in drawn for v in g.per_task]
         low = _floor([mean - std for mean, std in values])
-        axes.set_ylim(low, max([min(104.0, mean + std + (100 - low) * 0.08) for mean, std in values], default=100))
-        axes.set_yticks([tick for tick in MaxNLocator(6, steps=[1, 2, 5, 10], integer=True).tick_values(low, 100) if low <= tick <= 100])
+        top = max([min(104.0, mean + std + (100 - low) * 0.08) for mean, std in values], default=100.0)
+        ticks = MaxNLocator(6, steps=[1, 2, 5, 10], integer=True).tick_values(low, min(top, 100))
+        axes.set_yticks([tick for tick in ticks if low <= tick <= min(top, 100)])
+        axes.set_ylim(low, top)
+        aside = 0.5 + max(0, 3 - tasks) / 2  # one task is no wall of colour
+        axes.set_xlim(1 - aside, tasks + aside)
         axes.set_xticks(range(1, tasks + 1), [str(u) for u in range(1, tasks + 1)])
         axes.set(xlabel="task", ylabel="accuracy (%)" + (f", axis from {low:g}" if low else ""))
         _legend(figure, axes, labels)
@@ -126,15 +83,18 @@ def capacity(results: Sequence[Result]) -> Figure:
     return _lines(results, free, "free parameters (%)", "Free parameters after each task", whole=True)
 
 
-def matrix(result: Result | Sequence[Result], title: str = "") -> Figure:
-    """A[t, u] in percent, the mean over what is given: rows are after learning task t, filled where task u was learnt by then."""
+def matrix(result: Result | Sequence[Result], title: str = "", scale: tuple[float, float] | None = None) -> Figure:
+    """A[t, u] in percent, the mean over what is given: rows are after learning task t, filled where task u was learnt by then.
+
+    scale: the accuracies (0 to 1) the colours begin and end at; those of this matrix unless given.
+    """
     results = [result] if not isinstance(result, Sequence) else result
     A: Matrix = np.mean([r.accuracy for r in results], axis=0)
     rows, tasks = A.shape
     learnt = (np.arange(tasks) <= np.arange(rows)[:, None]) | (rows == 1)
-    low, high = A[learnt].min(), A[learnt].max()
+    low, high = scale or (A[learnt].min(), A[learnt].max())
     shades = LinearSegmentedColormap.from_list("shades", ["#E69F00", "#F3E3B8", "#9CCBE8", "#0072B2"])
-    with _style():
+    with style():
         size = min(0.46, 9 / tasks)
         figure = Figure(figsize=(max(2.2, size * tasks + 0.8), size * rows + 0.75 + 0.2 * bool(title)), layout="constrained")
         figure.set_label(f"Accuracy matrix {title}".strip())
@@ -155,6 +115,14 @@ def matrix(result: Result | Sequence[Result], title: str = "") -> Figure:
     return figure
 
 
+def matrices(results: Sequence[Result]) -> list[Figure]:
+    """A matrix a group, on one scale."""
+    done = [g for g in groups(results) if g.done and g.tasks > 1]
+    learnt = [A[t, : t + 1 if len(A) > 1 else None] for g in done for A in [g.accuracy.mean(0)] for t in range(len(A))]
+    scale = (min(map(min, learnt)), max(map(max, learnt))) if done else None
+    return [matrix(g.done, g.label, scale) for g in done]
+
+
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
     """Name → figure, those the results have something for."""
     done = [g for g in groups(results) if g.done]
@@ -166,36 +134,6 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
     return {name: draw(results) for name, draw in made.items()}
 
 
-def save_png(figure: Figure, path: Path | str, dpi: int = 200) -> Path:
-    """On white, so that it reads wherever it is shown."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _drawing():
-        figure.savefig(path, format="png", dpi=dpi, facecolor="white")
-    return path
-
-
-def svg(figure: Figure) -> str:
-    """The figure as one <svg> element, the same text for the same figure: no background, ink in currentColor, ids of its own."""
-    file = io.StringIO()
-    with _drawing():
-        figure.savefig(file, format="svg", metadata={"Date": None}, facecolor="none")
-    text = re.sub(r"<metadata>.*?</metadata>", "", file.getvalue(), flags=re.DOTALL)
-    text = text[text.index("<svg") :].replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href", "href")
-    text = re.sub(r"(?<=px )'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text).replace(INK, "currentColor")
-    own = hashlib.sha256(text.encode()).hexdigest()[:8]
-    text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>f{own}-", text)
-    alt = html.escape(str(figure.get_label()))
-    return text.replace("<svg", f'<svg role="img" aria-label="{alt}" color="#78808c"', 1).strip()
-
-
-@contextlib.contextmanager
-def _drawing() -> Iterator[None]:
-    with _style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's font may well have it
-        yield
-
-
 def _lines(results: Sequence[Result], curve: Callable[[Group], Matrix], ylabel: str, alt: str, whole: bool = False) -> Figure:
     """curve: group → (seeds, tasks); a line of means with a band of ± std."""
     found = groups(results)
@@ -203,7 +141,7 @@ def _lines(results: Sequence[Result], curve: Callable[[Group], Matrix], ylabel: 
     drawn = [(g, look, y) for g, look, y in drawn if y.size and not np.isnan(y).any()]
     tasks = max((g.tasks for g, _, _ in drawn), default=1)
     labels = [g.label for g, _, _ in drawn]
-    with _style():
+    with style():
         figure, axes = _figure(WIDTH, labels, alt)
         for group, look, y in drawn:
             mean = y.mean(0)
