@@ -126,7 +126,7 @@ def test_report_and_capacity_read_what_was_recorded(stream: str, tmp_path: Path)
         assert runner.invoke(app, ["report", str(tmp_path), "--format", form]).exit_code == 0
     room = json.loads(runner.invoke(app, ["capacity", str(tmp_path), "--json"]).stdout)
     assert len(room["runs"][0]["capacity"]) == 3
-    assert "all parameters" in runner.invoke(app, ["capacity", str(tmp_path)]).output
+    assert "parameters: all" in runner.invoke(app, ["capacity", str(tmp_path)]).output
     empty = runner.invoke(app, ["report", str(tmp_path / "none")])
     assert empty.exit_code == 1
     assert "holds no results" in empty.output

@@ -180,13 +180,15 @@ def _finish(results: Sequence[Result], out: Path, as_json: bool) -> None:
     else:
         from rich.console import Console
 
-        from selfless.report import tables
+        from selfless import report as reporting
 
         console = Console()
-        for part in tables.terminal(results):
-            console.print(part)
+        console.print(reporting.terminal(results))
+        console.print(str(reporting.headline(results)))
         for result in results:
-            console.print(f"[dim]{result.run.method}, seed {result.run.seed}:[/dim] {out / result.run.key}", highlight=False)
+            console.print(
+                f"[dim]{result.run.method}, seed {result.run.seed}:[/dim] {out / result.run.key}", highlight=False, soft_wrap=True
+            )
     failed = [r for r in results if r.status != "done"]
     for result in failed:
         typer.secho(f"failed: {result.run.method}, seed {result.run.seed}: {result.error}", fg=typer.colors.RED, err=True)
@@ -221,11 +223,11 @@ def demo(
         if not as_json:
             typer.echo(f"Learning {size['tasks']} permuted-MNIST tasks one after another, with MAS alone and with MAS + SLNID.", err=True)
         results = _train(runs, force=force, as_json=as_json, out=out, **session)
-        from selfless.report import page, plots
+        from selfless.report import plots, write
 
         plots.save_png(plots.per_task(results), out / "accuracy.png")
         plots.save_png(plots.capacity(results), out / "capacity.png")
-        path = page.write(results, out / "report.html", title="selfless: the demo")
+        path = write(results, out / "report.html", title="selfless: the demo")
         _finish(results, out, as_json)
         if not as_json:
             typer.echo(f"picture: {out / 'accuracy.png'}\nreport:  {path}")
@@ -240,11 +242,11 @@ def report(
     """One self-contained HTML page of everything recorded in DIR, or its table for a paper."""
     with told():
         results = _recorded(folder)
-        from selfless.report import page, tables
+        from selfless import report as reporting
 
-        printers = {"md": tables.markdown, "csv": tables.csv, "latex": tables.latex}
+        printers = {"md": reporting.markdown, "csv": reporting.csv, "latex": reporting.latex}
         if form == "html":
-            typer.echo(page.write(results, to or folder / "report.html"))
+            typer.echo(reporting.write(results, to or folder / "report.html", out=folder))
         elif form in printers:
             typer.echo(printers[form](results))
         else:
@@ -268,14 +270,14 @@ def capacity(
         for result in results:
             table = Table(title=f"{result.run.method}, seed {result.run.seed}: free, in %", title_justify="left")
             table.add_column("after task")
-            last = result.capacity[-1] if result.capacity else {}
-            kinds = [(kind, name) for kind in ("neurons", "parameters") for name in last.get(kind, {})]
-            for _, name in kinds:
-                table.add_column(name, justify="right")
-            table.add_column("all parameters", justify="right", style="bold")
-            for t, free in enumerate(result.capacity, start=1):
-                cells = [f"{100 * free[kind][name]:.1f}" for kind, name in kinds]
-                table.add_row(str(t), *cells, f"{100 * free['free_parameters']:.1f}")
+            for t in range(1, len(result.capacity) + 1):
+                table.add_column(str(t), justify="right")
+            for kind in ("neurons", "parameters"):
+                rows = {name: [free[kind][name] for free in result.capacity] for name in (result.capacity or [{kind: {}}])[-1][kind]}
+                rows["all"] = [free[f"free_{kind}"] for free in result.capacity]
+                for name, shares in rows.items():
+                    cells = [f"{100 * share:.1f}" for share in shares]
+                    table.add_row(f"{kind}: {name}", *cells, style="bold" if name == "all" else None, end_section=name == "all")
             Console().print(table)
 
 

@@ -216,7 +216,7 @@ def _in_workers(
 ) -> None:
     """Train the fleets in `count` worker processes; the first failure stops all."""
     lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
-    todo, running = list(enumerate(parts)), dict[int, subprocess.Popen[str]]()
+    todo, running = list(enumerate(parts)), dict[int, tuple[subprocess.Popen[str], threading.Thread]]()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
     def start(number: int, runs: list[Run]) -> None:
@@ -228,11 +228,12 @@ def _in_workers(
             text=True,
             env=environment,
         )
-        running[number] = child
         assert child.stdin is not None
         child.stdin.write(json.dumps(job))
         child.stdin.close()
-        threading.Thread(target=_listen, args=(number, child, lines), daemon=True).start()
+        listener = threading.Thread(target=_listen, args=(number, child, lines), daemon=True)
+        listener.start()
+        running[number] = (child, listener)
 
     try:
         while todo or running:
@@ -241,18 +242,20 @@ def _in_workers(
             number, line = lines.get()
             if line is not None:
                 _relay(json.loads(line), parts[number], watch, waiting)
-            elif running.pop(number).wait() != 0:
+            elif running.pop(number)[0].wait() != 0:
                 raise RuntimeError(f"the worker training {parts[number][0].method} stopped; its message is above")
     finally:
-        for child in running.values():
+        for child, listener in running.values():
             child.terminate()
             child.wait()
+            listener.join()
 
 
 def _listen(number: int, child: subprocess.Popen[str], lines: queue.Queue[tuple[int, str | None]]) -> None:
     assert child.stdout is not None
-    for line in child.stdout:
-        lines.put((number, line))
+    with child.stdout:
+        for line in child.stdout:
+            lines.put((number, line))
     lines.put((number, None))
 
 
