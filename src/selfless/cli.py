@@ -273,9 +273,10 @@ def capacity(
             for t in range(1, len(result.capacity) + 1):
                 table.add_column(str(t), justify="right")
             for kind in ("neurons", "parameters"):
-                rows = {name: [free[kind][name] for free in result.capacity] for name in (result.capacity or [{kind: {}}])[-1][kind]}
-                rows["all"] = [free[f"free_{kind}"] for free in result.capacity]
-                for name, shares in rows.items():
+                names: list[str] = list(result.capacity[-1][kind]) if result.capacity else []
+                shown = {name: [free[kind][name] for free in result.capacity] for name in names}
+                shown["all"] = [free[f"free_{kind}"] for free in result.capacity]
+                for name, shares in shown.items():
                     cells = [f"{100 * share:.1f}" for share in shares]
                     table.add_row(f"{kind}: {name}", *cells, style="bold" if name == "all" else None, end_section=name == "all")
             Console().print(table)

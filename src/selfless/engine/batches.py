@@ -63,6 +63,13 @@ class FleetData:
         owners = (self.offset // self.n).tolist()  # mapped, several seeds: slice each file
         return torch.cat([self._residents[o].raw(rows) for o, rows in zip(owners, index, strict=True)])
 
+    def at_once(self, least: int = EVALUATE) -> int:
+        """Samples a member to take in one pass: on a GPU as many as make half a gigabyte of input, there few large passes cost least."""
+        if self.offset.device.type == "cpu":
+            return least
+        per_row = len(self.offset) * self.first.x[0].numel() * 4
+        return max(least, min(self.n, 2**29 // per_row))
+
     def passes(self, size: int = EVALUATE, augment: Augment | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, in order, for evaluation and importance."""
         members = len(self.offset)

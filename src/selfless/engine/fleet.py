@@ -3,6 +3,9 @@
     loss_f = CE_f + λ_f Σ_l R(H_l,f)  (+ λ_Ω,f Σ Ω(θ − θ*)² when the anchor is explicit)
     v ← μ v + ∂loss/∂θ;   θ ← θ − lr_f v;   θ ← θ + share · (θ* − θ)   (the implicit anchor)
 
+The momentum is kept as u = lr_f v: the rates then enter once, as weights of the members' losses, and the update is the same few operations
+over whole lists of tensors for every member (u ← μ r u + ∂(lr_f loss_f)/∂θ, θ ← θ − u, with r the ratio of this step's rate to the last's).
+
 Members differ in numbers (seed, strengths, lr) and in the kind of sparsifier; everything else is common. Each member's loss depends on its
 own parameters alone, so the gradient of the sum is every member's gradient. All that a step reads and writes are tensors of this object,
 which is what lets a GPU record it once and replay it.
@@ -23,7 +26,7 @@ from torch import Tensor
 
 from selfless.data import Augment
 from selfless.engine import draws
-from selfless.engine.batches import EVALUATE, FleetData
+from selfless.engine.batches import FleetData
 from selfless.engine.stack import Stack, Tensors
 from selfless.preserve import Quadratic, State
 from selfless.sparsify import Sparsifier
@@ -54,6 +57,8 @@ class Fleet:
         self.strength = torch.tensor([r.preserve.strength for r in runs], device=device)
         self.groups = _groups([r.sparsify for r in runs])
         self.share: Tensors = {}
+        self.ratio = torch.ones((), device=device)
+        self._warmed: set[tuple[Sparsifier, int]] = set()
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.step_number = torch.zeros(1, dtype=torch.int64, device=device)
         self.loss_sum = torch.zeros(self.size, device=device)
@@ -83,6 +88,15 @@ class Fleet:
         self.factors = None
         if self.run.schedule == "cosine":
             self.factors = 0.5 * (1 + torch.cos(math.pi * torch.arange(steps, dtype=torch.float64) / steps)).float().to(self.device)
+        self.ratio.fill_(1.0)
+        self.refresh_shares()
+
+    def set_lr(self, lr: Tensor) -> None:
+        """New rates between epochs: the momentum, which holds them, is scaled along."""
+        ratio = torch.where(self.lr > 0, lr / self.lr, torch.zeros_like(lr))
+        for v in self.momentum.values():
+            v.mul_(_column(ratio, v))
+        self.lr.copy_(lr)
         self.refresh_shares()
 
     def refresh_shares(self) -> None:
@@ -127,9 +141,9 @@ class Fleet:
         x, y = self.data.batch(self.order.index_select(1, rows), self.augment, lambda k, _: self._noise(k, rows))
         with self._precision():
             logits, found = self.stack.forward(self.params, self.buffers, x)
+        self._schedule()
         losses, hits = self._task_loss(logits, y)
-        penalty = self._penalty(found)
-        grads = self._gradients(losses.sum() / size, penalty)
+        grads = self._gradients((self.lr * losses.sum(1)).sum() / size, self._penalty(found))
         with torch.no_grad():
             self._update(grads)
             self.loss_sum += losses.sum(1)
@@ -167,7 +181,7 @@ class Fleet:
     def _undone(self) -> Iterator[None]:
         """Everything that a step changes is put back afterwards."""
         changed = [*self.params.values(), *self.buffers.values(), *self.momentum.values(), *self.state.get("path", {}).values()]
-        changed += [self.cursor, self.step_number, self.loss_sum, self.hits, self.lr, *self.share.values()]
+        changed += [self.cursor, self.step_number, self.loss_sum, self.hits, self.lr, self.ratio, *self.share.values()]
         before = [t.detach().clone() for t in changed]
         yield
         with torch.no_grad():
@@ -191,7 +205,7 @@ class Fleet:
         return losses, (logits.detach().argmax(-1) == y)
 
     def _penalty(self, found: list[Tensor]) -> Tensor | None:
-        """λ_SSL Σ_l R (+ the explicit anchor), summed over members; None where there is nothing."""
+        """lr_f (λ_SSL Σ_l R (+ the explicit anchor)), summed over members; None where there is nothing."""
         terms: list[Tensor] = []
         for kind, members in self.groups:
             if not any(r.sparsify.strength for r in self.runs[members]):
@@ -203,11 +217,20 @@ class Fleet:
                 xs = [(self.params[self.stack.weight_behind(name)][members], None) for name in self.stack.layers]
             else:
                 xs = [(p[members], None) for p in self.trained.values()]
-            terms += [(self.inhibition[members] * _each(kind.penalty, x, alpha)).sum() for x, alpha in xs]
+            for x, alpha in xs:
+                self._warm(kind, x)
+                terms.append((self.lr[members] * self.inhibition[members] * _each(kind.penalty, x, alpha)).sum())
         if self.run.anchor == "explicit" and self.tasks and self.state.get("omega"):
             costs = _each(self.preserve.penalty, {k: self.state[k] for k in ("omega", "anchor")}, self.trained)
-            terms.append((self.strength * costs).sum())
+            terms.append((self.lr * self.strength * costs).sum())
         return torch.stack(terms).sum() if terms else None
+
+    def _warm(self, kind: Sparsifier, x: Tensor) -> None:
+        """Once outside the map, where the formula can keep its kernel (inside, it would make it anew every step)."""
+        if len(x) > 1 and (kind, x.shape[-1]) not in self._warmed:
+            with torch.no_grad():
+                kind.penalty(x[0].detach())
+            self._warmed.add((kind, x.shape[-1]))
 
     def _alpha_of(self, name: str, kind: Sparsifier, members: slice) -> Tensor | None:
         return self.alpha[name][members] if kind.discounted and name in self.alpha else None
@@ -217,30 +240,37 @@ class Fleet:
         if not self.preserve.watches:
             return torch.autograd.grad(loss if penalty is None else loss + penalty, leaves, allow_unused=True)
         task = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=penalty is not None)
-        self._task_gradient = {n: g for n, g in zip(self.trained, task, strict=True) if g is not None}
+        unscaled = {n: g / _column(self.lr, g) for n, g in zip(self.trained, task, strict=True) if g is not None}
+        self._task_gradient = {n: torch.where(torch.isfinite(g), g, 0.0) for n, g in unscaled.items()}  # a member at rate 0 has stopped
         if penalty is None or not penalty.requires_grad:
             return task
         extra = torch.autograd.grad(penalty, leaves, allow_unused=True)
         return tuple(g if e is None else e if g is None else g + e for g, e in zip(task, extra, strict=True))
 
-    def _update(self, grads: tuple[Tensor | None, ...]) -> None:
-        lr = self.lr
+    def _schedule(self) -> None:
+        """This step's rates; `ratio` is what the kept momentum must be scaled by."""
         if self.factors is not None:
-            lr = self.base_lr * self.factors.index_select(0, self.step_number)
-            self.lr.copy_(lr)
+            now = self.factors.index_select(0, self.step_number).squeeze(0)
+            last = self.factors.index_select(0, (self.step_number - 1).clamp(min=0)).squeeze(0)
+            self.ratio.copy_(now / last)
+            self.lr.copy_(self.base_lr * now)
             self.refresh_shares()
-        before = {n: p.detach().clone() for n, p in self.trained.items()} if self.preserve.watches else {}
-        for (name, p), g in zip(self.trained.items(), grads, strict=True):
-            if g is None:
-                continue
-            if self.run.weight_decay:
-                g = g.add(p, alpha=self.run.weight_decay)
-            v = self.momentum[name].mul_(self.run.momentum).add_(g)
-            p.addcmul_(v, _column(lr, p), value=-1)
+
+    def _update(self, grads: tuple[Tensor | None, ...]) -> None:
+        watched = self.preserve.watches
+        before = {n: p.detach().clone() for n, p in self.trained.items()} if watched else {}
+        names = [n for n, g in zip(self.trained, grads, strict=True) if g is not None]
+        found = [g for g in grads if g is not None]
+        params, speed = [self.trained[n] for n in names], [self.momentum[n] for n in names]
+        if self.run.weight_decay:
+            found = [g + self.run.weight_decay * _column(self.lr, p) * p for g, p in zip(found, params, strict=True)]
+        torch._foreach_mul_(speed, self.run.momentum if self.factors is None else self.ratio * self.run.momentum)
+        torch._foreach_add_(speed, found)
+        torch._foreach_sub_(params, speed)
         if self.anchored:
-            for name, share in self.share.items():
-                self.trained[name].lerp_(self.state["anchor"][name], share)
-        if self.preserve.watches:  # in place: a recorded step reads and writes these tensors
+            held = list(self.share)
+            torch._foreach_lerp_([self.trained[n] for n in held], [self.state["anchor"][n] for n in held], [self.share[n] for n in held])
+        if watched:  # in place: a recorded step reads and writes these tensors
             seen = self.preserve.observe(self.state, before, self.trained, self._task_gradient)
             for name, path in seen["path"].items():
                 self.state["path"][name].copy_(path)
@@ -251,7 +281,7 @@ class Fleet:
         head = slice(self.heads[0].start, self.heads[0].stop) if len(self.heads) == 1 else slice(0, None)
         preserve = self.preserve
         still = self.augment.still() if self.augment else None
-        size = self.run.batch if preserve.how == "per-batch" or self.device.type == "cpu" else max(self.run.batch, EVALUATE)
+        size = self.run.batch if preserve.how == "per-batch" else self.data.at_once(self.run.batch)
         if preserve.measures or self.stack.layers:
             params = {n: p.detach() for n, p in self.params.items()}
             omega, alpha = self.stack.importance(
@@ -281,7 +311,7 @@ class Fleet:
         hits = torch.zeros(self.size, device=self.device)
         self.stack.module.eval()
         still = self.augment.still() if self.augment else None
-        for x, y in data.passes(augment=still):
+        for x, y in data.passes(data.at_once(), still):
             with self._precision():
                 logits, _ = self.stack.forward(self.params, self.buffers, x)
             if columns is not None:

@@ -200,8 +200,7 @@ class Learner:
         stalled = [0 if better else s + 1 for better, s in zip(self._better, self.progress.stalled, strict=True)]
         factor = [0.0 if s >= STOP else DROP if s == PATIENCE else 1.0 for s in stalled]
         self.progress.stalled = stalled
-        self.fleet.lr.mul_(torch.tensor(factor, device=self.device))
-        self.fleet.refresh_shares()
+        self.fleet.set_lr(self.fleet.lr * torch.tensor(factor, device=self.device))
         return any(s < STOP for s in stalled)
 
     def _count_free(self) -> None:
