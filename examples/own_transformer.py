@@ -49,10 +49,10 @@ def make_tasks(generator: torch.Generator) -> list[tuple[Batches, Batches]]:
     tasks = []
     for _ in range(TASKS):
         topics = (2 * torch.randn(CLASSES, WORDS, generator=generator)).softmax(1)
-        y = torch.randint(CLASSES, (1600,), generator=generator)
+        y = torch.randint(CLASSES, (1200,), generator=generator)
         x = torch.multinomial(topics[y], LENGTH, replacement=True, generator=generator)
         batches = list(zip(x.split(50), y.split(50), strict=True))
-        tasks.append((batches[:24], batches[24:]))
+        tasks.append((batches[:16], batches[16:]))
     return tasks
 
 

@@ -1,0 +1,65 @@
+"""Imports go one way, and importing is cheap."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "selfless"
+ORDER = """terms files functional layers metrics capacity anchor activations persample importance sparsify preserve path recording keeper
+models data spec engine runner report config cli_progress cli_data cli""".split()
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms a file imports from, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("selfless"):
+            names = [node.module] if node.module != "selfless" else [f"selfless.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("selfless")]
+        found |= {name.split(".")[1] for name in names if "." in name}
+    return found & set(ORDER)
+
+
+def test_every_room_is_in_the_order() -> None:
+    rooms = {room(path) for path in SOURCE.rglob("*.py")} - {"__init__", "py"}
+    assert rooms == set(ORDER)
+
+
+def test_imports_go_one_way() -> None:
+    for path in SOURCE.rglob("*.py"):
+        here = room(path)
+        if here == "__init__":
+            continue
+        for other in imports(path) - {here}:
+            assert ORDER.index(other) < ORDER.index(here), f"{path.relative_to(SOURCE)} imports {other}, which comes after {here}"
+
+
+def test_no_pickle_and_no_code_from_files() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for word in ("pickle.load", "yaml.load", "shell=True", "allow_pickle=True"):
+            assert word not in text, f"{path.name} has {word}"
+        assert "torch.load(" not in text or "weights_only=True" in text
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import sys, selfless; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'matplotlib', 'typer')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    code = "import sys, selfless.report; sys.exit(any(m in sys.modules for m in ('torch', 'matplotlib')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_public_names_exist() -> None:
+    import selfless
+
+    for name in selfless.__all__:
+        assert getattr(selfless, name) is not None
