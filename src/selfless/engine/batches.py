@@ -16,7 +16,7 @@ from selfless.data import Augment, Joined, Part, Resident
 from selfless.engine import draws
 
 _uploaded: Any = WeakTensorKeyDictionary()  # a source's images → their copy on the GPU
-EVALUATE = 1000  # samples a member that are evaluated at a time
+EVALUATE = 1000  # samples that a CPU takes at a time where it does not matter how many
 
 
 class FleetData:
@@ -66,7 +66,7 @@ class FleetData:
     def at_once(self, least: int = EVALUATE) -> int:
         """Samples a member to take in one pass: on a GPU as many as make half a gigabyte of input, there few large passes cost least."""
         if self.offset.device.type == "cpu":
-            return least
+            return max(least, EVALUATE // len(self.offset))
         per_row = len(self.offset) * self.first.x[0].numel() * 4
         return max(least, min(self.n, 2**29 // per_row))
 

@@ -42,7 +42,7 @@ class Fleet:
         self.runs, self.stack, self.device = list(runs), stack, device
         self.run = runs[0]  # what all members have in common is read here
         self.size = len(runs)
-        self.params = {n: p.requires_grad_(n in stack.trainable) for n, p in params.items()}
+        self.params = {n: p.requires_grad_(n in stack.trainable and self.size > 1) for n, p in params.items()}
         self.buffers = buffers
         self.trained = {n: self.params[n] for n in stack.trainable}
         self.momentum = {n: torch.zeros_like(p) for n, p in self.trained.items()}
@@ -207,6 +207,7 @@ class Fleet:
     def _penalty(self, found: list[Tensor]) -> Tensor | None:
         """lr_f (λ_SSL Σ_l R (+ the explicit anchor)), summed over members; None where there is nothing."""
         terms: list[Tensor] = []
+        live = self.stack.leaves(self.params)
         for kind, members in self.groups:
             if not any(r.sparsify.strength for r in self.runs[members]):
                 continue
@@ -214,14 +215,14 @@ class Fleet:
             if reads == "activations":
                 xs = [(h[members], self._alpha_of(name, kind, members)) for name, h in zip(self.stack.layers, found, strict=True)]
             elif reads == "weights":
-                xs = [(self.params[self.stack.weight_behind(name)][members], None) for name in self.stack.layers]
+                xs = [(live[self.stack.weight_behind(name)][members], None) for name in self.stack.layers]
             else:
-                xs = [(p[members], None) for p in self.trained.values()]
+                xs = [(p[members], None) for p in live.values()]
             for x, alpha in xs:
                 self._warm(kind, x)
                 terms.append((self.lr[members] * self.inhibition[members] * _each(kind.penalty, x, alpha)).sum())
         if self.run.anchor == "explicit" and self.tasks and self.state.get("omega"):
-            costs = _each(self.preserve.penalty, {k: self.state[k] for k in ("omega", "anchor")}, self.trained)
+            costs = _each(self.preserve.penalty, {k: self.state[k] for k in ("omega", "anchor")}, live)
             terms.append((self.lr * self.strength * costs).sum())
         return torch.stack(terms).sum() if terms else None
 
@@ -235,17 +236,16 @@ class Fleet:
     def _alpha_of(self, name: str, kind: Sparsifier, members: slice) -> Tensor | None:
         return self.alpha[name][members] if kind.discounted and name in self.alpha else None
 
-    def _gradients(self, loss: Tensor, penalty: Tensor | None) -> tuple[Tensor | None, ...]:
-        leaves = list(self.trained.values())
+    def _gradients(self, loss: Tensor, penalty: Tensor | None) -> list[Tensor | None]:
         if not self.preserve.watches:
-            return torch.autograd.grad(loss if penalty is None else loss + penalty, leaves, allow_unused=True)
-        task = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=penalty is not None)
+            return self.stack.gradients(loss if penalty is None else loss + penalty, self.params)
+        task = self.stack.gradients(loss, self.params, retain=penalty is not None)
         unscaled = {n: g / _column(self.lr, g) for n, g in zip(self.trained, task, strict=True) if g is not None}
         self._task_gradient = {n: torch.where(torch.isfinite(g), g, 0.0) for n, g in unscaled.items()}  # a member at rate 0 has stopped
         if penalty is None or not penalty.requires_grad:
             return task
-        extra = torch.autograd.grad(penalty, leaves, allow_unused=True)
-        return tuple(g if e is None else e if g is None else g + e for g, e in zip(task, extra, strict=True))
+        extra = self.stack.gradients(penalty, self.params)
+        return [g if e is None else e if g is None else g + e for g, e in zip(task, extra, strict=True)]
 
     def _schedule(self) -> None:
         """This step's rates; `ratio` is what the kept momentum must be scaled by."""
@@ -256,7 +256,7 @@ class Fleet:
             self.lr.copy_(self.base_lr * now)
             self.refresh_shares()
 
-    def _update(self, grads: tuple[Tensor | None, ...]) -> None:
+    def _update(self, grads: list[Tensor | None]) -> None:
         watched = self.preserve.watches
         before = {n: p.detach().clone() for n, p in self.trained.items()} if watched else {}
         names = [n for n, g in zip(self.trained, grads, strict=True) if g is not None]

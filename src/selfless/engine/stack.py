@@ -43,15 +43,38 @@ class Stack:
         self.module.to(device)
         params = [dict(m.named_parameters()) for m in modules]
         buffers = [dict(m.named_buffers()) for m in modules]
-        return (
+        stacks = (
             {n: torch.stack([p[n].detach() for p in params]).to(device) for n in params[0]},
             {n: torch.stack([b[n] for b in buffers]).to(device) for n in buffers[0]},
         )
+        if len(modules) == 1:  # a fleet of one pays nothing: the module's own tensors are views of the stacks
+            for own, group in ((self.module.named_parameters(), stacks[0]), (self.module.named_buffers(), stacks[1])):
+                for name, tensor in own:
+                    tensor.data = group[name][0]
+        return stacks
+
+    def leaves(self, params: Tensors) -> Tensors:
+        """The trainable tensors that `forward` differentiates, stacked: the members' parameters, or those of the one module."""
+        if len(next(iter(params.values()))) > 1:
+            return {n: params[n] for n in self.trainable}
+        return {n: p.unsqueeze(0) for n, p in self.module.named_parameters() if p.requires_grad}
+
+    def gradients(self, value: Tensor, params: Tensors, retain: bool = False) -> list[Tensor | None]:
+        """∂value/∂θ for every trainable parameter, stacked; None where it does not matter."""
+        alone = len(next(iter(params.values()))) == 1
+        sources = [p for p in self.module.parameters() if p.requires_grad] if alone else [params[n] for n in self.trainable]
+        grads = torch.autograd.grad(value, sources, allow_unused=True, retain_graph=retain)
+        return [g.unsqueeze(0) if alone and g is not None else g for g in grads]
 
     def forward(self, params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """x (F, B, …) → logits (F, B, C) and the layers' activations [(F, B, N) …]."""
-        logits, found, _ = self._mapped(params, buffers, {}, x)
-        return logits, found
+        if len(x) > 1:
+            logits, found, _ = self._mapped(params, buffers, {}, x)
+            return logits, found
+        self._outputs = []
+        logits = self.module(x.squeeze(0))
+        found, self._outputs = self._outputs, []
+        return logits.unsqueeze(0), [h.unsqueeze(0) for h in found]
 
     def _mapped(self, params: Tensors, buffers: Tensors, nudges: Tensors, x: Tensor) -> tuple[Tensor, list[Tensor], Tensors]:
         if len(x) > 1:
@@ -140,7 +163,8 @@ class Stack:
                     if delta is None:
                         continue
                     if name in self.layers:
-                        _add(alpha, name, torch.func.vmap(_neuron_sizes)(_scaled(delta.abs(), rows)))
+                        sizes = _scaled(delta.abs(), rows)
+                        _add(alpha, name, torch.func.vmap(_neuron_sizes)(sizes) if len(sizes) > 1 else _neuron_sizes(sizes[0])[None])
                     else:
                         self._by_rule(omega, name, inputs[name], delta, objective.power, rows)
                 for name, g in zip(self.trainable, grads[len(nudges) :], strict=False):  # per-batch
@@ -239,7 +263,7 @@ def _scaled(x: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _add(total: Tensors, name: str, value: Tensor) -> None:
-    total[name] = total[name] + value if name in total else value
+    total[name] = total[name].add_(value) if name in total else value
 
 
 def _stack(parts: list[Tensors]) -> Tensors:
