@@ -217,8 +217,7 @@ def demo(
         from selfless.spec import Run
 
         size = {"tasks": 2, "epochs": 1} if quick else {"tasks": 5, "epochs": 10}
-        keep = MAS(0.1, estimator="per-batch")  # the authors' settings (docs/results.md)
-        runs = [Run(preserve=keep, sparsify=s, **size) for s in (NoSparsifier(), SLNID(1e-3))]  # type: ignore[arg-type]
+        runs = [Run(preserve=MAS(0.1), sparsify=s, **size) for s in (NoSparsifier(), SLNID(1e-3))]  # type: ignore[arg-type]
         session = {"data_dir": data_dir, "device": device or "auto", "workers": workers}
         if not as_json:
             typer.echo(f"Learning {size['tasks']} permuted-MNIST tasks one after another, with MAS alone and with MAS + SLNID.", err=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
 from typing import Any
 
@@ -151,9 +151,9 @@ class Fleet:
             self.cursor += size
             self.step_number += 1
 
-    def _precision(self) -> torch.autocast:
+    def _precision(self) -> AbstractContextManager[Any]:
         bf16 = self.run.precision == "bf16" and self.device.type == "cuda"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16)
+        return torch.autocast("cuda", dtype=torch.bfloat16) if bf16 else nullcontext()
 
     @property
     def recordable(self) -> bool:
