@@ -148,6 +148,8 @@ def test_the_features_give_the_kernel(n: int, ratio: float) -> None:
 def test_a_narrow_kernel_is_a_band(n: int, sigma: float) -> None:
     h = relu(4, n)
     assert_close(f.slni(h, sigma).double(), oracles.pairs(h, sigma), rtol=1e-5, atol=0)
+    got = f.slnid(h, alphas(n), sigma, discount="max").double()
+    assert_close(got, oracles.pairs(h, sigma, alphas(n), "max"), rtol=1e-5, atol=0)
 
 
 def test_second_derivatives() -> None:

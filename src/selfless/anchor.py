@@ -6,7 +6,7 @@ The explicit penalty adds G = 2λΩ(θ − θ*) to the gradient. Held for long, 
     SGD with momentum μ          lr · (1 − dampening)/(1 − μ) · G        (Nesterov: the same)
     Adam, AdamW (also NAdam …)   lr / (√v̂ + ε) · G, per entry, v̂ the optimizer's own second-moment estimate
     RMSprop, Adagrad             lr / (√v + ε) · G, likewise (RMSprop with momentum: over 1 − μ)
-    any other                    lr · G
+    any other                    lr · G, which is only a guess for optimizers that rescale steps in their own way (Rprop, Adadelta, Adamax)
 
 so that is the step the implicit anchor takes, once per iteration. With Adam the explicit gradient would also enter v̂ and there weaken
 itself; the implicit one does not, which is why the two agree only as λ → 0.

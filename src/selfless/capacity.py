@@ -64,11 +64,12 @@ class Capacity:
 
     def _lines(self) -> Iterator[str]:
         yield f"free after {self.tasks} task{'s' * (self.tasks != 1)} (importance < {self.threshold:g})"
+        width = max((len(name) for name in (*self.neurons, *self.parameters)), default=3)
         for title, rows in (("neurons", self.neurons), ("parameters", self.parameters)):
             for name, free in rows.items():
-                yield f"  {title:<10}  {name:<20}  {free}"
-            if len(rows) != 1:
-                yield f"  {title:<10}  {'all':<20}  {_together(rows)}"
+                yield f"  {title:<10}  {name:<{width}}  {free}"
+            if len(rows) > 1:
+                yield f"  {title:<10}  {'all':<{width}}  {_together(rows)}"
 
 
 def _together(rows: Mapping[str, Free]) -> Free:

@@ -200,7 +200,7 @@ def _state_dtype(parameter: Tensor) -> torch.dtype:
 
 def _add(total: dict[str, Tensor], part: dict[str, Tensor]) -> None:
     for name, value in part.items():
-        total[name] = total[name] + value if name in total else value
+        total[name] = total[name].add_(value) if name in total else value
 
 
 def _batch_gradient(model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool) -> dict[str, Tensor]:

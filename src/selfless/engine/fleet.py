@@ -56,6 +56,8 @@ class Fleet:
         self.inhibition = torch.tensor([r.sparsify.strength for r in runs], device=device)
         self.strength = torch.tensor([r.preserve.strength for r in runs], device=device)
         self.groups = _groups([r.sparsify for r in runs])
+        explicit = self.run.anchor == "explicit" and isinstance(self.preserve, Quadratic)
+        self._reads_parameters = explicit or any(kind.reads != "activations" for kind, _ in self.groups)
         self.share: Tensors = {}
         self.ratio = torch.ones((), device=device)
         self._warmed: set[tuple[Sparsifier, int]] = set()
@@ -207,7 +209,7 @@ class Fleet:
     def _penalty(self, found: list[Tensor]) -> Tensor | None:
         """lr_f (λ_SSL Σ_l R (+ the explicit anchor)), summed over members; None where there is nothing."""
         terms: list[Tensor] = []
-        live = self.stack.leaves(self.params)
+        live = self.stack.leaves(self.params) if self._reads_parameters else {}
         for kind, members in self.groups:
             if not any(r.sparsify.strength for r in self.runs[members]):
                 continue
