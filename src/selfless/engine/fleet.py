@@ -60,6 +60,7 @@ class Fleet:
         self._reads_parameters = explicit or any(kind.reads != "activations" for kind, _ in self.groups)
         self.share: Tensors = {}
         self.ratio = torch.ones((), device=device)
+        self.pressure = self.lr * self.inhibition
         self._warmed: set[tuple[Sparsifier, int]] = set()
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.step_number = torch.zeros(1, dtype=torch.int64, device=device)
@@ -102,7 +103,8 @@ class Fleet:
         self.refresh_shares()
 
     def refresh_shares(self) -> None:
-        """How far the implicit anchor pulls, after a change of learning rate or a new task."""
+        """What follows from the rates: lr·λ_SSL, and how far the implicit anchor pulls; after a change of rate or a new task."""
+        self.pressure.copy_(self.lr * self.inhibition)
         if self.anchored:
             assert isinstance(self.preserve, Quadratic)
             step = self.lr * self.strength / (1 - self.run.momentum)
@@ -145,10 +147,11 @@ class Fleet:
             logits, found = self.stack.forward(self.params, self.buffers, x)
         self._schedule()
         losses, hits = self._task_loss(logits, y)
-        grads = self._gradients((self.lr * losses.sum(1)).sum() / size, self._penalty(found))
+        sums = losses.sum(1)
+        grads = self._gradients(torch.dot(self.lr, sums) / size, self._penalty(found))
         with torch.no_grad():
             self._update(grads)
-            self.loss_sum += losses.sum(1)
+            self.loss_sum += sums
             self.hits += hits.sum(1)
             self.cursor += size
             self.step_number += 1
@@ -183,7 +186,7 @@ class Fleet:
     def _undone(self) -> Iterator[None]:
         """Everything that a step changes is put back afterwards."""
         changed = [*self.params.values(), *self.buffers.values(), *self.momentum.values(), *self.state.get("path", {}).values()]
-        changed += [self.cursor, self.step_number, self.loss_sum, self.hits, self.lr, self.ratio, *self.share.values()]
+        changed += [self.cursor, self.step_number, self.loss_sum, self.hits, self.lr, self.ratio, self.pressure, *self.share.values()]
         before = [t.detach().clone() for t in changed]
         yield
         with torch.no_grad():
@@ -222,7 +225,7 @@ class Fleet:
                 xs = [(p[members], None) for p in live.values()]
             for x, alpha in xs:
                 self._warm(kind, x)
-                terms.append((self.lr[members] * self.inhibition[members] * _each(kind.penalty, x, alpha)).sum())
+                terms.append(torch.dot(self.pressure[members], _each(kind.penalty, x, alpha)))
         if self.run.anchor == "explicit" and self.tasks and self.state.get("omega"):
             costs = _each(self.preserve.penalty, {k: self.state[k] for k in ("omega", "anchor")}, live)
             terms.append((self.lr * self.strength * costs).sum())
@@ -267,7 +270,7 @@ class Fleet:
         if self.run.weight_decay:
             found = [g + self.run.weight_decay * _column(self.lr, p) * p for g, p in zip(found, params, strict=True)]
         torch._foreach_mul_(speed, self.run.momentum if self.factors is None else self.ratio * self.run.momentum)
-        torch._foreach_add_(speed, found)
+        torch._foreach_add_(speed, [g.contiguous() for g in found])
         torch._foreach_sub_(params, speed)
         if self.anchored:
             held = list(self.share)

@@ -1,6 +1,7 @@
 """One architecture, many members: parameters and buffers stacked along a leading axis, one forward pass for all.
 
-A fleet of one calls the module on its parameters directly; a larger one maps the same call with `vmap`.
+A fleet of one calls the module itself; a larger one runs its layers on the stack (`native`) or, where it does not know them, maps the
+module's call with `vmap`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfless.engine import native
 from selfless.importance import Estimator, Objective, evaluating, measure
 from selfless.layers import Tap, neuron_axis
 from selfless.persample import MEMORY, Recorder, rule_for
@@ -31,6 +33,7 @@ class Stack:
         self._inputs: Tensors = {}
         self._nudges: Tensors | None = None  # zeros added at a module's output (or an activation's input): their gradient is δ
         self._stackable: bool | None = None
+        self._native = native.native(self.module)
         for name in self.layers:
             layer = self.module.get_submodule(name)
             layer.register_forward_hook(lambda _m, _i, output: self._outputs.append(output))
@@ -77,6 +80,12 @@ class Stack:
         return logits.unsqueeze(0), [h.unsqueeze(0) for h in found]
 
     def _mapped(self, params: Tensors, buffers: Tensors, nudges: Tensors, x: Tensor) -> tuple[Tensor, list[Tensor], Tensors]:
+        if len(x) > 1 and self._native:
+            kept: Tensors = {}
+            self._outputs, self._nudges = [], nudges or None
+            logits = native.forward(self.module, params, nudges, x, kept)
+            found, self._outputs, self._nudges = self._outputs, [], None
+            return logits, found, kept
         if len(x) > 1:
             mapped = torch.func.vmap(self._one, randomness="different")
             result: tuple[Tensor, list[Tensor], Tensors] = mapped(params, buffers, nudges, x)
