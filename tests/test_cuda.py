@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import oracles
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
+import oracles
 import selfless
 from selfless import MAS, SI, SLNID, functional, importance
 

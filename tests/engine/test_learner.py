@@ -71,11 +71,14 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         (SI(1.0), SLNI(1e-2), "implicit"),
         (SI(1.0), L1Param(1e-3), "explicit"),
         (NoPreserver(), NoSparsifier(), "implicit"),
+        (MAS(0.1), SLNID(1e-2), "maxout"),
     ],
     ids=str,
 )
 def test_the_engine_is_the_keeper_in_a_loop(tasks_npz: str, preserve: Any, sparsify: Any, anchor: Any) -> None:
-    run = small(tasks_npz, preserve=preserve, sparsify=sparsify, anchor=anchor)
+    run = small(tasks_npz, preserve=preserve, sparsify=sparsify, anchor="implicit" if anchor == "maxout" else anchor)
+    if anchor == "maxout":
+        run = dataclasses.replace(run, model="mlp-12-maxout")
     model, keeper, rows = by_hand(run)
     learner = Learner([run])
     result = learner.learn()[0]

@@ -32,11 +32,12 @@ class Stack:
         self._outputs: list[Tensor] = []
         self._inputs: Tensors = {}
         self._nudges: Tensors | None = None  # zeros added at a module's output (or an activation's input): their gradient is δ
+        self._resized: set[str] = set()  # activations that change the number of neurons (Maxout): α belongs to their output
         self._stackable: bool | None = None
         self._native = native.native(self.module)
         for name in self.layers:
             layer = self.module.get_submodule(name)
-            layer.register_forward_hook(lambda _m, _i, output: self._outputs.append(output))
+            layer.register_forward_hook(self._layer_output(name))
             layer.register_forward_pre_hook(self._nudge_input(name))
         for name in self._weighted():
             self.module.get_submodule(name).register_forward_hook(self._nudge_output(name))
@@ -110,9 +111,19 @@ class Stack:
 
         return hook
 
+    def _layer_output(self, name: str) -> Callable[..., Tensor | None]:
+        def hook(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            nudged = output
+            if self._nudges is not None and name in self._nudges and name in self._resized:
+                nudged = output + self._nudges[name]
+            self._outputs.append(nudged)
+            return nudged
+
+        return hook
+
     def _nudge_input(self, name: str) -> Callable[..., tuple[Any, ...] | None]:
         def hook(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            if self._nudges is None or name not in self._nudges:
+            if self._nudges is None or name not in self._nudges or name in self._resized:
                 return None
             return (inputs[0] + self._nudges[name], *inputs[1:])
 
@@ -201,8 +212,14 @@ class Stack:
         """One zero tensor for every place a gradient is wanted at, (F, B, …)."""
         shapes: dict[str, torch.Size] = {}
         handles = []
+
+        def see(name: str, given: torch.Size, made: torch.Size) -> None:
+            shapes[name] = made
+            if given != made:
+                self._resized.add(name)
+
         for name in self.layers:
-            handles.append(self.module.get_submodule(name).register_forward_pre_hook(lambda _m, i, n=name: shapes.update({n: i[0].shape})))
+            handles.append(self.module.get_submodule(name).register_forward_hook(lambda _m, i, o, n=name: see(n, i[0].shape, o.shape)))
         for name in self._weighted() if exact else ():
             handles.append(self.module.get_submodule(name).register_forward_hook(lambda _m, _i, o, n=name: shapes.update({n: o.shape})))
         with torch.no_grad():
