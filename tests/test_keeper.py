@@ -631,8 +631,10 @@ def test_capacity_counts_what_is_free() -> None:
 
 def test_forgetting_to_call_penalty_is_said_once() -> None:
     model, (x, _) = seeded(sequential), batches()[0]
-    selfless.attach(model, sparsify=SNI(1.0), layers=["1"])
+    keeper = selfless.attach(model, sparsify=SNI(1.0), layers=["1"])
     for _ in range(64):
         model(x)
     with pytest.warns(UserWarning, match=r"without keeper\.penalty"):
         model(x)
+    del keeper  # leaves no hooks behind
+    assert not any(m._forward_hooks for m in model.modules())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +51,8 @@ def told(as_json: bool = False) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except typer.Exit:  # which is a RuntimeError
+        raise
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         if type(error) is RuntimeError and "CUDA" in str(error):
             raise
@@ -116,11 +120,17 @@ def run(
     anchor: str | None = _flag("implicit (stable at any strength), explicit (the paper's).", "implicit", _TRAIN),
     alpha: str | None = _flag("Neuron importance over tasks: sum, mean.", "sum", _TRAIN),
     select: str | None = _flag("Epoch that is kept: last, held-out, best-on-test (marked).", "last", _TRAIN),
-    held_out: float | None = _flag("Share of the training data kept aside.", "0", _TRAIN),
+    held_out: float | None = _flag("Share of the training data kept aside.", "0; 0.1 where the run needs one", _TRAIN),
     precision: str | None = _flag("Of matmuls on a GPU: tf32, fp32, bf16.", "tf32", _TRAIN),
     seed: int | None = _flag("The first seed.", "0", _TRAIN),
     seeds: int | None = _flag("How many seeds, from --seed up.", "1", _TRAIN),
-    config: Annotated[Path | None, typer.Option(help="TOML file with any of these; flags win over it.", rich_help_panel=_HOW)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget; flags win.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
     out: Out = None,
     data_dir: DataDir = None,
     device: Device = None,
@@ -158,12 +168,16 @@ def _train(runs: Sequence[Run], *, force: bool, as_json: bool, out: Any = "resul
 
     from selfless.cli_progress import watching
     from selfless.config import size
-    from selfless.runner import train
+    from selfless.runner import Store, train
 
     console = Console(stderr=True, quiet=as_json)
+    done = 0 if force else sum(Store(out).load(run) is not None for run in runs)
+    if done:
+        console.print(f"{done} of {len(runs)} run{'s' * (len(runs) > 1)} recorded in {out} already; --force trains again", soft_wrap=True)
     session["budget"] = size(session.get("budget"))
     session.setdefault("device", "auto")
-    with watching(runs, console) as watch:
+    quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a user's factory may print
+    with watching(runs, console) as watch, quiet:
         busy = "another process is training {}; waiting for it"
         return train(runs, out=out, force=force, watch=watch, waiting=lambda r: console.print(busy.format(r.method)), **session)
 
@@ -173,9 +187,14 @@ def _finish(results: Sequence[Result], out: Path, as_json: bool) -> None:
     if as_json:
         from selfless.metrics import spread
 
-        done = [r.average for r in results if r.status == "done"]
-        mean, std = spread(done) if done else (float("nan"), float("nan"))
-        payload = {"out": str(out), "average": {"mean": _plain(mean), "std": _plain(std)}, "runs": [r.as_dict() for r in results]}
+        methods: dict[str, list[float]] = {}
+        for r in results:
+            methods.setdefault(r.run.method, []).extend([r.average] if r.status == "done" else [])
+        spreads = {name: spread(values) if values else (float("nan"), float("nan")) for name, values in methods.items()}
+        averages = {name: {"mean": _plain(mean), "std": _plain(std)} for name, (mean, std) in spreads.items()}
+        payload = {"out": str(out), "averages": averages, "runs": [r.as_dict() for r in results]}
+        if len(averages) == 1:
+            payload["average"] = next(iter(averages.values()))
         typer.echo(json.dumps(payload))
     else:
         from rich.console import Console

@@ -26,6 +26,8 @@ def _told(as_json: bool) -> Iterator[None]:
 
     try:
         yield
+    except typer.Exit:
+        raise
     except (DataError, ValueError, OSError) as error:
         if as_json:
             typer.echo(json.dumps({"error": str(error)}))

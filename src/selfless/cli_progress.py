@@ -15,19 +15,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def watching(runs: Sequence[Run], console: Console) -> Iterator[Any]:
-    """Yields `watch(runs of a fleet, event)`: a bar with task, epoch, loss, accuracy and the time left."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    """Yields `watch(runs of a fleet, event)`: a bar with task, epoch, loss, training (then test) accuracy and the time left."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     if not console.is_terminal:
         yield None
         return
     columns = (
         TextColumn("{task.description}", style="bold"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=None if console.width > 100 else 6),
         TextColumn("{task.fields[where]}"),
         TextColumn("{task.fields[numbers]}", style="cyan"),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
         TimeRemainingColumn(compact=True),
     )
     bars: dict[tuple[str, ...], Any] = {}
@@ -41,11 +39,11 @@ def watching(runs: Sequence[Run], console: Console) -> Iterator[Any]:
             if key not in bars:
                 bars[key] = progress.add_task(label(members), total=total, where="", numbers="")
             done = event.task * event.epochs + event.epoch
-            where = f"task {event.task + 1}/{event.tasks}  epoch {event.epoch}/{event.epochs}"
+            where = f"task {event.task + 1}/{event.tasks} epoch {event.epoch}/{event.epochs}"
             if event.evaluated:
-                numbers = f"average over {event.task + 1} task{'s' * (event.task > 0)} {100 * _mean(event.accuracy):.2f} %"
+                numbers = f"test average {100 * _mean(event.accuracy):.1f} %"
             else:
-                numbers = f"loss {_mean(event.loss):.3f}  accuracy {100 * _mean(event.accuracy):.2f} %"
+                numbers = f"loss {_mean(event.loss):.2f} train {100 * _mean(event.accuracy):.1f} %"
             progress.update(bars[key], completed=done, where=where, numbers=numbers)
 
         yield watch

@@ -40,6 +40,9 @@ def plan(config: Path | None, flags: Mapping[str, Any]) -> Plan:
         if isinstance(values.get(name), Mapping) and "name" not in values[name]:
             raise ValueError(f'{config}: [{name}] needs a name, as in {name} = "mas:0.1" or {name} = {{name = "mas", strength = 0.1}}')
     session = {k: values.pop(k) for k in SESSION if k in values}
+    workers = session.get("workers")
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise ValueError(f"workers is {workers!r}; it must be a whole number ≥ 1")
     first = Run.from_dict(values)
     count = session.pop("seeds", 1)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -73,12 +76,15 @@ def options(pairs: Sequence[str] | None, flag: str) -> dict[str, Any]:
 
 def size(text: str | int | None) -> int | None:
     """ "2GB", "500 MiB" or a number of bytes."""
-    if text is None or isinstance(text, int):
-        return text
+    if text is None or (isinstance(text, (int, float)) and not isinstance(text, bool) and text > 0):
+        return None if text is None else int(text)
+    text = str(text)
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
     plain = text.strip().lower().replace(" ", "")
     number = plain.rstrip("abcdefghijklmnopqrstuvwxyz")
     try:
+        if float(number) <= 0:
+            raise ValueError
         return int(float(number) * units[plain[len(number) :]])
     except (KeyError, ValueError):
         raise ValueError(f"{text!r} is not a size; write for example 2GB or 500MiB") from None

@@ -24,6 +24,8 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write(Path(name))
         os.chmod(name, 0o644)
+        with open(name, "rb") as written:
+            os.fsync(written.fileno())
         os.replace(name, path)
     finally:
         with contextlib.suppress(FileNotFoundError):

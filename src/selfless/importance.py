@@ -134,6 +134,7 @@ def measure(
     forward: Forward | None = None,
     memory: int = MEMORY,
     lenient: bool = False,
+    finite: bool = True,
 ) -> Importance:
     """Ω and α of one task in one pass. The model is put in eval mode meanwhile, and everything is left as it was found.
 
@@ -141,6 +142,7 @@ def measure(
     forward    forward(model, batch) → output, for models that take more than x (a task id, say); default: see `run_batch`
     memory     bytes that per-sample gradients may take at a time
     lenient    layers that these batches do not run through are left out, instead of an error
+    finite     raise on importances that are NaN or infinite
     """
     if estimator not in ("per-sample", "per-batch"):
         raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
@@ -174,22 +176,22 @@ def measure(
     if samples == 0:
         raise ValueError("there is no data to measure importance on: the batches are empty (a generator that was used up, perhaps?)")
     if parameters:
-        omega = {n: _mean(omega, n, p, samples) for n, p in model.named_parameters() if p.requires_grad}
+        omega = {n: _mean(omega, n, p, samples, finite) for n, p in model.named_parameters() if p.requires_grad}
     missing = set(taps or {}) - set(alpha)
     if missing and not lenient:
         raise ValueError(f"layer {sorted(missing)[0]!r} was never reached by the forward pass; name a layer that these batches run through")
     alpha = {name: alpha[name] / samples for name in (taps or {}) if name in alpha}
     for name, value in alpha.items():
-        if not bool(torch.isfinite(value).all()):
+        if finite and not bool(torch.isfinite(value).all()):
             raise ValueError(
                 f"the importance of layer {name!r} is not finite: activations or outputs hold NaN or infinity. Did training diverge?"
             )
     return Importance(omega, alpha, samples)
 
 
-def _mean(omega: dict[str, Tensor], name: str, parameter: Tensor, samples: int) -> Tensor:
+def _mean(omega: dict[str, Tensor], name: str, parameter: Tensor, samples: int, finite: bool) -> Tensor:
     value = omega[name] / samples if name in omega else torch.zeros_like(parameter, dtype=_state_dtype(parameter))
-    if not bool(torch.isfinite(value).all()):
+    if finite and not bool(torch.isfinite(value).all()):
         raise ValueError(f"the importance of {name!r} is not finite: the model's output holds NaN or infinity. Did training diverge?")
     return value.detach()
 

@@ -92,6 +92,7 @@ class Keeper:
         self._recording = Recording(self.model, taps, auto, reads == "activations", reads == "weights")
         self._watch = PathWatch() if preserve.watches else None
         self._step_hook = register_optimizer_step_post_hook(_weak_step(self))
+        weakref.finalize(self, _let_go, self._recording, self._step_hook, self._watch)
 
     @property
     def taps(self) -> dict[str, Tap]:
@@ -195,7 +196,8 @@ class Keeper:
         flat = {f"preserve.{group}.{name}": t for group, tensors in self.state.items() for name, t in tensors.items()}
         flat |= {f"alpha.{name}": t for name, t in self.alpha.items()}
         method = torch.tensor(list(self.preserve.name.encode()), dtype=torch.uint8)
-        return {n: t.detach().contiguous().clone() for n, t in flat.items()} | {"tasks": torch.tensor(self.tasks), "method": method}
+        plain = {"tasks": torch.tensor(self.tasks), "method": method, "begun": torch.tensor(int(not self._fresh))}
+        return {n: t.detach().contiguous().clone() for n, t in flat.items()} | plain
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over a `state_dict`. Checked against this model first; on a mismatch nothing changes."""
@@ -215,10 +217,14 @@ class Keeper:
                 alpha[rest] = tensor.detach().clone()
             elif kind == "preserve" and (group in new or group == "offset"):
                 new.setdefault(group, {})[name] = tensor.detach().clone()
-            elif key not in ("tasks", "method"):
+            elif key not in ("tasks", "method", "begun"):
                 raise ValueError(f"the state has {key!r}, which this keeper knows nothing of; was it saved by another version?")
         self._check_state(new, alpha)
         self.state, self.alpha, self.tasks, self._shares = new, alpha, int(state["tasks"]), None
+        self._fresh = not int(state.get("begun", torch.tensor(0)))
+        if self._watch is not None:
+            self._watch.follow(self._parameters())
+            self._watch.begin()
         self._place()
 
     def _check_state(self, state: State, alpha: Mapping[str, Tensor]) -> None:
@@ -403,7 +409,8 @@ class Keeper:
         assert isinstance(self.preserve, Quadratic)
         groups = [(g["lr"], g.get("momentum"), g.get("dampening")) for g in optimizer.param_groups]
         plain = not optimizer.state or all("square" not in k and "sq" not in k and k != "sum" for s in optimizer.state.values() for k in s)
-        key = (id(optimizer), len(names), str(groups)) if plain and not any(isinstance(g[0], Tensor) for g in groups) else None
+        held = tuple((i, id(p)) for i, g in enumerate(optimizer.param_groups) for p in g["params"] if p in names)
+        key = (str(groups), held) if plain and not any(isinstance(g[0], Tensor) for g in groups) else None
         if key is None or self._shares is None or self._shares[0] != key:
             self._check_shapes({n: p for p, n in names.items()})
             sizes = {n: s * self.preserve.strength for n, s in step_sizes(optimizer, names).items()}
@@ -415,6 +422,14 @@ class Keeper:
                 p.lerp_(star, share)
             else:
                 p.copy_(torch.lerp(p.to(star.dtype), star, share))
+
+
+def _let_go(recording: Recording, step_hook: Any, watch: PathWatch | None) -> None:
+    """A keeper that nobody holds any more leaves no hooks behind."""
+    recording.stop()
+    step_hook.remove()
+    if watch is not None:
+        watch.stop()
 
 
 def _weak_step(keeper: Keeper) -> Any:

@@ -54,7 +54,7 @@ def build(name: str, *, outputs: int, input_shape: Shape, seed: int | None = Non
     with torch.random.fork_rng(devices=[]) if seed is not None else nullcontext(), torch.device("cpu"):
         if seed is not None:
             torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which also resets the GPUs' generators
-        model = make(**arguments)
+        model = _made(name, make, arguments)
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
     for conv, attribute in ((False, "hidden"), (True, "hidden_conv")):
@@ -62,6 +62,15 @@ def build(name: str, *, outputs: int, input_shape: Shape, seed: int | None = Non
         if getattr(model, attribute, None) != layers:
             setattr(model, attribute, layers)
     return model
+
+
+def _made(name: str, make: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    if ":" not in name:
+        return make(**arguments)
+    try:
+        return make(**arguments)
+    except Exception as error:
+        raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def names() -> dict[str, str]:

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -87,6 +88,15 @@ class Run:
                 put(name, parse(getattr(self, name), kinds, what))
         if not isinstance(self.preserve, Preserver) or not isinstance(self.sparsify, Sparsifier):
             raise TypeError(f"preserve= takes a preserver and sparsify= a sparsifier, not {self.preserve!r} and {self.sparsify!r}")
+        for name in ("stream_options", "model_options"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise TypeError(f"{name} is {getattr(self, name)!r}; it must be a table of options, as {{classes_per_task = 5}}")
+            put(name, dict(getattr(self, name)))
+        for name in ("epochs", "batch", "seed", "tasks"):
+            if isinstance(getattr(self, name), numbers.Integral) and not isinstance(getattr(self, name), bool):
+                put(name, int(getattr(self, name)))
+        if self.seed >= 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be below 2**63")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
@@ -98,7 +108,7 @@ class Run:
             _whole("tasks", self.tasks, 1)
         for name in ("lr", "momentum", "weight_decay", "held_out"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} is {value!r}; it must be a number ≥ 0")
             put(name, float(value))
         if self.momentum >= 1 or self.held_out >= 1:
@@ -126,7 +136,12 @@ class Run:
         for name, kinds in (("preserve", PRESERVERS), ("sparsify", SPARSIFIERS)):
             if isinstance(fields.get(name), Mapping):
                 term = dict(fields[name])
-                fields[name] = kinds[term.pop("name")](**term)
+                kind = type(parse(str(term.pop("name")), kinds, name))
+                known_options = [f.name for f in dataclasses.fields(kind)]
+                unknown = [k for k in term if k not in known_options]
+                if unknown:
+                    raise ValueError(f"{name}: {kind.name} has no option {unknown[0]!r}; it has {', '.join(known_options)}")
+                fields[name] = kind(**term)
         return cls(**fields)
 
     def __hash__(self) -> int:

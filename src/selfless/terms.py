@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar, TypeVar
 
 
@@ -29,7 +30,7 @@ class Term:
         if self.name == "none":
             return self.name
         default = type(self)()  # type: ignore[call-arg]
-        others = [f.name for f in fields(self) if f.name != "strength" and getattr(self, f.name) != getattr(default, f.name)]
+        others = [f.name for f in dataclass_fields(self) if f.name != "strength" and getattr(self, f.name) != getattr(default, f.name)]
         return ",".join([f"{self.name}:{self.strength:g}", *(f"{name}={_spelt(getattr(self, name))}" for name in others)])
 
 
@@ -57,16 +58,20 @@ def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
         close = difflib.get_close_matches(name, kinds, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}")
-    fields: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     if strength:
-        fields["strength"] = _number(strength, f"the strength in {text!r}")
+        given["strength"] = _number(strength, f"the strength in {text!r}")
     for option in options:
         key, eq, value = option.partition("=")
-        if not eq or key not in kinds[name].__dataclass_fields__:
-            known = ", ".join(f for f in kinds[name].__dataclass_fields__ if f != "strength") or "none"
-            raise ValueError(f"{text!r}: {option!r} is not an option of {name}; write key=value with a key of: {known}")
-        fields[key] = _value(value)
-    return kinds[name](**fields)
+        known = [f.name for f in dataclass_fields(kinds[name]) if f.name != "strength"]
+        if not eq or key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(
+                f"{text!r}: {option!r} is not an option of {name}.{hint} Write key=value with a key of: {', '.join(known) or 'none'}"
+            )
+        given[key] = _value(value)
+    return kinds[name](**given)
 
 
 def _spelt(value: Any) -> str:

@@ -70,12 +70,12 @@ class FleetData:
         per_row = len(self.offset) * self.first.x[0].numel() * 4
         return max(least, min(self.n, 2**29 // per_row))
 
-    def passes(self, size: int = EVALUATE, augment: Augment | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every sample once, in order, for evaluation and importance."""
+    def passes(self, size: int = EVALUATE, augment: Augment | None = None, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample once, in order, for evaluation and importance; or the samples that `order` (F, n) says."""
         members = len(self.offset)
         for start in range(0, self.n, size):
-            rows = torch.arange(start, min(start + size, self.n), device=self.offset.device)
-            yield self.batch(rows.expand(members, -1), augment)
+            rows = torch.arange(start, min(start + size, self.n), device=self.offset.device).expand(members, -1)
+            yield self.batch(rows if order is None else order[:, start : start + size], augment)
 
     def order(self, seeds: Tensor, task: int, epoch: int) -> Tensor:
         """(F, n): what each member sees in this epoch, in order."""

@@ -287,12 +287,14 @@ class Fleet:
         preserve = self.preserve
         still = self.augment.still() if self.augment else None
         size = self.run.batch if preserve.how == "per-batch" else self.data.at_once(self.run.batch)
+        # a blurred task is what it was drawn from: importance is measured on draws, not on all rows alike
+        drawn = None if self.data.weights is None else self.data.order(self.seeds, self.tasks, self.run.epochs)
         if preserve.measures or self.stack.layers:
             params = {n: p.detach() for n, p in self.params.items()}
             omega, alpha = self.stack.importance(
                 params,
                 self.buffers,
-                lambda: self.data.passes(size, still),
+                lambda: self.data.passes(size, still, drawn),
                 preserve.objective,
                 preserve.how,
                 preserve.measures,

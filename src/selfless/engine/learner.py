@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfless.capacity import Capacity, free_share
 from selfless.data import Stream, Task, stream
@@ -64,7 +65,9 @@ class Progress:
     capacity: list[list[dict[str, Any]]] = field(default_factory=list)  # [member][task]
     failed: dict[int, str] = field(default_factory=dict)
     best: list[float] = field(default_factory=list)
+    best_held_out: list[float] = field(default_factory=list)
     stalled: list[int] = field(default_factory=list)
+    over: bool = False  # the epochs of `task` ended early: every member stopped or failed
     seconds: float = 0.0
 
     def text(self) -> str:
@@ -93,6 +96,12 @@ class Learner:
         self.budget, self.checkpoint = budget, checkpoint
         self.report = report or (lambda event: None)
         self.streams = _streams(self.runs, data_dir)
+        self._build()
+        self.best: Tensors = {}
+        self.resumed = self._resume()
+
+    def _build(self) -> None:
+        """The members at their initialisation, checked by one forward pass."""
         first = self.streams[0]
         augment = AUGMENT[self.run.augment]
         shape = augment.shape(first.input_shape) if augment else first.input_shape
@@ -100,11 +109,12 @@ class Learner:
         layers = hidden_layers(modules[0])
         if self.run.layers == "all":
             layers = (*hidden_layers(modules[0], conv=True), *layers)
+        if not layers and any(r.sparsify.strength > 0 and r.sparsify.reads != "parameters" for r in self.runs):
+            raise ValueError(f"{self.run.model} names no hidden activation module for {self.run.sparsify} to act on; use nn.ReLU() modules")
+        _check_output(modules[0], shape, first.outputs, self.run.model)
         stack = Stack(modules[0], layers)
         self.fleet = Fleet(self.runs, stack, *stack.stacked(modules, self.device), self.device)
-        self.progress = Progress(history=[[] for _ in runs], capacity=[[] for _ in runs])
-        self.best: Tensors = {}
-        self.resumed = self._resume()
+        self.progress = Progress(history=[[] for _ in self.runs], capacity=[[] for _ in self.runs])
 
     # -------------------------------------------------------------------------------------------------------------- the loop
     def learn(self) -> list[Result]:
@@ -148,7 +158,8 @@ class Learner:
         saved = (fleet.lr.clone(), fleet.step_number.clone(), {n: v.clone() for n, v in fleet.momentum.items()})
         fleet.begin_task(data, task.heads, self.streams[0].outputs)
         if fresh:
-            progress.best, progress.stalled, self.best = [-1.0] * len(self.runs), [0] * len(self.runs), {}
+            progress.best, progress.best_held_out = [-1.0] * len(self.runs), [-1.0] * len(self.runs)
+            progress.stalled, progress.over, self.best = [0] * len(self.runs), False, {}
             for member in progress.history:
                 member.append([])
         else:  # resumed within the task: the optimizer goes on
@@ -157,7 +168,7 @@ class Learner:
             for n, v in saved[2].items():
                 fleet.momentum[n].copy_(v)
             fleet.refresh_shares()
-        for epoch in range(progress.epoch, self.run.epochs):
+        for epoch in range(progress.epoch, 0 if progress.over else self.run.epochs):
             loss, accuracy = fleet.train_epoch(t, epoch)
             scores = {w: fleet.evaluate(d, _columns(task)) for w, d in watched.items()}
             for m in range(len(self.runs)):
@@ -168,11 +179,11 @@ class Learner:
             if chosen is not None:
                 self._keep_best(scores[chosen])
             running = self._plateau(scores["held_out"]) if self.run.schedule == "plateau" else True
-            progress.epoch = epoch + 1
+            progress.epoch, progress.over = epoch + 1, not running or len(progress.failed) == len(self.runs)
             progress.seconds = time.perf_counter() - begun
             self._save()
             self.report(Event(t, len(self.streams[0].tasks), task.name, epoch + 1, self.run.epochs, loss, accuracy, resumed=self.resumed))
-            if not running or len(progress.failed) == len(self.runs):
+            if progress.over:
                 break
         if chosen is not None and self.best:
             with torch.no_grad():
@@ -192,14 +203,12 @@ class Learner:
         for n, p in live.items():
             self.best[n][better] = p[better]
         self.progress.best = [max(s, b) for s, b in zip(scores, self.progress.best, strict=True)]
-        self._better = better.tolist()
 
     def _plateau(self, scores: list[float]) -> bool:
         """Lower the rate of stalled members; False once every member has stopped."""
-        if self.run.select != "held-out":
-            self._better = [s > b for s, b in zip(scores, self.progress.best, strict=True)]
-            self.progress.best = [max(s, b) for s, b in zip(scores, self.progress.best, strict=True)]
-        stalled = [0 if better else s + 1 for better, s in zip(self._better, self.progress.stalled, strict=True)]
+        better = [s > b for s, b in zip(scores, self.progress.best_held_out, strict=True)]
+        self.progress.best_held_out = [max(s, b) for s, b in zip(scores, self.progress.best_held_out, strict=True)]
+        stalled = [0 if improved else s + 1 for improved, s in zip(better, self.progress.stalled, strict=True)]
         factor = [0.0 if s >= STOP else DROP if s == PATIENCE else 1.0 for s in stalled]
         self.progress.stalled = stalled
         self.fleet.set_lr(self.fleet.lr * torch.tensor(factor, device=self.device))
@@ -220,17 +229,27 @@ class Learner:
         if self.checkpoint is not None:
             tensors = self.fleet.tensors() | {f"best.{n}": t for n, t in self.best.items()}
             plain = {n: t.cpu().contiguous() for n, t in tensors.items()}
-            meta = {"progress": self.progress.text(), "tasks": str(self.fleet.tasks)}
+            meta = {"progress": self.progress.text(), "tasks": str(self.fleet.tasks), "threads": str(torch.get_num_threads())}
+            meta["keys"] = json.dumps([run.key for run in self.runs])
             write_atomically(self.checkpoint, lambda path: save_file(plain, path, meta))
 
     def _resume(self) -> bool:
         if self.checkpoint is None or not self.checkpoint.exists():
             return False
-        with safe_open(self.checkpoint, framework="pt") as file:
-            meta = file.metadata()
-        tensors = load_file(self.checkpoint, device=str(self.device))
-        self.progress = Progress.parse(meta["progress"])
-        self.fleet.restore(tensors, int(meta["tasks"]))
+        try:
+            with safe_open(self.checkpoint, framework="pt") as file:
+                meta = file.metadata()
+            tensors = load_file(self.checkpoint, device=str(self.device))
+            progress = Progress.parse(meta["progress"])
+            self.fleet.restore(tensors, int(meta["tasks"]))
+        except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            warnings.warn(f"{self.checkpoint} cannot be continued ({error}); training starts again", stacklevel=2)
+            self.checkpoint.unlink()
+            self._build()
+            return False
+        self.progress = progress
+        if self.device.type == "cpu":
+            torch.set_num_threads(int(meta.get("threads", torch.get_num_threads())))  # the same bits need the same order of sums
         self.best = {n.removeprefix("best."): t for n, t in tensors.items() if n.startswith("best.")}
         return True
 
@@ -265,6 +284,23 @@ class Learner:
         kept = ("params.", "buffers.", "alpha.", "state.")
         tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(kept)}
         return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
+
+
+def _check_output(module: nn.Module, shape: tuple[int, int, int], outputs: int, name: str) -> None:
+    """One's own network must give (batch, outputs)."""
+    mode = module.training
+    try:
+        with torch.no_grad():
+            made = module.eval()(torch.zeros(2, *shape))
+    except Exception as error:
+        raise ValueError(f"{name} cannot run on images of shape {shape} (channels, height, width): {error}") from error
+    finally:
+        module.train(mode)
+    if not isinstance(made, Tensor) or made.shape != (2, outputs):
+        got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+        raise ValueError(
+            f"{name} gives {got} for two inputs of shape {shape}; it must give a tensor of shape (2, {outputs}): (batch, outputs)"
+        )
 
 
 def _columns(task: Task) -> range:

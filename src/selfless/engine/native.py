@@ -57,6 +57,8 @@ def native(module: nn.Module) -> bool:
     """Whether every layer of the module is one that `forward` knows."""
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return False
+    if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.named_parameters())):
+        return False  # tied weights stand under one name only
     known = (*_WEIGHTED, *_POINTWISE, *_POOLS, nn.Flatten, Maxout, LWTA)
     return all(type(layer) in known and _plain(layer) for layer in module) and len(set(module)) == len(module)
 

@@ -29,7 +29,7 @@ class Stack:
         self.module = copy.deepcopy(module)
         self.layers = tuple(layers)
         self.trainable = [n for n, p in self.module.named_parameters() if p.requires_grad]
-        self._outputs: list[Tensor] = []
+        self._outputs: Tensors = {}
         self._inputs: Tensors = {}
         self._nudges: Tensors | None = None  # zeros added at a module's output (or an activation's input): their gradient is δ
         self._resized: set[str] = set()  # activations that change the number of neurons (Maxout): α belongs to their output
@@ -75,17 +75,17 @@ class Stack:
         if len(x) > 1:
             logits, found, _ = self._mapped(params, buffers, {}, x)
             return logits, found
-        self._outputs = []
+        self._outputs = {}
         logits = self.module(x.squeeze(0))
-        found, self._outputs = self._outputs, []
+        found = self._found()
         return logits.unsqueeze(0), [h.unsqueeze(0) for h in found]
 
     def _mapped(self, params: Tensors, buffers: Tensors, nudges: Tensors, x: Tensor) -> tuple[Tensor, list[Tensor], Tensors]:
         if len(x) > 1 and self._native:
             kept: Tensors = {}
-            self._outputs, self._nudges = [], nudges or None
+            self._outputs, self._nudges = {}, nudges or None
             logits = native.forward(self.module, params, nudges, x, kept)
-            found, self._outputs, self._nudges = self._outputs, [], None
+            found, self._nudges = self._found(), None
             return logits, found, kept
         if len(x) > 1:
             mapped = torch.func.vmap(self._one, randomness="different")
@@ -96,11 +96,19 @@ class Stack:
         return logits.unsqueeze(0), [h.unsqueeze(0) for h in found], {n: a.unsqueeze(0) for n, a in inputs.items()}
 
     def _one(self, params: Tensors, buffers: Tensors, nudges: Tensors, x: Tensor) -> tuple[Tensor, list[Tensor], Tensors]:
-        self._outputs, self._inputs, self._nudges = [], {}, nudges or None
+        self._outputs, self._inputs, self._nudges = {}, {}, nudges or None
         logits = torch.func.functional_call(self.module, (params, buffers), (x,))
-        found, inputs = self._outputs, self._inputs
-        self._outputs, self._inputs, self._nudges = [], {}, None
+        found, inputs = self._found(), self._inputs
+        self._inputs, self._nudges = {}, None
         return logits, found, inputs
+
+    def _found(self) -> list[Tensor]:
+        """What the layers gave in the pass that just ended, in the order of their names."""
+        outputs, self._outputs = self._outputs, {}
+        lost = [name for name in self.layers if name not in outputs]
+        if lost:
+            raise ValueError(f"layer {lost[0]!r} was not reached by the forward pass; take it out of the network's `hidden`")
+        return [outputs[name] for name in self.layers]
 
     def _nudge_output(self, name: str) -> Callable[..., Tensor | None]:
         def hook(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
@@ -116,7 +124,9 @@ class Stack:
             nudged = output
             if self._nudges is not None and name in self._nudges and name in self._resized:
                 nudged = output + self._nudges[name]
-            self._outputs.append(nudged)
+            if name in self._outputs:
+                raise ValueError(f"activation {name!r} ran twice in one forward pass: it serves several layers; give each its own module")
+            self._outputs[name] = nudged
             return nudged
 
         return hook
@@ -235,11 +245,15 @@ class Stack:
             self._load(0, params, buffers)
             with torch.enable_grad(), Recorder(self.module) as recorder:
                 recorder.listen()
-                covered = recorder.covered(self.module(x[0][: min(8, x.shape[1])]).square().flatten(1).sum(1))
-            self._outputs = []
+                covered = recorder.covered(self._fresh(self.module, x[0][: min(8, x.shape[1])]).square().flatten(1).sum(1))
+            self._outputs = {}
             normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
             self._stackable = not normed and set(self.trainable) <= covered
         return self._stackable
+
+    def _fresh(self, model: nn.Module, x: Tensor) -> Any:
+        self._outputs = {}
+        return model(x)
 
     def _load(self, m: int, params: Tensors, buffers: Tensors) -> None:
         with torch.no_grad():
@@ -272,9 +286,10 @@ class Stack:
             taps={name: Tap(self.module.get_submodule(name), at_input=True) for name in self.layers},
             parameters=wanted,
             estimator=estimator,
-            forward=lambda model, batch: model(batch[0])[:, head],
+            forward=lambda model, batch: self._fresh(model, batch[0])[:, head],
+            finite=False,  # a member that diverged is a failed result, not an error
         )
-        self._outputs = []
+        self._outputs = {}
         return found
 
 

@@ -23,7 +23,7 @@ from typing import Any, overload
 
 from selfless.engine.learner import Event, Learner
 from selfless.preserve import Preserver
-from selfless.runner.store import Store
+from selfless.runner.store import Store, made_from
 from selfless.spec import Result, Run
 
 Watch = Callable[[Sequence[Run], Event], None]
@@ -60,14 +60,9 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     with contextlib.ExitStack() as cleaning:
         store = Store(out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-")))
         unique = list(dict.fromkeys(wanted))
-        if force:
-            for run in unique:
-                for path in store.folder(run).glob("*"):
-                    if path.name != "lock":
-                        path.unlink()
-        missing = [run for run in unique if store.load(run) is None]
+        missing = [run for run in unique if force or store.load(run) is None]
         if missing:
-            _execute(missing, store, resolve_device(device), workers, data_dir, budget, watch, waiting)
+            _execute(missing, unique, store, resolve_device(device), workers, data_dir, budget, watch, waiting, force)
         results = {run: store.load(run) for run in unique}
     found = [results[run] for run in wanted]
     assert all(r is not None for r in found), "every run was trained or raised"
@@ -101,14 +96,18 @@ def _common(run: Run) -> str:
     """What the members of a fleet share, as text: everything but seed, strengths, lr and the sparsifier."""
     preserve: Preserver = dataclasses.replace(run.preserve, strength=0.0)
     fields = run.as_dict() | {"preserve": repr(preserve), "sparsify": None, "seed": None, "lr": None}
-    if run.stream.startswith(("folders:", "arrays:", "joint-folders:", "joint-arrays:")):
-        fields["seed"] = run.seed  # one's own data may be unbalanced: other seeds, other sizes
+    stream = run.stream.removeprefix("joint-")
+    if stream.startswith(("folders:", "arrays:", "split-mnist", "blurred-mnist")):
+        fields["seed"] = run.seed  # unbalanced classes: other seeds, other sizes of tasks
+    if run.model_options.get("dropout") or getattr(run.preserve, "fisher", "") == "sampled":
+        fields["key"] = run.key  # draws from a generator that a fleet would share: such a run trains alone
     return json.dumps(fields, sort_keys=True)
 
 
 # ------------------------------------------------------------------------------------------------------------------ executing
 def _execute(
     runs: list[Run],
+    wanted: list[Run],
     store: Store,
     device: str,
     workers: int | None,
@@ -116,15 +115,28 @@ def _execute(
     budget: int | None,
     watch: Watch | None,
     waiting: Callable[[Run], None] | None,
+    force: bool,
 ) -> None:
+    stopped, runs = ([], runs) if force else _stopped(runs, wanted, store)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(workers or cores, len(runs)) if device == "cpu" else 1
+    count = min(workers or cores, len(runs) + len(stopped)) if device == "cpu" else 1
+    parts = stopped + [fleet for group in fleets(runs) for fleet in _spread(group, max(1, count))]
     if count <= 1:
-        for fleet in fleets(runs):
-            train_fleet(fleet, store, device, data_dir, budget, watch, waiting)
-        return
-    parts = [fleet for group in fleets(runs) for fleet in _spread(group, count)]
-    _in_workers(parts, count, store, data_dir, budget, watch, waiting)
+        for fleet in parts:
+            train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force)
+    else:
+        _in_workers(parts, count, store, data_dir, budget, watch, waiting, force)
+
+
+def _stopped(runs: list[Run], wanted: list[Run], store: Store) -> tuple[list[list[Run]], list[Run]]:
+    """(the fleets that were stopped earlier and hold some of these runs, as they were; the runs in none of them)."""
+    known, missing = {run.key: run for run in wanted}, {run.key for run in runs}
+    found: list[list[Run]] = []
+    for _, keys in store.unfinished():
+        if all(key in known for key in keys) and missing & set(keys):
+            found.append([known[key] for key in keys])
+            missing -= set(keys)
+    return found, [run for run in runs if run.key in missing]
 
 
 def _spread(fleet: list[Run], count: int) -> Iterator[list[Run]]:
@@ -146,12 +158,24 @@ def train_fleet(
     budget: int | None = None,
     watch: Watch | None = None,
     waiting: Callable[[Run], None] | None = None,
+    force: bool = False,
 ) -> None:
     """Train one fleet here and record each member. If another process was quicker, its results are taken."""
     with store.lock(runs, waiting or (lambda run: None)):
-        runs = [run for run in runs if store.load(run) is None]
-        if not runs:
+        if force:
+            for run in runs:
+                store.clear(run)
+        todo = [run for run in runs if store.load(run) is None]
+        place = store.training(runs)
+        if not todo:
+            place.unlink(missing_ok=True)
             return
+        if not place.exists():  # nothing to go on from: those that are done stay as they are
+            runs = todo
+            place = store.training(runs)
+        for run in todo:
+            if not place.exists():
+                store.clear(run)  # of other data or another network
 
         def report(event: Event) -> None:
             for m, run in enumerate(runs):
@@ -160,15 +184,32 @@ def train_fleet(
             if watch is not None:
                 watch(runs, event)
 
-        place = store.training(runs)
-        learner = Learner(
-            runs, device=device, data_dir=Path(data_dir) if data_dir else None, budget=budget, checkpoint=place, report=report
-        )
-        results = learner.learn()
-        about = machine()
+        with _threads(runs[0], device):
+            learner = Learner(
+                runs, device=device, data_dir=Path(data_dir) if data_dir else None, budget=budget, checkpoint=place, report=report
+            )
+            results = learner.learn()
+            about = machine()
         for m, result in enumerate(results):
-            store.record(dataclasses.replace(result, about=result.about | about), learner.member_tensors(m))
+            if result.run in todo:
+                made = {"made_from": made_from(result.run)} if made_from(result.run) else {}
+                store.record(dataclasses.replace(result, about=result.about | about | made), learner.member_tensors(m))
         place.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _threads(run: Run, device: str) -> Iterator[None]:
+    """One thread for a small perceptron, whose steps are too short to share: on a busy machine two are several times slower than one."""
+    import torch
+
+    before = torch.get_num_threads()
+    width = run.model.split("-")[1] if run.model.startswith("mlp-") else ""
+    if device == "cpu" and width.isdigit() and int(width) <= 512:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def machine() -> dict[str, Any]:
@@ -215,6 +256,7 @@ def _in_workers(
     budget: int | None,
     watch: Watch | None,
     waiting: Callable[[Run], None] | None,
+    force: bool,
 ) -> None:
     """Train the fleets in `count` worker processes; the first failure stops all."""
     lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
@@ -222,7 +264,14 @@ def _in_workers(
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
     def start(number: int, runs: list[Run]) -> None:
-        job = {"runs": [r.as_dict() for r in runs], "out": str(store.out.resolve()), "data_dir": str(data_dir or ""), "budget": budget}
+        job = {
+            "runs": [r.as_dict() for r in runs],
+            "out": str(store.out.resolve()),
+            "data_dir": str(data_dir or ""),
+            "budget": budget,
+            "force": force,
+        }
+        job["path"] = [entry for entry in sys.path if entry]
         child = subprocess.Popen(
             [sys.executable, "-m", "selfless.runner.worker"],
             stdin=subprocess.PIPE,

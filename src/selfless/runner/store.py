@@ -17,6 +17,26 @@ from selfless.files import locked, write_atomically, write_json
 from selfless.spec import Result, Run
 
 
+def made_from(run: Run) -> str:
+    """A digest of what a run depends on and its settings only name: one's own arrays, folders and network. Empty for published data."""
+    digest = hashlib.sha256()
+    kind, _, path = run.stream.removeprefix("joint-").partition(":")
+    files: list[Path] = []
+    if kind == "arrays":
+        files = [Path(path)]
+    elif kind == "folders":
+        for item in sorted(Path(path).rglob("*")):
+            if item.is_file():
+                digest.update(f"{item.relative_to(path)} {item.stat().st_size} {item.stat().st_mtime_ns}\n".encode())
+    module, _, _ = run.model.partition(":")
+    if ":" in run.model:
+        files += [f for f in (Path(module.replace(".", "/") + ".py"), Path(module.replace(".", "/")) / "__init__.py") if f.is_file()]
+    for file in files:
+        with contextlib.suppress(OSError), open(file, "rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:16] if files or kind == "folders" else ""
+
+
 class Store:
     """Results by key."""
 
@@ -27,12 +47,29 @@ class Store:
         return self.out / run.key
 
     def load(self, run: Run) -> Result | None:
-        """The recorded result of a run, or None."""
-        return self._read(self.folder(run) / "metrics.json")
+        """The recorded result of a run, or None; also None where one's own data or network has changed since."""
+        result = self._read(self.folder(run) / "metrics.json")
+        return None if result is not None and result.about.get("made_from", "") != made_from(run) else result
+
+    def clear(self, run: Run) -> None:
+        """Forget what is recorded of a run. Hold its lock."""
+        for path in self.folder(run).glob("[!.]*"):
+            if path.name != "lock":
+                path.unlink()
+
+    def unfinished(self) -> list[tuple[Path, list[str]]]:
+        """The fleets that were stopped while they trained: (their file, the keys of their members)."""
+        from safetensors import SafetensorError, safe_open
+
+        found = []
+        for path in sorted(self.out.glob("*/training-*.safetensors")):
+            with contextlib.suppress(SafetensorError, OSError, KeyError, ValueError), safe_open(path, framework="pt") as file:
+                found.append((path, json.loads(file.metadata()["keys"])))
+        return found
 
     def all(self) -> list[Result]:
         """Every recorded result, in the order they were recorded."""
-        found = [(path.stat().st_mtime_ns, path) for path in self.out.glob("*/metrics.json")]
+        found = [(path.stat().st_mtime_ns, path) for path in self.out.rglob("metrics.json")]
         return [result for _, path in sorted(found) if (result := self._read(path)) is not None]
 
     def _read(self, path: Path) -> Result | None:
@@ -41,7 +78,9 @@ class Store:
         except FileNotFoundError:
             return None
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not a result of this version ({error}); delete it or pass --force to train again") from error
+            raise ValueError(
+                f"{path} is not a result of this version ({error}); delete its folder, or train again with selfless run --force"
+            ) from error
 
     def record(self, result: Result, tensors: Mapping[str, Any]) -> None:
         """Write a result: the spec and the tensors first, the metrics, which make it count as done, last."""

@@ -21,20 +21,23 @@ def main() -> None:
 
     torch.set_num_threads(1)
     job = json.loads(sys.stdin.read())
+    sys.path += [entry for entry in job["path"] if entry not in sys.path]
+    lines = os.fdopen(os.dup(1), "w")  # messages go there; what anybody's network prints goes to standard error
+    os.dup2(2, 1)
     runs = [Run.from_dict(r) for r in job["runs"]]
     parent = os.getppid()
 
     def say(**message: Any) -> None:
         if os.getppid() != parent:
             os._exit(1)  # nobody listens any more; the state is on disk
-        print(json.dumps(message), flush=True)
+        print(json.dumps(message), file=lines, flush=True)
 
     def watch(members: Sequence[Run], event: Event) -> None:
         say(event=dataclasses.asdict(event), members=[runs.index(r) for r in members])
 
     try:
         data_dir = job["data_dir"] or None
-        train_fleet(runs, Store(job["out"]), "cpu", data_dir, job["budget"], watch, lambda run: say(waiting=run.key))
+        train_fleet(runs, Store(job["out"]), "cpu", data_dir, job["budget"], watch, lambda run: say(waiting=run.key), job["force"])
     except (ValueError, RuntimeError, OSError) as error:
         say(error=str(error))
 
