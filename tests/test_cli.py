@@ -115,6 +115,9 @@ def test_a_failed_run_is_shown_and_the_exit_is_not_zero(stream: str, tmp_path: P
     done = runner.invoke(app, small(stream, tmp_path, "--lr", "1e30", "--preserve", "none"))
     assert done.exit_code == 1
     assert "not finite" in done.output
+    told = runner.invoke(app, small(stream, tmp_path, "--lr", "1e30", "--preserve", "none", "--json"))
+    assert told.exit_code == 1
+    assert json.loads(told.stdout)["runs"][0]["status"] == "failed"  # one object, and nothing after it
 
 
 def test_report_and_capacity_read_what_was_recorded(stream: str, tmp_path: Path) -> None:

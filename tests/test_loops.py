@@ -506,3 +506,45 @@ def test_ewc_on_a_fully_frozen_model_still_tells_its_capacity() -> None:
     keeper.consolidate([(x, torch.arange(9) % 3)])
     model.requires_grad_(False)
     assert keeper.capacity().parameters["0.weight"].total == 48
+
+
+def test_the_kept_shares_follow_the_optimizer() -> None:
+    """Freezing, other optimizers and moved parameters: the anchor pulls what the stepping optimizer holds, at its rate."""
+    model, x = made(mlp), rand(20, 6)
+    keeper = selfless.attach(model, MAS(10.0))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    keeper.anchor_with(opt)
+    keeper.consolidate([x])
+    for frozen in (0, 2):
+        for k in (0, 2):
+            model[k].weight.requires_grad_(k != frozen)
+        opt.step()
+    model.requires_grad_(True)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1)
+    held = model[2].weight.detach().clone()
+    torch.optim.SGD([model[0].weight], lr=0.1).step()
+    assert_close(model[2].weight.detach(), held)
+
+
+def test_si_mid_task_state_round_trips() -> None:
+    x, y = rand(20, 6, dtype=torch.float64), torch.arange(20) % 3
+    ends = []
+    for stop in (False, True):
+        model = made(mlp, dtype=torch.float64)
+        keeper = selfless.attach(model, SI(1.0))
+        opt = torch.optim.SGD(model.parameters(), lr=0.05)
+        for k in range(4):
+            if stop and k == 2:
+                saved = keeper.state_dict()
+                keeper.detach()
+                keeper = selfless.attach(model, SI(1.0))
+                keeper.load_state_dict(saved)
+            opt.zero_grad()
+            (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
+            opt.step()
+        keeper.consolidate([x])
+        ends.append(keeper.state["omega"])
+    for name in ends[0]:
+        assert_close(ends[1][name], ends[0][name])

@@ -143,3 +143,105 @@ def test_two_processes_train_a_run_once(tasks_npz: str, tmp_path: Path) -> None:
     assert first["runs"] == second["runs"]
     logs = [p.read_text().count('"evaluated": false') for p in tmp_path.glob("*/log.jsonl")]
     assert logs == [3 * 40]
+
+
+# ------------------------------------------------------------------------------------------------- found by reviewers, kept fixed
+def test_a_stopped_fleet_goes_on_whatever_else_is_done(tasks_npz: str, tmp_path: Path) -> None:
+    """Its members are read from its file, not planned anew from the runs that are missing."""
+    runs = [Run(stream=tasks_npz, **(BASE | {"lr": lr})) for lr in (0.05, 0.04, 0.03)]
+    want = selfless.train(runs, out=tmp_path / "whole", workers=1)
+    seen = 0
+
+    def stop(members: Any, event: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        selfless.train(runs, out=tmp_path / "cut", workers=1, watch=stop)
+    store = Store(tmp_path / "cut")
+    assert [len(keys) for _, keys in store.unfinished()] == [3]
+    selfless.train(runs[2], out=tmp_path / "cut")  # one of them is finished elsewhere meanwhile
+    epochs: list[int] = []
+    got = selfless.train(runs, out=tmp_path / "cut", workers=1, watch=lambda m, e: epochs.append(len(m)))
+    assert epochs == [3] * (9 - 5)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.026)
+    assert not store.unfinished()
+
+
+NET = """from torch import nn
+def build(outputs, input_shape):
+    print("hello")
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, {0}), nn.ReLU(), nn.Linear({0}, outputs))
+"""
+
+
+def test_changed_data_and_changed_networks_are_trained_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.Generator(np.random.PCG64(0))
+    x, y = rng.integers(0, 256, (80, 1, 6, 6)).astype(np.uint8), np.arange(80) % 4
+    np.savez("my.npz", x_train=x, y_train=y, x_test=x, y_test=y, task=y // 2, task_test=y // 2)
+    (tmp_path / "ournet.py").write_text(NET.format(8))
+    run = Run(stream="arrays:my.npz", model="ournet:build", epochs=1, batch=20)
+    first = selfless.train(run, out="out")
+    assert selfless.train(run, out="out").about == first.about
+    np.savez("my.npz", x_train=x[::-1], y_train=y, x_test=x, y_test=y, task=y // 2, task_test=y // 2)
+    second = selfless.train(run, out="out")
+    assert second.about["made_from"] != first.about["made_from"]
+    (tmp_path / "ournet.py").write_text(NET.format(100))
+    sys.modules.pop("ournet")
+    third = selfless.train(run, out="out")
+    assert third.about["parameters"] != second.about["parameters"]
+    words = command(
+        "run", "--stream", "arrays:my.npz", "--model", "ournet:build", "--epochs", "1", "--seeds", "2", "--out", "json", "--json"
+    )
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["runs"]) == 2  # what the factory prints is not in the way
+
+
+def test_unbalanced_streams_dropout_and_sampled_labels_do_not_share_a_fleet() -> None:
+    assert [len(f) for f in fleets([Run(stream="split-mnist", seed=s) for s in range(2)])] == [1, 1]
+    assert [len(f) for f in fleets([Run(stream="split-cifar-100", model="cnn-8", seed=s) for s in range(2)])] == [2]
+    assert [len(f) for f in fleets([Run(preserve="ewc:1,fisher=sampled", seed=s) for s in range(2)])] == [1, 1]
+    assert [len(f) for f in fleets([Run(model="cnn-8", model_options={"dropout": 0.5}, seed=s) for s in range(2)])] == [1, 1]
+
+
+def test_a_damaged_training_file_is_said_and_left(tasks_npz: str, tmp_path: Path) -> None:
+    run = Run(stream=tasks_npz, **(BASE | {"epochs": 1}))
+    place = Store(tmp_path).training([run])
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"nonsense")
+    with pytest.warns(UserWarning, match="cannot be continued"):
+        assert selfless.train(run, out=tmp_path).status == "done"
+
+
+def test_force_trains_again_after_another_process(tasks_npz: str, tmp_path: Path) -> None:
+    words = command(*flags(tasks_npz), "--out", str(tmp_path), "--json")
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True)]
+    time.sleep(2.0)
+    both.append(subprocess.Popen([*words, "--force"], stdout=subprocess.PIPE, text=True))
+    outputs = [json.loads(p.communicate()[0]) for p in both]
+    assert outputs[0]["runs"][0]["accuracy"] == outputs[1]["runs"][0]["accuracy"]
+    log = next(tmp_path.glob("*/log.jsonl")).read_text()
+    assert log.count('"evaluated": false') == 3 * 40
+
+
+def test_networks_that_do_not_fit_are_named(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "oddnets.py").write_text(
+        "from torch import nn\n"
+        "def few(outputs, input_shape): return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 2))\n"
+        "def shape(outputs, input_shape): return nn.Sequential(nn.Flatten(), nn.Linear(35, 8), nn.ReLU(), nn.Linear(8, outputs))\n"
+        "def boom(outputs, input_shape): raise KeyError('boom')\n"
+        "def normed(outputs, input_shape):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))\n"
+    )
+    for name, message in (("few", r"must give a tensor of shape \(2, 6\)"), ("shape", "cannot run on images"), ("boom", "raised KeyError")):
+        with pytest.raises(ValueError, match=message):
+            selfless.train(Run(stream=tasks_npz, model=f"oddnets:{name}"))
+    runs = [Run(stream=tasks_npz, **(BASE | {"model": "oddnets:normed", "lr": lr})) for lr in (1e30, 0.05)]
+    bad, good = selfless.train(runs, workers=1)
+    assert (bad.status, good.status) == ("failed", "done")

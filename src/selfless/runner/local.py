@@ -264,7 +264,7 @@ def _in_workers(
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
     def start(number: int, runs: list[Run]) -> None:
-        job = {
+        job: dict[str, Any] = {
             "runs": [r.as_dict() for r in runs],
             "out": str(store.out.resolve()),
             "data_dir": str(data_dir or ""),
