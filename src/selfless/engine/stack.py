@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfless.closed import rule_for
 from selfless.engine import native
 from selfless.importance import Estimator, Objective, evaluating, measure
 from selfless.layers import Tap, neuron_axis
-from selfless.persample import MEMORY, Recorder, rule_for
+from selfless.persample import MEMORY, Recorder
 
 Tensors = dict[str, Tensor]
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]  # a fresh pass over x (F, B, …), y (F, B)
