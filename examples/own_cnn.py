@@ -5,6 +5,8 @@ on the hidden fully connected layer, `forward=` for a model that takes more than
 statistics are not parameters, so no importance protects them. They are learned in the first task and held from then on.
 
     python examples/own_cnn.py
+
+A demonstration, not evidence: its strengths were chosen on this data (docs/lab-notes.md).
 """
 
 import torch

@@ -5,6 +5,8 @@ differently in each task. What to see here: where the three lines go in a plain 
 to ask what is left free for the next task.
 
     python examples/own_loop.py
+
+A demonstration, not evidence: its strengths were chosen on this data (docs/lab-notes.md).
 """
 
 import torch

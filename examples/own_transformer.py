@@ -5,6 +5,8 @@ to see here: the keeper on a transformer's MLPs, where every token counts as a s
 paper's penalty assumes activations ≥ 0; and the implicit anchor with AdamW, which takes its step sizes from the optimizer.
 
     python examples/own_transformer.py
+
+A demonstration, not evidence: its strengths were chosen on this data (docs/lab-notes.md).
 """
 
 import torch

@@ -18,7 +18,6 @@ from torch.testing import assert_close
 import oracles
 import selfless
 from selfless import EWC, MAS, SI, SLNID, SNI, L1Rep, Maxout, functional, importance
-from selfless.layers import neuron_axis, resolve
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -207,12 +206,11 @@ def test_the_neuron_axis_is_that_of_the_layer_behind(build: Any, layer: str, x: 
     keeper = selfless.attach(model, MAS(), SLNID(1.0), layers=[layer])
     model(x)
     found = keeper._recording.take()[layer]
-    assert found.shape == (x[:, 0].numel() // x.shape[-1] * x.shape[-1] if n == 8 else 3 * 8, n) or found.shape[1] == n
+    assert found.shape[1] == n
     model(x)
     keeper.penalty()
     keeper.consolidate([x])
     assert keeper.alpha[layer].shape == (n,)
-    assert neuron_axis(rand(3, 4, 5, 8), resolve(model, [layer])[layer].axis) in (-1, 1)
 
 
 def test_functional_conv1d_counts_channels_from_the_first_pass_on() -> None:
