@@ -121,7 +121,7 @@ class Learner:
         """Train to the end, or on from where the checkpoint stands."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = matmul.allow_tf32, cudnn.allow_tf32
-        matmul.allow_tf32 = cudnn.allow_tf32 = self.run.precision == "tf32"
+        matmul.allow_tf32 = cudnn.allow_tf32 = self.run.precision != "fp32"
         torch.set_flush_denormal(True)  # momentum of dead neurons decays into numbers a CPU is a hundred times slower with
         try:
             return self._learn()

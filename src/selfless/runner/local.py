@@ -61,9 +61,10 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         store = Store(out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-")))
         unique = list(dict.fromkeys(wanted))
         missing = [run for run in unique if force or store.load(run) is None]
+        trained: dict[Run, Result] = {}
         if missing:
-            _execute(missing, unique, store, resolve_device(device), workers, data_dir, budget, watch, waiting, force)
-        results = {run: store.load(run) for run in unique}
+            trained = _execute(missing, unique, store, resolve_device(device), workers, data_dir, budget, watch, waiting, force)
+        results = {run: trained.get(run) or store.load(run) for run in unique}  # another process may just be training again what we did
     found = [results[run] for run in wanted]
     assert all(r is not None for r in found), "every run was trained or raised"
     return found[0] if single else found  # type: ignore[return-value]
@@ -116,16 +117,17 @@ def _execute(
     watch: Watch | None,
     waiting: Callable[[Run], None] | None,
     force: bool,
-) -> None:
+) -> dict[Run, Result]:
+    """Train what is missing; the results of fleets trained in this process (workers leave theirs in the store)."""
     stopped, runs = ([], runs) if force else _stopped(runs, wanted, store)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(workers or cores, len(runs) + len(stopped)) if device == "cpu" else 1
     parts = stopped + [fleet for group in fleets(runs) for fleet in _spread(group, max(1, count))]
-    if count <= 1:
-        for fleet in parts:
-            train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force)
-    else:
+    if count > 1:
         _in_workers(parts, count, store, data_dir, budget, watch, waiting, force)
+        return {}
+    found = [train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force) for fleet in parts]
+    return {result.run: result for results in found for result in results}
 
 
 def _stopped(runs: list[Run], wanted: list[Run], store: Store) -> tuple[list[list[Run]], list[Run]]:
@@ -159,7 +161,7 @@ def train_fleet(
     watch: Watch | None = None,
     waiting: Callable[[Run], None] | None = None,
     force: bool = False,
-) -> None:
+) -> list[Result]:
     """Train one fleet here and record each member. If another process was quicker, its results are taken."""
     with store.lock(runs, waiting or (lambda run: None)):
         if force:
@@ -169,7 +171,7 @@ def train_fleet(
         place = store.training(runs)
         if not todo:
             place.unlink(missing_ok=True)
-            return
+            return []
         if not place.exists():  # nothing to go on from: those that are done stay as they are
             runs = todo
             place = store.training(runs)
@@ -190,11 +192,14 @@ def train_fleet(
             )
             results = learner.learn()
             about = machine()
+        recorded = []
         for m, result in enumerate(results):
             if result.run in todo:
                 made = {"made_from": made_from(result.run)} if made_from(result.run) else {}
-                store.record(dataclasses.replace(result, about=result.about | about | made), learner.member_tensors(m))
+                recorded.append(dataclasses.replace(result, about=result.about | about | made))
+                store.record(recorded[-1], learner.member_tensors(m))
         place.unlink(missing_ok=True)
+        return recorded
 
 
 @contextlib.contextmanager
