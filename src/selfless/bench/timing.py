@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import statistics
@@ -11,12 +12,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,25 +40,53 @@ class Times:
         return statistics.median(a / b for a, b in zip(self.rounds[name], self.rounds[base], strict=True))
 
 
-def interleaved(functions: Mapping[str, Callable[[], object]], repeats: int, warm: bool = True) -> Times:
-    """Call each function once a round, in turn, `repeats` rounds."""
-    if warm:
-        for function in functions.values():
-            function()
-    rounds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
+def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> Times:
+    """Call each function once to warm up, then once a round, in turn."""
+    for function in functions.values():
+        function()
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
         for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            rounds[name].append(time.perf_counter() - start)
-    return Times(rounds)
+            seconds[name].append(clocked(function, device))
+    return Times(seconds)
+
+
+def clocked(function: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, what it left to do on the device included."""
+    synchronise(device)
+    begun = time.perf_counter()
+    function()
+    synchronise(device)
+    return time.perf_counter() - begun
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# ----------------------------------------------------------------------------------------------------------------------- memory
+def peak(function: Callable[[], T], device: torch.device) -> tuple[T, int]:
+    """(what the call gives, the most bytes of tensors it made and held at a time, what it keeps for later included)."""
+    gc.collect()
+    if device.type != "cuda":
+        with _Count() as count:
+            made = function()
+        return made, count.peak
+    torch.cuda.empty_cache()
+    synchronise(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    made = function()
+    synchronise(device)
+    return made, torch.cuda.max_memory_allocated(device) - before
 
 
 class _Count(TorchDispatchMode):
     """Every storage that an operator returns counts while it lives (views share theirs; scratch inside an operator is not seen)."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self.known: set[int] = set()
 
@@ -77,15 +108,22 @@ class _Count(TorchDispatchMode):
         self.now -= size
 
 
-def peak_bytes(function: Callable[[], object]) -> int:
-    """The most bytes of tensors that a call makes and holds at a time, what it keeps for later included."""
-    with _Count() as count:
-        function()
-    return count.peak
+def free_bytes(device: torch.device) -> int:
+    """What the device (the machine, for a CPU) has left."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
-def hardware() -> dict[str, Any]:
+# -------------------------------------------------------------------------------------------------------------------- where it was
+def hardware(device: torch.device) -> dict[str, Any]:
+    """What the figures were made with."""
+    from selfless.runner.local import machine
+
+    known = machine()
     return {
+        "device": str(device),
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -93,7 +131,8 @@ def hardware() -> dict[str, Any]:
         "load": [round(x, 2) for x in os.getloadavg()],
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": _commit(),
+        "selfless": known["selfless"],
+        "commit": known["commit"] + _changes(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -106,11 +145,13 @@ def _cpu() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _commit() -> str | None:
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True, cwd=Path(__file__).parent).stdout.strip()
-
+def _changes() -> str:
+    """ " with changes" where the code is not the commit's: only git can tell, and not where SELFLESS_COMMIT names the commit."""
+    if os.environ.get("SELFLESS_COMMIT"):
+        return ""
+    here = Path(__file__).resolve().parents[1]
     try:
-        return git("rev-parse", "HEAD") + (" with changes" if git("status", "--porcelain", "--", "../src") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
+        done = subprocess.run(["git", "status", "--porcelain", "--", "."], cwd=here, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return " with changes" if done.returncode == 0 and done.stdout.strip() else ""
