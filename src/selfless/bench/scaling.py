@@ -21,7 +21,7 @@ def run(plan: Plan) -> Iterator[Row]:
 
 def _width(plan: Plan) -> Iterator[Row]:
     """A step of MAS + SLNID by width, alone and in the largest fleet whose importance is measured."""
-    samples = plan.batch * (20 if plan.device.type == "cuda" else 5)
+    samples = plan.batch * (100 if plan.device.type == "cuda" else 5)
     for members in plan.measured:
         first = 0.0
         for n in plan.scaled:
@@ -50,7 +50,7 @@ def _size(n: int) -> int:
 
 def _tasks(plan: Plan) -> list[Row]:
     """A step after 1, 2, … tasks: Ω and α are one sum over tasks, so it should cost the same. Every round learns them all anew."""
-    members, samples = plan.measured[-1], plan.amounts[0]
+    members, samples = plan.measured[-1], plan.amounts[len(plan.amounts) // 2]
     plan.say(f"steps after 1 to {plan.tasks} tasks, fleet of {members}")
     seconds: dict[int, list[float]] = {t: [] for t in range(1, plan.tasks + 1)}
     for _ in range(plan.rounds):

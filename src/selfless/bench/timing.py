@@ -112,7 +112,10 @@ def free_bytes(device: torch.device) -> int:
     """What the device (the machine, for a CPU) has left."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (AttributeError, ValueError):  # not Linux
+        return 4 * 2**30
 
 
 # -------------------------------------------------------------------------------------------------------------------- where it was
@@ -128,7 +131,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
-        "load": [round(x, 2) for x in os.getloadavg()],
+        "load": [round(x, 2) for x in os.getloadavg()] if hasattr(os, "getloadavg") else None,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "selfless": known["selfless"],
