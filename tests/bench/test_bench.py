@@ -159,6 +159,14 @@ def test_whole_sequences(tiny: Plan, tmp_path: Path) -> None:
     assert json.dumps([many_runs, one], allow_nan=False)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("part", [steps, importance, penalty, scaling])
+def test_parts_on_a_gpu(tiny: Plan, part: Any) -> None:
+    rows = list(part.run(dataclasses.replace(tiny, device=torch.device("cuda"))))
+    positive(rows, "seconds")
+    assert all(r["memory_bytes"] > 0 for r in rows if r["memory_bytes"] is not None)
+
+
 # ----------------------------------------------------------------------------------------------------------------- all together
 def test_everything_is_written_and_drawn(tiny: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SELFLESS_COMMIT", "abc1234")
@@ -189,21 +197,31 @@ def test_a_fleet_is_drawn_with_its_eager_line(tiny: Plan) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- the command line
-def test_json_is_one_object() -> None:
+def test_json_is_one_object(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: tiny)
     done = runner.invoke(app, ["bench", "--quick", "--only", "penalty", "--device", "cpu", "--threads", "1", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["quick"] is True
-    assert [r["n"] for r in found["penalty"] if r["kind"] == "formula"] == [128, 512]
+    assert [r["n"] for r in found["penalty"] if r["kind"] == "formula"] == [16, 32]
 
 
 def test_a_table_for_people(tiny: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: tiny)
+    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: dataclasses.replace(tiny, widths=(16,)))
     done = runner.invoke(app, ["bench", "--only", "penalty,sequence", "--device", "cpu", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "SLNID by width" in done.output
     assert "sequence: skipped: " in done.output
     assert str(tmp_path / "bench.json") in done.output
+
+
+def test_a_gpu_gets_the_real_sizes_and_quick_the_smallest() -> None:
+    cpu, gpu, quick = plan(CPU), plan(torch.device("cuda")), plan(CPU, quick=True)
+    assert (gpu.mlp_samples, gpu.cnn_samples, gpu.fleets[-1]) == (60_000, 5_000, 64)
+    assert cpu.fleets[-1] == 8
+    assert cpu.widths == gpu.widths == (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+    assert quick.quick
+    assert quick.mlp_samples < cpu.mlp_samples
 
 
 @pytest.mark.parametrize(

@@ -117,11 +117,11 @@ class Rig:
 
 
 @contextlib.contextmanager
-def as_in_a_run(precision: str = "tf32") -> Iterator[None]:
-    """The settings that `Learner.learn` trains with, for everything that is measured inside: plain PyTorch gets them too."""
+def as_in_a_run() -> Iterator[None]:
+    """The settings that `Learner.learn` trains with by default, for everything that is measured inside: plain PyTorch gets them too."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+    matmul.allow_tf32 = cudnn.allow_tf32 = True
     torch.set_flush_denormal(True)
     try:
         yield
