@@ -9,7 +9,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "selfless"
 ORDER = """terms files functional layers metrics capacity anchor activations closed persample importance sparsify preserve
-path recording keeper models data spec engine runner report config cli_progress cli_data cli""".split()
+path recording keeper models data spec engine runner report bench config cli_progress cli_data cli""".split()
 
 
 def room(path: Path) -> str:
