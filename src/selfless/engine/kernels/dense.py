@@ -141,8 +141,9 @@ def _update(p, u, g, omega, anchor, ratio, pull, momentum, N, ANCHOR: tl.constex
     value = tl.load(p + at, mask=live) - speed
     if ANCHOR:
         c = tl.minimum(tl.load(pull + f) * tl.load(omega + at, mask=live), 1e30)
-        gap = tl.load(anchor + at, mask=live) - value
-        value = tl.where(c < 1, value + gap * (c / (1 + c)), value + gap - gap / (1 + c))  # exactly the anchor as c grows
+        target = tl.load(anchor + at, mask=live)
+        gap = target - value
+        value = tl.where(c < 1, value + gap * (c / (1 + c)), target - gap / (1 + c))  # exactly the anchor as c grows
     tl.store(p + at, value, mask=live)
 
 
