@@ -65,6 +65,10 @@ class Inhibition:
             return torch.baddbmm(g, h, self.pairs, alpha=share)
         assert self.factors is not None
         assert self.diagonal is not None
+        fast = kernels(h)
+        if fast is not None:
+            made: Tensor = fast.inhibit(g.contiguous(), h.contiguous(), self.factors, self.diagonal, share)
+            return made
         g = torch.baddbmm(g, torch.bmm(h, self.factors), self.factors.mT, alpha=share)
         return g.addcmul_(h, self.diagonal.unsqueeze(1), value=-share)
 
