@@ -74,6 +74,7 @@ def _stacked(forms: Sequence[Form | None], n: int, like: Tensor) -> Inhibition:
     if found[0][1] is None:
         return Inhibition(pairs=torch.stack([like.new_zeros(n, n) if form is None else form[0] for form in forms]))
     rank = max(form[0].shape[1] for form in found)
+    rank = max(16, 1 << (rank - 1).bit_length()) if like.is_cuda else rank  # in whole tiles: loads of 16 bytes
     factors = [like.new_zeros(n, rank) if form is None else F.pad(form[0], (0, rank - form[0].shape[1])) for form in forms]
     diagonal = [like.new_zeros(n) if form is None or form[1] is None else form[1] for form in forms]
     return Inhibition(factors=torch.stack(factors), diagonal=torch.stack(diagonal))

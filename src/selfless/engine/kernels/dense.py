@@ -141,7 +141,8 @@ def _project(h, a, out, B, N, LEN, R: tl.constexpr, RANK: tl.constexpr, ROWS: tl
     for first in range(start, tl.minimum(start + LEN, N), COLS):
         n = first + tl.arange(0, COLS)
         hs = tl.load(h + (f * B + b)[:, None] * N + n[None, :], mask=(b < B)[:, None] & (n < N)[None, :], other=0.0)
-        ws = tl.load(a + f * N * R + n[:, None] * R + k[None, :], mask=(n < N)[:, None] & (k < R)[None, :], other=0.0)
+        kept = (n < N)[:, None] if R == RANK else (n < N)[:, None] & (k < R)[None, :]
+        ws = tl.load(a + f * N * R + n[:, None] * R + k[None, :], mask=kept, other=0.0)
         acc = tl.dot(hs, ws, acc, input_precision=PREC)
     place = ((tl.program_id(1) * tl.num_programs(2) + f) * B + b)[:, None] * RANK + k[None, :]
     tl.store(out + place, acc, mask=(b < B)[:, None])
@@ -160,7 +161,8 @@ def _inhibit(
     code = tl.zeros((ROWS, RANK), tl.float32)
     for part in tl.static_range(PARTS):
         code += tl.load(parts + ((part * F + f) * B + b)[:, None] * RANK + k[None, :], mask=(b < B)[:, None], other=0.0)
-    ws = tl.load(a + f * N * R + n[None, :] * R + k[:, None], mask=(n < N)[None, :] & (k < R)[:, None], other=0.0)
+    kept = (n < N)[None, :] if R == RANK else (n < N)[None, :] & (k < R)[:, None]
+    ws = tl.load(a + f * N * R + n[None, :] * R + k[:, None], mask=kept, other=0.0)
     live = (b < B)[:, None] & (n < N)[None, :]
     place = (f * B + b)[:, None] * N + n[None, :]
     pull = tl.dot(code, ws, input_precision=PREC) - tl.load(d + f * N + n, mask=n < N, other=0.0)[None, :] * tl.load(h + place, mask=live)
@@ -171,13 +173,13 @@ def inhibit(g: Tensor, h: Tensor, factors: Tensor, diagonal: Tensor, share: floa
     """g + share·h(AAᵀ − diag d) for g, h (F, M, N), A (F, N, r), d (F, N), in two passes."""
     members, batch, n = h.shape
     r = factors.shape[2]
-    rank, rows, parts = max(16, triton.next_power_of_2(r)), 32, 8
+    rank, rows, parts = max(16, triton.next_power_of_2(r)), 16, 8
     code = torch.empty(parts, members, batch, rank, device=h.device)
     out = torch.empty_like(g)
-    length = triton.cdiv(triton.cdiv(n, parts), 64) * 64
+    length = triton.cdiv(triton.cdiv(n, parts), 128) * 128
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     _project[(triton.cdiv(batch, rows), parts, members)](
-        h, factors, code, batch, n, length, R=r, RANK=rank, ROWS=rows, COLS=64, PREC=precision
+        h, factors, code, batch, n, length, R=r, RANK=rank, ROWS=rows, COLS=128, PREC=precision
     )
     _inhibit[(triton.cdiv(batch, rows), triton.cdiv(n, 128), members)](
         g, h, factors, diagonal, code, out, batch, n, members, share, R=r, RANK=rank, PARTS=parts, ROWS=rows, COLS=128, PREC=precision
