@@ -1,0 +1,35 @@
+"""The small version of an experiment: two tasks, an epoch each, a few images, a narrow network, at most two candidates a cell.
+
+It runs all of the code in seconds and proves nothing; every table says that the data was limited.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from selfless.experiments.base import Cell, Experiment
+from selfless.spec import Run
+
+LIMIT = {"permuted-mnist": 400, "split-cifar-100": 60, "blurred-cifar-100": 120, "split-tiny-imagenet": 40}
+NARROW = {"cnn": "cnn-16", "vgg": "vgg-slim"}
+
+
+def quick(experiment: Experiment) -> Experiment:
+    return dataclasses.replace(experiment, quick=True, cells=tuple(_cell(cell) for cell in experiment.cells))
+
+
+def _cell(cell: Cell) -> Cell:
+    ends = cell.candidates if len(cell.candidates) < 3 else (cell.candidates[0], cell.candidates[-1])
+    choice = dataclasses.replace(cell.choice, seeds=cell.choice.seeds[:1])
+    return dataclasses.replace(cell, candidates=tuple(_run(run, cell.then.get("tasks")) for run in ends), choice=choice)
+
+
+def _run(run: Run, tasks: int | None) -> Run:
+    stream = run.stream.removeprefix("joint-")
+    limit = {**run.stream_options, "limit": LIMIT[stream]}
+    narrow = {"stream_options": limit, "epochs": 1, "tasks": 2 if tasks is None else run.tasks, "batch": 40, "precision": "fp32"}
+    if run.model.startswith("cnn"):
+        narrow["model"] = "cnn-16"
+    if run.model == "vgg-slim":
+        narrow |= {"model_options": {"fc_units": 16}, "batch": 20}
+    return dataclasses.replace(run, **narrow)  # type: ignore[arg-type]
