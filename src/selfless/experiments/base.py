@@ -71,9 +71,11 @@ class Comparison:
     published: float | None = None
 
     def __str__(self) -> str:
-        a, b = (f"{row} ({column})" if column else row for row, column in (self.a, self.b))
+        (row, column), (other, against) = self.a, self.b
         margin = f" {'+' if self.margin > 0 else '−'} {abs(self.margin):g}" if self.margin else ""
-        return f"{a} {self.relation} {b}{margin}"
+        if column == against:
+            return f"{row} {self.relation} {other}{margin}" + (f" ({column})" if column else "")
+        return f"{row} ({column}) {self.relation} {other} ({against}){margin}"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import dataclasses
 from selfless.experiments.base import Cell, Experiment
 from selfless.spec import Run
 
-LIMIT = {"permuted-mnist": 400, "split-cifar-100": 60, "blurred-cifar-100": 120, "split-tiny-imagenet": 40}
-NARROW = {"cnn": "cnn-16", "vgg": "vgg-slim"}
+LIMIT = {"permuted-mnist": 200, "split-cifar-100": 20, "blurred-cifar-100": 20, "split-tiny-imagenet": 4}  # images a task
 
 
 def quick(experiment: Experiment) -> Experiment:
@@ -31,5 +30,5 @@ def _run(run: Run, tasks: int | None) -> Run:
     if run.model.startswith("cnn"):
         narrow["model"] = "cnn-16"
     if run.model == "vgg-slim":
-        narrow |= {"model_options": {"fc_units": 16}, "batch": 20}
+        narrow["model_options"] = {"fc_units": 16}
     return dataclasses.replace(run, **narrow)  # type: ignore[arg-type]

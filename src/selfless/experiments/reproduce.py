@@ -117,7 +117,7 @@ def _cell(cell: Cell, chosen: Chosen, runs: list[Run], results: dict[Run, Result
     values = [row["value"] for row in rows if row["value"] is not None]
     mean, std = spread(values) if values else (math.nan, math.nan)
     status = "pending" if not cell.candidates else "failed" if not values else "partly failed" if len(values) < len(rows) else "done"
-    error = "" if cell.candidates else "nothing is run yet"
+    error = ""
     if chosen.index is None and cell.candidates:
         error = f"all {len(cell.candidates)} candidates failed while choosing"
     picked = cell.candidates[chosen.index] if chosen.index is not None else None
