@@ -108,7 +108,8 @@ def quiet(made: Made) -> float:
 
 
 def importances(made: Made, tasks: int) -> list[float]:
-    """α of the first hidden layer after the first `tasks` tasks: from the run that ended there."""
+    """α of the first hidden layer after the first `tasks` tasks: from the run that ended there. Where all tasks share one head, that run is
+    the beginning of this one."""
     from safetensors.numpy import load_file
 
     held = load_file(made.checkpoint(dataclasses.replace(made.result.run, tasks=tasks)))

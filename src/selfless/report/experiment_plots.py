@@ -217,7 +217,7 @@ def rule(record: Record) -> dict[str, Figure]:
     picked = [c for c in record["cells"] if c["row"].startswith(("rule", "best")) and c["mean"] is not None]
     columns = list(dict.fromkeys(c["column"] for c in swept))[::-1]
     with style():
-        figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")
         figure.set_label("Accuracy by λ")
         strips: list[Axes] = list(figure.subplots(2, sharex=True))
         for axes, column in zip(strips, columns, strict=False):
@@ -226,7 +226,10 @@ def rule(record: Record) -> dict[str, Figure]:
             axes.errorbar(x, y, [c["std"] or 0 for c in found], color=COLOURS[0], marker="o", capsize=2.5, label="SLNID")
             if base.get(column) is not None:
                 axes.axhline(base[column], color=COLOURS[6], linestyle="--", label="No-Reg")
-            axes.set(xscale="log", ylabel=f"{column} (%)")
+            axes.set_xscale("log")
+            axes.set_xticks(x, [f"{strength:g}" for strength in x])
+            axes.set_xticks([], minor=True)
+            axes.set_title(f"{column} (%)", loc="left")
             axes.grid(axis="y")
             axes.spines["left"].set_visible(False)
         for cell, marker, colour in zip(picked, "^vD", (COLOURS[2], COLOURS[1], COLOURS[4]), strict=False):

@@ -125,7 +125,9 @@ def _experiment(record: recorded.Record, here: Path) -> dict[str, Any]:
     from selfless.report import experiment_plots
 
     rows, columns = recorded.rows_and_columns(record)
-    cells = recorded.at(record)
+    every = [set(cell.get("marks", ())) for cell in record["cells"]]
+    common = set.intersection(*every) if every else set()  # said once, above the table
+    cells = {place: cell | {"marks": [m for m in cell.get("marks", ()) if m not in common]} for place, cell in recorded.at(record).items()}
 
     def link(key: str) -> str:
         file = recorded.metrics_file(record, key)
@@ -138,7 +140,9 @@ def _experiment(record: recorded.Record, here: Path) -> dict[str, Any]:
         "columns": columns,
         "cells": {place: cell | {"text": recorded.value(cell), "beside": recorded.beside(cell)} for place, cell in cells.items()},
         "tally": recorded.tally([record]),
-        "marks": dict.fromkeys(mark for cell in record["cells"] for mark in cell.get("marks", ())),
+        "published": any(cell["published"] is not None for cell in record["cells"]),
+        "common": sorted(common),
+        "marks": dict.fromkeys(mark for cell in cells.values() for mark in cell["marks"]),
         "claims": [c | {"parts": [p | {"shown": recorded.interval(p)} for p in c["parts"]]} for c in record["claims"]],
         "figures": [(_inline(f), caption, _inches(f)) for caption, f in experiment_plots.figures(record).items()],
         "remarks": recorded.remarks(record),
