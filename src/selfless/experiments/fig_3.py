@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from selfless.experiments.base import Claim, Experiment, Profile, at_least, at_most
-from selfless.experiments.protocols import CIFAR_IMPLICIT, Protocol, cifar, tiny_imagenet
+from selfless.experiments.protocols import CIFAR_IMPLICIT, TINY_IMPLICIT, Protocol, cifar, tiny_imagenet
 
 ROWS = ("No-Reg", "L1-Rep", "DeCov", "SLNID")
 
@@ -42,7 +42,9 @@ def _figure(
         Claim("DeCov improves over No-Reg", (at_least(at["DeCov"], at["No-Reg"]),)),
         Claim("A plain L1 norm does not help here: L1-Rep at most a point above No-Reg", (at_most(at["L1-Rep"], at["No-Reg"], 1),)),
     )
-    notes: tuple[str, ...] = (CIFAR_IMPLICIT,) if profile == "paper" and "cifar" in protocol.base.stream else ()
+    notes: tuple[str, ...] = ()
+    if profile == "paper":
+        notes = (CIFAR_IMPLICIT if "cifar" in protocol.base.stream else TINY_IMPLICIT,)
     if name == "fig-3a":
         notes += ("On L1-Rep the paper says both: figure 3's caption that it does not help, section 4.2 that it improves over No-Reg",)
     return Experiment(name, title, source, "bars", protocol.cells(ROWS, published), claims, notes=notes, profile=profile)
