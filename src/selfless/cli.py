@@ -216,7 +216,11 @@ def report(
         if form not in ("md", "csv", "latex"):
             raise ValueError(f"format {form!r} is unknown; choose html, md, csv or latex")
         name = {"md": "markdown"}.get(form, form)
-        typer.echo(getattr(experimental, name)(records) if records else getattr(reporting, name)(results))
+        parts = [getattr(experimental, name)(records)] if records else []
+        rest = [r for r in results if r.run.key not in experimental.keys(records)]
+        if not records or (rest and form != "csv"):  # one table a CSV: that of the experiments, where there are any
+            parts.append(getattr(reporting, name)(rest))
+        typer.echo("\n".join(parts))
 
 
 def _place(record: dict[str, Any]) -> tuple[bool, str, int]:

@@ -73,8 +73,9 @@ def reproduce(
 def _run(
     wanted: Sequence[Experiment], seeds: int, out: Path, session: dict[str, Any], force: bool, as_json: bool, say: Console
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """(the records, what went wrong by experiment): data that is missing stops one experiment, not the others."""
+    """(the records, what went wrong by experiment): data or checkpoints that are missing stop one experiment, not the others."""
     from selfless.data import DataError
+    from selfless.experiments.measures import MissingCheckpoint
     from selfless.experiments.reproduce import reproduce as run_one
 
     records, problems = [], {}
@@ -82,7 +83,7 @@ def _run(
     for one in wanted:
         try:
             record = run_one(one, seeds=seeds, out=out, train=train, data_dir=session["data_dir"])
-        except DataError as error:
+        except (DataError, MissingCheckpoint) as error:
             if len(wanted) == 1:
                 raise
             problems[one.name] = f"not run: {error}"
@@ -117,6 +118,9 @@ def _show(records: Sequence[dict[str, Any]], out: Path) -> None:
     console = Console()
     for record in records:
         console.print(reporting.terminal(record))
+    found = reporting.tally(records)
+    if len(records) > 1:
+        console.print(", ".join(f"{number} {verdict}" for verdict, number in found.items() if number) + f" of {sum(found.values())} claims")
     console.print(f"records: {out / 'experiments'}    page: selfless report {out}", highlight=False, soft_wrap=True)
 
 

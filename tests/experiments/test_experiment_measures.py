@@ -14,7 +14,7 @@ import selfless
 from selfless import MAS, SLNID, Run
 from selfless.data import stream
 from selfless.engine.learner import Learner
-from selfless.experiments.measures import MEASURES, QUIET, Made, effective, importances, reuse
+from selfless.experiments.measures import MEASURES, QUIET, Made, MissingCheckpoint, effective, importances, reuse
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_activations_and_importances_are_the_trained_networks(run: Run, tmp_path
     assert free.detail(made) == [100 * after["parameters"]["fc1.weight"] for after in results[2].capacity]
     assert free.value(made) == free.detail(made)[0]
     (tmp_path / "out" / runs[0].key / "checkpoint.safetensors").unlink()
-    with pytest.raises(ValueError, match="train the run again with --force"):
+    with pytest.raises(MissingCheckpoint, match="train the run again with --force"):
         reuse(made)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fabricated import result as fabricated
 from fabricated import trainer
 from rich.console import Console
 
@@ -22,6 +23,8 @@ from selfless.experiments.base import Cell, Choice, Claim, Experiment, at_least,
 from selfless.experiments.reproduce import declared, record_file, reproduce
 from selfless.report import experiment_plots, write
 from selfless.report import experiments as reporting
+from selfless.runner import Store
+from selfless.spec import Result
 
 A, B = ("SLNID", "MNIST"), ("No-Reg", "MNIST")
 
@@ -72,6 +75,8 @@ def test_choose_train_measure_judge_record(tmp_path: Path) -> None:
     assert choice["chosen"] == 1
     assert choice["by"] == "held-out"
     assert record["about"] == record["about"] | {"runs": 19, "failed": 0, "seconds": pytest.approx(19 * 10 / 5), "hardware": ["a machine"]}
+    reported = {run["key"] for cell in record["cells"] for run in cell["runs"]}
+    assert {result.run.key for result in Store(tmp_path).all()} == reported  # what was chosen by is not listed with it
     for choosing in (tmp_path / "choosing").glob("*/metrics.json"):
         assert json.loads(choosing.read_text())["run"]["held_out"] == 0.1
 
@@ -203,6 +208,18 @@ def test_the_page_links_to_every_run_and_to_nothing_else(records: list[reporting
     assert len(page.ids) == len(set(page.ids))
     for word in ("published 95.83", "not run", "mas:0.1 + slnid:0.001", "hardware", "commit", "seed 100"):
         assert word in text
+
+
+def test_other_runs_come_after_the_experiments(records: list[reporting.Record], tmp_path: Path) -> None:
+    other = fabricated(Run(model="mlp-9", seed=3), 0.7)
+    mixed: list[Result] = [*Store(tmp_path).all(), other]
+    text = write(mixed, tmp_path / "report.html", experiments=records).read_text()
+    assert text.index("A | small one") < text.index("Other runs in this folder") < text.index(other.run.key)
+    rest = text[text.index("Other runs in this folder") :]
+    assert not any(key in rest for key in reporting.keys(records))
+    many = [fabricated(Run(model=f"mlp-{n}"), 0.7) for n in range(2, 40)]  # more than a figure could tell apart
+    assert "<svg" not in write(many, tmp_path / "many.html").read_text()
+    assert "<svg" in write(many[:3], tmp_path / "few.html").read_text()
 
 
 def test_quick_versions_prove_nothing_and_say_so(tmp_path: Path) -> None:

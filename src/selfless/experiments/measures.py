@@ -24,6 +24,10 @@ FIRST = "fc1.weight"  # the first layer's parameters
 QUIET = 0.05  # a neuron whose mean activation on the first task is below this is near zero
 
 
+class MissingCheckpoint(ValueError):
+    """A figure is drawn from a checkpoint that is no longer there (they are large, and seldom kept with results)."""
+
+
 @dataclass(frozen=True)
 class Made:
     """A finished run and where its checkpoint lies."""
@@ -35,7 +39,7 @@ class Made:
     def checkpoint(self, run: Run | None = None) -> Path:
         path = self.out / (run or self.result.run).key / "checkpoint.safetensors"
         if not path.is_file():
-            raise ValueError(f"there is no {path}, which this figure is drawn from; train the run again with --force")
+            raise MissingCheckpoint(f"there is no {path}, which this figure is drawn from; train the run again with --force")
         return path
 
 

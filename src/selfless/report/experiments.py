@@ -82,6 +82,11 @@ MEANING = {
 }
 
 
+def keys(records: Sequence[Record]) -> set[str]:
+    """The runs they report."""
+    return {run["key"] for record in records for cell in record["cells"] for run in cell["runs"]}
+
+
 def rows_and_columns(record: Record) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(c["row"] for c in record["cells"])), list(dict.fromkeys(c["column"] for c in record["cells"]))
 

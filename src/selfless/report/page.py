@@ -52,7 +52,7 @@ def write(
     path = Path(path)
     rooms = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     today = date or datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    reported = {run["key"] for record in experiments for cell in record["cells"] for run in cell["runs"]}
+    reported = recorded.keys(experiments)
     loose = [r for r in results if r.run.key not in reported]
     content = _content(loose, path.parent, Path(out) if out is not None else path.parent)
     content |= {"experiments": [_experiment(record, path.parent) for record in experiments]}
@@ -113,7 +113,7 @@ UNKNOWN = {"undecided": "undecided", "missing": "not tested yet"}
 
 
 def _made(experiments: Sequence[recorded.Record]) -> str:
-    runs = {run["key"] for r in experiments for cell in r["cells"] for run in cell["runs"]}
+    runs = recorded.keys(experiments)
     return (
         f"{_count(len(experiments), 'experiment')}, {_count(len(runs), 'reported run')}. A claim holds when the 95 % bootstrap interval of "
         "the paired difference over seeds lies wholly on the claimed side; with few seeds such an interval is narrow."
