@@ -38,7 +38,7 @@ docs: $(STAMP)  ## run every snippet of README.md and docs/
 	@$(BIN)/python -m pytest tests/test_docs.py
 
 bench: $(STAMP) ## the speed ratios of this machine
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/selfless bench
 
 clean:          ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

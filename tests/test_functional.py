@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import oracles
+from selfless import SLNI, SLNID, SNI, SNID
 from selfless import functional as f
+from selfless.sparsify import Sparsifier
 
 
 def relu(m: int, n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -264,3 +266,23 @@ def test_bad_input() -> None:
         f.snid(torch.ones(2, 5), torch.ones(5), discount="min")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no weights"):
         f.l1_param([])
+
+
+@pytest.mark.parametrize("n", [6, 160])
+@pytest.mark.parametrize("kind", [SNI(), SNID(), SLNI(), SLNID(), SLNI(sigma=50.0), SNID(discount="max"), SLNID(discount="max")], ids=str)
+@pytest.mark.parametrize("discounted", [False, True])
+def test_inhibitions_are_quadratic_forms(n: int, kind: Sparsifier, discounted: bool) -> None:
+    """R = 1/M Σ hᵀSh with S of `pairs`, and S = AAᵀ − diag d of `factors` where there are such."""
+    h = torch.rand(7, n, dtype=torch.float64)
+    alpha = torch.rand(n, dtype=torch.float64) if discounted else None
+    s = kind.pairs(n, h, alpha)
+    assert s is not None
+    assert_close(((h @ s) * h).sum(1).mean(), kind.penalty(h, alpha), rtol=1e-6, atol=0)
+    factors = kind.factors(n, h, alpha)
+    local, mixed = isinstance(kind, SLNI | SLNID), discounted and getattr(kind, "discount", "") == "max"
+    assert (factors is not None) == (not mixed and (n == 160 or not local))
+    if factors is not None:
+        a, d = factors
+        made = a @ a.T - torch.diag(d)
+        assert_close(made - torch.diag(made.diagonal()), s, rtol=0, atol=1e-6)
+        assert made.diagonal().abs().max() < 1e-6

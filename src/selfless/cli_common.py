@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def told(as_json: bool = False) -> Iterator[None]:
+def told(as_json: bool = False, stopped: str = "stopped; the same command goes on from the last finished epoch") -> Iterator[None]:
     """What a user can mend is one message and exit code 1; Ctrl-C and SIGTERM stop cleanly; only a bug gives a traceback."""
 
     def stop(*_: Any) -> None:
@@ -38,7 +38,7 @@ def told(as_json: bool = False) -> Iterator[None]:
             typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        typer.secho("stopped; the same command goes on from the last finished epoch", err=True)
+        typer.secho(stopped, err=True)
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -77,6 +77,41 @@ def slnid(h: Tensor, alpha: Tensor, sigma: float | None = None, discount: Discou
     return _pairs_min(h, d, _sigma(sigma, h.shape[1]))
 
 
+def pair_weights(
+    n: int,
+    like: Tensor,
+    *,
+    sigma: float | None = None,
+    everywhere: bool = False,
+    alpha: Tensor | None = None,
+    discount: Discount = "product",
+) -> Tensor:
+    """S (N, N) of the four inhibitions, as in R = 1/M Σ_m hᵀSh: S_ij = K_ij D_ij off the diagonal, K = 1 where `everywhere`.
+
+    For whoever needs the gradient 2Sh/M more often than S changes (`selfless.engine`).
+    """
+    kernel = 1 - torch.eye(n, device=like.device, dtype=like.dtype) if everywhere else _gaussian(n, _sigma(sigma, n), like)
+    if alpha is None:
+        return kernel
+    d = torch.exp(-alpha.to(like.dtype))
+    return kernel * (d[:, None] * d if discount == "product" else torch.minimum(d[:, None], d))
+
+
+def pair_factors(
+    n: int, like: Tensor, *, sigma: float | None = None, everywhere: bool = False, alpha: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """(A (N, r), d (N,)) with S = AAᵀ − diag d, r ≪ N: `pair_weights` without an N×N matrix. None where r would not be small."""
+    if everywhere:
+        features, diagonal = torch.ones(n, 1, device=like.device, dtype=like.dtype), 1.0
+    else:
+        sigma = _sigma(sigma, n)
+        if 4 * _feature_count(n, sigma) > n:
+            return None
+        features, diagonal = _fourier(n, sigma, like)
+    d = torch.ones(n, device=like.device, dtype=like.dtype) if alpha is None else torch.exp(-alpha.to(like.dtype))
+    return features * d[:, None], diagonal * d.square()
+
+
 def l1_rep(h: Tensor) -> Tensor:
     """Sparse representation:  R = 1/M Σ_m Σᵢ |hᵢ|,  h: (M, N)."""
     return samples(h, absolute=True).sum(1).mean()

@@ -29,6 +29,14 @@ class Sparsifier(Term):
         """R of one layer (or one parameter), unscaled. `alpha` is None before the first consolidation: no discount."""
         raise NotImplementedError
 
+    def pairs(self, n: int, like: Tensor, alpha: Tensor | None = None) -> Tensor | None:
+        """S (N, N) where R = 1/M Σ_m hᵀSh and no more (`functional.pair_weights`); None for any other penalty."""
+        return None
+
+    def factors(self, n: int, like: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """(A, d) with S = AAᵀ − diag d, for wide layers (`functional.pair_factors`); None where there is no such form."""
+        return None
+
 
 @dataclass(frozen=True)
 class NoSparsifier(Sparsifier):
@@ -52,6 +60,12 @@ class SNI(Sparsifier):
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
         return functional.sni(x, absolute=self.absolute)
 
+    def pairs(self, n: int, like: Tensor, alpha: Tensor | None = None) -> Tensor | None:
+        return None if self.absolute else functional.pair_weights(n, like, everywhere=True)
+
+    def factors(self, n: int, like: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        return None if self.absolute else functional.pair_factors(n, like, everywhere=True)
+
 
 @dataclass(frozen=True)
 class SNID(Sparsifier):
@@ -72,6 +86,14 @@ class SNID(Sparsifier):
             return functional.sni(x, absolute=self.absolute)
         return functional.snid(x, alpha, discount=self.discount, absolute=self.absolute)
 
+    def pairs(self, n: int, like: Tensor, alpha: Tensor | None = None) -> Tensor | None:
+        return None if self.absolute else functional.pair_weights(n, like, everywhere=True, alpha=alpha, discount=self.discount)
+
+    def factors(self, n: int, like: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        if self.absolute or (alpha is not None and self.discount == "max"):
+            return None
+        return functional.pair_factors(n, like, everywhere=True, alpha=alpha)
+
 
 @dataclass(frozen=True)
 class SLNI(Sparsifier):
@@ -88,6 +110,12 @@ class SLNI(Sparsifier):
 
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
         return functional.slni(x, self.sigma, absolute=self.absolute)
+
+    def pairs(self, n: int, like: Tensor, alpha: Tensor | None = None) -> Tensor | None:
+        return None if self.absolute else functional.pair_weights(n, like, sigma=self.sigma)
+
+    def factors(self, n: int, like: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        return None if self.absolute else functional.pair_factors(n, like, sigma=self.sigma)
 
 
 @dataclass(frozen=True)
@@ -110,6 +138,14 @@ class SLNID(Sparsifier):
         if alpha is None:
             return functional.slni(x, self.sigma, absolute=self.absolute)
         return functional.slnid(x, alpha, self.sigma, discount=self.discount, absolute=self.absolute)
+
+    def pairs(self, n: int, like: Tensor, alpha: Tensor | None = None) -> Tensor | None:
+        return None if self.absolute else functional.pair_weights(n, like, sigma=self.sigma, alpha=alpha, discount=self.discount)
+
+    def factors(self, n: int, like: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        if self.absolute or (alpha is not None and self.discount == "max"):
+            return None
+        return functional.pair_factors(n, like, sigma=self.sigma, alpha=alpha)
 
 
 @dataclass(frozen=True)

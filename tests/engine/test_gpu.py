@@ -37,6 +37,56 @@ def test_a_gpu_computes_what_a_cpu_does(tasks_npz: str, change: dict[str, Any], 
         assert_close(gpu.fleet.params[name].cpu(), p, rtol=1e-2, atol=1e-3)
 
 
+NETWORK = """
+from torch import nn
+def net(outputs, input_shape):
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                         nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(144, 20), nn.ReLU(), nn.Linear(20, outputs))
+"""
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("change", [{}, {"preserve": EWC(5.0), "schedule": "cosine"}, {"layers": "all"}], ids=str)
+def test_convolutions_on_a_gpu(
+    tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], members: int
+) -> None:
+    (tmp_path / "gpunets.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    kinds = [SLNID(1e-2), NoSparsifier(), DeCov(1e-3)]
+    runs = [small(tasks_npz, model="gpunets:net", sparsify=kinds[m], seed=m, epochs=1, **change) for m in range(members)]
+    cpu, gpu = Learner(runs), Learner(runs, device="cuda")
+    cpu.learn()
+    gpu.learn()
+    for name, p in cpu.fleet.params.items():
+        assert_close(gpu.fleet.params[name].cpu(), p, rtol=1e-2, atol=1e-3)
+    for group, held in cpu.fleet.state.items():
+        for name, value in held.items():
+            assert_close(gpu.fleet.state[group][name].cpu(), value, rtol=2e-2, atol=1e-3)
+    for name, value in cpu.fleet.alpha.items():
+        assert_close(gpu.fleet.alpha[name].cpu(), value, rtol=2e-2, atol=1e-3)
+
+
+def test_importance_in_bf16_is_near(tasks_npz: str) -> None:
+    runs = [small(tasks_npz, model="mlp-64", epochs=1, tasks=1, precision=p) for p in ("fp32", "bf16")]
+    omegas = []
+    for run in runs:
+        learner = Learner([run], device="cuda")
+        learner.learn()
+        omegas.append(learner.fleet.state["omega"]["fc2.weight"])
+    assert float((omegas[0] - omegas[1]).norm() / omegas[0].norm()) < 0.05
+
+
+def test_members_may_differ_in_sigma_and_in_epochs(tasks_npz: str) -> None:
+    runs = [small(tasks_npz, sparsify=SLNID(1e-2, sigma=1.0 + m), seed=m, epochs=1 + m, schedule="cosine") for m in range(3)]
+    learner = Learner(runs, device="cuda")
+    learner.learn()
+    for m, run in enumerate(runs):
+        alone = Learner([run], device="cuda")
+        alone.learn()
+        for name, p in alone.fleet.params.items():
+            assert_close(learner.fleet.params[name][m], p[0], rtol=1e-2, atol=1e-3)
+
+
 def test_a_stopped_run_goes_on(tasks_npz: str, tmp_path: Path) -> None:
     runs = [small(tasks_npz, seed=s) for s in range(2)]
     want, seen = Learner(runs, device="cuda").learn(), 0

@@ -141,6 +141,22 @@ def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, preserve: Any) -> 
         assert_allclose(together[m].accuracy, result.accuracy, atol=0.026)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_members_may_differ_in_sigma_and_in_epochs(tasks_npz: str, schedule: Any) -> None:
+    """Wide enough (150) that inhibition goes by factors, whose number depends on σ; a member that is done waits unchanged."""
+    kinds = [SLNID(2e-2), SLNID(2e-2, sigma=40.0), SNI(1e-2), NoSparsifier(), SLNI(1e-2, absolute=True)]
+    runs = [small(tasks_npz, model="mlp-150", schedule=schedule, sparsify=k, epochs=1 + i % 3, seed=i) for i, k in enumerate(kinds)]
+    learner = Learner(runs)
+    together = learner.learn()
+    for m, run in enumerate(runs):
+        alone = Learner([run])
+        result = alone.learn()[0]
+        assert [len(epochs) for epochs in together[m].history] == [run.epochs] * 3
+        assert_allclose([e[-1]["loss"] for e in together[m].history], [e[-1]["loss"] for e in result.history], rtol=1e-2)
+        for name, p in alone.fleet.params.items():
+            assert_close(learner.fleet.params[name][m], p[0], rtol=1e-2, atol=1e-3)
+
+
 def test_convolutions_and_batch_norm_in_a_fleet(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "mynets.py").write_text(
         "from torch import nn\n"

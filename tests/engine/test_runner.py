@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,10 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_array_equal
 
 import selfless
+import selfless.engine.learner as learner_module
 from selfless import MAS, SLNID, Run
+from selfless.engine.learner import Learner
+from selfless.runner import memory
 from selfless.runner.local import fleets
 from selfless.runner.store import Store
 from selfless.spec import Result
@@ -85,7 +90,8 @@ def test_a_workers_error_is_the_users_message(tmp_path: Path) -> None:
 def test_fleets_hold_what_differs_in_numbers_only() -> None:
     runs = [Run(seed=s, lr=lr, sparsify=kind) for s in range(2) for lr in (0.1, 0.2) for kind in ("none", "slnid:1e-3", "slnid:1e-2")]
     assert [len(f) for f in fleets(runs)] == [12]
-    assert [len(f) for f in fleets([*runs, Run(epochs=3), Run(model="mlp-64")])] == [12, 1, 1]
+    assert [len(f) for f in fleets([*runs, Run(epochs=3), Run(sparsify="slni:1,sigma=3"), Run(model="mlp-64")])] == [14, 1]
+    assert len(fleets([Run(stream="blurred-cifar-100", epochs=e) for e in (3, 4)])) == 2
     assert len(fleets([Run(preserve="mas:1"), Run(preserve="ewc:1"), Run(preserve="mas:2")])) == 2
     assert [len(f) for f in fleets(runs, most=5)] == [5, 5, 2]
 
@@ -245,3 +251,58 @@ def test_networks_that_do_not_fit_are_named(tasks_npz: str, tmp_path: Path, monk
     runs = [Run(stream=tasks_npz, **(BASE | {"model": "oddnets:normed", "lr": lr})) for lr in (1e30, 0.05)]
     bad, good = selfless.train(runs, workers=1)
     assert (bad.status, good.status) == ("failed", "done")
+
+
+def test_a_fleet_is_cut_to_what_fits(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [Run(stream=tasks_npz, **(BASE | {"epochs": 1, "lr": 0.01 * (i + 1)})) for i in range(12)]
+    sizes: list[int] = []
+    monkeypatch.setattr(memory, "available", lambda device: 1_000_000)
+    monkeypatch.setattr(memory, "_taken", lambda runs, make, device: 300_000 + 100_000 * len(runs))
+    assert memory.most(runs, lambda runs: Learner(runs), "cpu") == 5  # 400,000 for one, 100,000 for each other, 80 % of the memory
+    trained = selfless.train(runs, out=tmp_path, workers=1, watch=lambda fleet, event: sizes.append(len(fleet)))
+    assert set(sizes) == {5, 2}
+    assert [r.run for r in trained] == runs
+    monkeypatch.setattr(memory, "available", lambda device: 100_000_000)
+    assert memory.most(runs, lambda runs: Learner(runs), "cpu") == 12
+
+
+def test_rehearsing_measures_a_step(tasks_npz: str) -> None:
+    runs = [Run(stream=tasks_npz, **(BASE | {"model": "mlp-2048", "lr": 0.01 * (i + 1)})) for i in range(2)]
+    parameters = sum(p.numel() for p in Learner(runs[:1]).fleet.params.values())
+    taken = memory._taken(runs, lambda runs: Learner(runs), "cpu")
+    assert taken > 2 * 2 * 4 * parameters  # parameters and momentum of both, at least
+
+
+def test_a_fleet_too_large_for_the_memory_is_halved(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [Run(stream=tasks_npz, **(BASE | {"epochs": 1, "lr": 0.01 * (i + 1)})) for i in range(5)]
+    learn = Learner.learn
+
+    def limited(self: Learner) -> Any:
+        if len(self.runs) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return learn(self)
+
+    monkeypatch.setattr(Learner, "learn", limited)
+    limit = 2
+    results = selfless.train(runs, out=tmp_path, workers=1)
+    assert [r.run for r in results] == runs
+    assert {r.about["fleet"] for r in results} == {1, 2}
+    assert not list(tmp_path.glob("*/training-*"))
+    limit = 0
+    with pytest.raises(ValueError, match=r"one run of mlp-\d+ at batch \d+ does not fit into the memory of cpu .* smaller --batch"):
+        selfless.train(dataclasses.replace(runs[0], seed=9), out=tmp_path)
+
+
+def test_a_large_fleet_is_not_saved_after_every_epoch(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves: list[Path] = []
+    real = learner_module.write_atomically
+
+    def slow(path: Path, write: Any) -> None:
+        saves.append(path)
+        real(path, write)
+        time.sleep(0.3)
+
+    run = Run(stream=tasks_npz, **(BASE | {"epochs": 5}))
+    monkeypatch.setattr(learner_module, "write_atomically", slow)
+    Learner([run], checkpoint=tmp_path / "x.safetensors").learn()
+    assert len(saves) == 1  # three tasks of five epochs take less than the six seconds that one save is to be spread over

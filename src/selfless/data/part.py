@@ -137,6 +137,7 @@ class Resident:
         scale = 255.0 if x.dtype == torch.uint8 else 1.0
         self._scale: Tensor | float | None = 1 / scale if scale != 1.0 else None
         self._shift: Tensor | None = None
+        self._affine: tuple[Tensor, Tensor | None] | None = None
         if mean is not None and std is not None:  # (x/255 − mean)/std = x · 1/(255 std) − mean/std
             sd = torch.tensor(std, dtype=torch.float64)
             self._scale = (1 / (scale * sd)).float().view(-1, 1, 1).to(self.device)
@@ -158,6 +159,14 @@ class Resident:
         if self._scale is not None:
             out.mul_(self._scale)
         return out if self._shift is None else out.sub_(self._shift)
+
+    def affine(self) -> tuple[Tensor, Tensor | None]:
+        """(scale, shift) of `normalise`, on the device: one number each a channel, or one scale and no shift."""
+        if self._affine is None:
+            scale = 1.0 if self._scale is None else self._scale
+            flat = scale.flatten() if isinstance(scale, Tensor) else torch.tensor([scale], device=self.device)
+            self._affine = flat, None if self._shift is None else self._shift.flatten()
+        return self._affine
 
     def raw(self, index: Tensor) -> Tensor:
         """(k, C, H, W) uint8 on the device, for a flat index."""

@@ -90,6 +90,11 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, download:
     return source
 
 
+def offer(source: Source, *, data_dir: str | os.PathLike[str]) -> None:
+    """While somebody holds `source`, `load(source.name, data_dir=data_dir)` gives it, whatever lies there: data made up in memory."""
+    _LOADED[source.name, roots(data_dir)] = source
+
+
 def _first_whole(item: Entry, places: tuple[Path, ...]) -> Source:
     """An altered copy is passed over if there is a whole one elsewhere; if not, its fault is what is reported."""
     fault: DataError | None = None

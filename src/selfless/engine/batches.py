@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from selfless.data import Augment, Joined, Part, Resident
 from selfless.engine import draws
+from selfless.engine.native import kernels
 
 _uploaded: Any = WeakTensorKeyDictionary()  # a source's images → their copy on the GPU
 EVALUATE = 1000  # samples that a CPU takes at a time where it does not matter how many
@@ -63,12 +64,21 @@ class FleetData:
         owners = (self.offset // self.n).tolist()  # mapped, several seeds: slice each file
         return torch.cat([self._residents[o].raw(rows) for o, rows in zip(owners, index, strict=True)])
 
-    def at_once(self, least: int = EVALUATE) -> int:
-        """Samples a member to take in one pass: on a GPU as many as make half a gigabyte of input, there few large passes cost least."""
+    def next(self, order: Tensor, cursor: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """The `size` samples at `cursor` of every member's order in one kernel, on a GPU; None where there is no such kernel."""
+        fast = kernels(self.offset)
+        if fast is None or self._x is None or self.first.mapped:
+            return None
+        scale, shift = self.first.affine()
+        found: tuple[Tensor, Tensor] = fast.gather(self._x, self.y, order, self.offset, cursor, size, scale, shift, dtype)
+        return found
+
+    def at_once(self, footprint: int, least: int = EVALUATE) -> int:
+        """Samples a member to take in one pass. On a GPU few large passes cost least: as many as make 4 GiB of activations and their
+        gradients, `footprint` numbers a sample."""
         if self.offset.device.type == "cpu":
             return max(least, EVALUATE // len(self.offset))
-        per_row = len(self.offset) * self.first.x[0].numel() * 4
-        return max(least, min(self.n, 2**29 // per_row))
+        return max(1, min(self.n, 2**32 // (len(self.offset) * footprint * 12)))
 
     def passes(self, size: int = EVALUATE, augment: Augment | None = None, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, in order, for evaluation and importance; or the samples that `order` (F, n) says."""

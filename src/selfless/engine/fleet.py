@@ -1,14 +1,14 @@
 """The step: forward, loss, penalties, momentum, anchor, for all members of a fleet at once.
 
     loss_f = CE_f + λ_f Σ_l R(H_l,f)  (+ λ_Ω,f Σ Ω(θ − θ*)² when the anchor is explicit)
-    v ← μ v + ∂loss/∂θ;   θ ← θ − lr_f v;   θ ← θ + share · (θ* − θ)   (the implicit anchor)
+    v ← μ v + ∂loss/∂θ;   θ ← θ − lr_f v;   θ ← θ + cΩ/(1 + cΩ) · (θ* − θ)   (the implicit anchor)
 
 The momentum is kept as u = lr_f v: the rates then enter once, as weights of the members' losses, and the update is the same few operations
-over whole lists of tensors for every member (u ← μ r u + ∂(lr_f loss_f)/∂θ, θ ← θ − u, with r the ratio of this step's rate to the last's).
+for every member (u ← μ r u + ∂(lr_f loss_f)/∂θ, θ ← θ − u, with r the ratio of this step's rate to the last's).
 
-Members differ in numbers (seed, strengths, lr) and in the kind of sparsifier; everything else is common. Each member's loss depends on its
-own parameters alone, so the gradient of the sum is every member's gradient. All that a step reads and writes are tensors of this object,
-which is what lets a GPU record it once and replay it.
+Members differ in numbers (seed, strengths, σ, lr, epochs) and in the kind of sparsifier; everything else is common. Each member's loss
+depends on its own parameters alone, so the gradient of the sum is every member's gradient. A member that has had its epochs has the rate 0
+and stays as it is. All that a step reads and writes are tensors of this object, which is what lets a GPU record it once and replay it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from torch import Tensor
 from selfless.data import Augment
 from selfless.engine import draws
 from selfless.engine.batches import FleetData
+from selfless.engine.inhibition import Inhibitions
+from selfless.engine.native import kernels
 from selfless.engine.stack import Stack, Tensors
 from selfless.preserve import Quadratic, State
 from selfless.sparsify import Sparsifier
@@ -42,8 +44,8 @@ class Fleet:
         self.runs, self.stack, self.device = list(runs), stack, device
         self.run = runs[0]  # what all members have in common is read here
         self.size = len(runs)
-        self.params = {n: p.requires_grad_(n in stack.trainable and self.size > 1) for n, p in params.items()}
-        self.buffers = buffers
+        self.params, self.buffers = params, buffers
+        self.epochs = [r.epochs for r in runs]
         self.trained = {n: self.params[n] for n in stack.trainable}
         self.momentum = {n: torch.zeros_like(p) for n, p in self.trained.items()}
         self.preserve = self.run.preserve
@@ -55,15 +57,19 @@ class Fleet:
         self.lr = self.base_lr.clone()
         self.inhibition = torch.tensor([r.sparsify.strength for r in runs], device=device)
         self.strength = torch.tensor([r.preserve.strength for r in runs], device=device)
-        self.groups = _groups([r.sparsify for r in runs])
+        self.groups = _groups([r.sparsify for r in runs])  # members whose penalty is computed as such
+        self.inhibitions: Inhibitions | None = None  # those whose penalty joins the backward pass
         explicit = self.run.anchor == "explicit" and isinstance(self.preserve, Quadratic)
         self._reads_parameters = explicit or any(kind.reads != "activations" for kind, _ in self.groups)
         self.share: Tensors = {}
-        self.ratio = torch.ones((), device=device)
+        self.ratio = torch.ones(self.size, device=device)
         self.pressure = self.lr * self.inhibition
+        self.pull = torch.zeros(self.size, device=device)
+        self.footprint = 0
         self._warmed: set[tuple[Sparsifier, int]] = set()
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.step_number = torch.zeros(1, dtype=torch.int64, device=device)
+        self.clock = torch.zeros(2, dtype=torch.int64, device=device)
+        self.cursor, self.step_number = self.clock[:1], self.clock[1:]  # views: samples seen in this epoch, steps in this task
+        self._advances: dict[int, Tensor] = {}
         self.loss_sum = torch.zeros(self.size, device=device)
         self.hits = torch.zeros(self.size, device=device)
         self.order = torch.zeros(self.size, 0, dtype=torch.int64, device=device)
@@ -87,12 +93,26 @@ class Fleet:
             v.zero_()
         self.lr.copy_(self.base_lr)
         self.step_number.zero_()
-        steps = self.run.epochs * math.ceil(data.n / self.run.batch)
-        self.factors = None
-        if self.run.schedule == "cosine":
-            self.factors = 0.5 * (1 + torch.cos(math.pi * torch.arange(steps, dtype=torch.float64) / steps)).float().to(self.device)
+        self.factors = self._cosines(math.ceil(data.n / self.run.batch)) if self.run.schedule == "cosine" else None
         self.ratio.fill_(1.0)
+        self._inhibit()
         self.refresh_shares()
+
+    def _cosines(self, steps: int) -> Tensor:
+        """(F, steps of the longest): each member's rate falls to 0 over its own epochs, and stays there."""
+        place = torch.arange(max(self.epochs) * steps, dtype=torch.float64)
+        own = torch.tensor(self.epochs, dtype=torch.float64)[:, None] * steps
+        return torch.where(place < own, 0.5 * (1 + torch.cos(math.pi * place / own)), 0.0).float().to(self.device)
+
+    def _inhibit(self) -> None:
+        """Which penalties join the backward pass, with this task's α; the others stay in `groups`."""
+        x, _ = self._sample(self.data)
+        self.footprint = self.footprint or self.stack.footprint(x)
+        self.inhibitions, kinds = None, [r.sparsify for r in self.runs]
+        if self.stack.inhibits and self.stack.layers and not self.preserve.watches:
+            widths = self.stack.widths(self.params, self.buffers, x)
+            self.inhibitions = Inhibitions(kinds, widths, self.alpha, self.lr)
+            self.groups = [(kind, members) for kind, members in _groups(kinds) if members.start not in self.inhibitions.members]
 
     def set_lr(self, lr: Tensor) -> None:
         """New rates between epochs: the momentum, which holds them, is scaled along."""
@@ -105,9 +125,12 @@ class Fleet:
     def refresh_shares(self) -> None:
         """What follows from the rates: lr·λ_SSL, and how far the implicit anchor pulls; after a change of rate or a new task."""
         self.pressure.copy_(self.lr * self.inhibition)
-        if self.anchored:
+        if self.inhibitions is not None:
+            self.inhibitions.press(self.pressure)
+        step = self.lr * self.strength / (1 - self.run.momentum)
+        self.pull.copy_(2 * step)
+        if self.anchored and kernels(self.lr) is None:  # the kernel of the update takes its share itself
             assert isinstance(self.preserve, Quadratic)
-            step = self.lr * self.strength / (1 - self.run.momentum)
             shares = self.preserve.shares(self.state, {n: _column(step, p) for n, p in self.trained.items()})
             for name, share in shares.items():  # in place where there is one already: a recorded step reads that tensor
                 self.share[name] = self.share[name].copy_(share) if name in self.share else share
@@ -117,6 +140,8 @@ class Fleet:
         return self.run.anchor == "implicit" and self.tasks > 0 and isinstance(self.preserve, Quadratic) and bool(self.state["omega"])
 
     def begin_epoch(self, task: int, epoch: int) -> None:
+        if self.factors is None and epoch in self.epochs:
+            self.set_lr(torch.where(torch.tensor([epoch < e for e in self.epochs], device=self.device), self.lr, 0.0))
         self.order.copy_(self.data.order(self.seeds, task, epoch))
         self.noise_key.copy_(draws.stream_key(self.seeds, "augment", task, epoch))
         self.cursor.zero_()
@@ -138,27 +163,45 @@ class Fleet:
                     self.step(size)
         return (self.loss_sum.double() / n).tolist(), (self.hits.double() / n).tolist()
 
+    def _sample(self, data: FleetData) -> tuple[Tensor, Tensor]:
+        """The first sample of every member, (F, 1, …)."""
+        still = self.augment.still() if self.augment else None
+        return data.batch(torch.zeros(self.size, 1, dtype=torch.int64, device=self.device), still)
+
     # ----------------------------------------------------------------------------------------------------------------- a step
     def step(self, size: int) -> None:
         """One optimizer step on the next `size` samples of every member."""
-        rows = self.cursor + torch.arange(size, device=self.device)
-        x, y = self.data.batch(self.order.index_select(1, rows), self.augment, lambda k, _: self._noise(k, rows))
+        x, y = self._batch(size)
         with self._precision():
-            logits, found = self.stack.forward(self.params, self.buffers, x)
+            logits, found = self.stack.forward(self.params, self.buffers, x, self.inhibitions.by_layer if self.inhibitions else None)
         self._schedule()
-        losses, hits = self._task_loss(logits, y)
-        sums = losses.sum(1)
-        grads = self._gradients(torch.dot(self.lr, sums) / size, self._penalty(found))
+        value, given = self._task_loss(logits, y)
+        grads = self._gradients(value, given, self._penalty(found))
         with torch.no_grad():
             self._update(grads)
-            self.loss_sum += sums
-            self.hits += hits.sum(1)
-            self.cursor += size
-            self.step_number += 1
+            self.clock += self._advance(size)
+
+    def _advance(self, size: int) -> Tensor:
+        if size not in self._advances:
+            self._advances[size] = torch.tensor([size, 1], device=self.device)
+        return self._advances[size]
+
+    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+        ready = self.data.next(self.order, self.cursor, size, self._dtype) if self.augment is None else None
+        if ready is not None:
+            return ready
+        rows = self.cursor + torch.arange(size, device=self.device)
+        x, y = self.data.batch(self.order.index_select(1, rows), self.augment, lambda k, _: self._noise(k, rows))
+        return x.to(self._dtype), y
 
     def _precision(self) -> AbstractContextManager[Any]:
-        bf16 = self.run.precision == "bf16" and self.device.type == "cuda"
+        bf16 = self.run.precision == "bf16" and self.device.type == "cuda" and not self.stack.native
         return torch.autocast("cuda", dtype=torch.bfloat16) if bf16 else nullcontext()
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Of the activations: a native network in bf16 keeps them in it, and its parameters and sums in float32."""
+        return torch.bfloat16 if self.run.precision == "bf16" and self.device.type == "cuda" and self.stack.native else torch.float32
 
     @property
     def recordable(self) -> bool:
@@ -186,7 +229,17 @@ class Fleet:
     def _undone(self) -> Iterator[None]:
         """Everything that a step changes is put back afterwards."""
         changed = [*self.params.values(), *self.buffers.values(), *self.momentum.values(), *self.state.get("path", {}).values()]
-        changed += [self.cursor, self.step_number, self.loss_sum, self.hits, self.lr, self.ratio, self.pressure, *self.share.values()]
+        changed += [
+            self.cursor,
+            self.step_number,
+            self.loss_sum,
+            self.hits,
+            self.lr,
+            self.ratio,
+            self.pressure,
+            self.pull,
+            *self.share.values(),
+        ]
         before = [t.detach().clone() for t in changed]
         yield
         with torch.no_grad():
@@ -199,15 +252,21 @@ class Fleet:
         u = draws.uniform_at(key.flatten(), places).view(rows, self.size, -1)
         return u.flatten(1)
 
-    def _task_loss(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy within the head, and whether the largest output is right: (F, B) each."""
+    def _task_loss(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(value, gradient given to it) of Σ_f lr_f mean CE within the head; losses and hits are counted. In one kernel on a GPU."""
+        fast, size = kernels(logits), y.shape[1]
+        if fast is not None and self.allowed is None:
+            given = fast.cross_entropy(logits.detach().contiguous(), y, self.lr, self.heads[0], self.loss_sum, self.hits)
+            return logits, given
         if self.allowed is not None:
             logits = logits.masked_fill(~self.allowed[y], -torch.inf)
         else:
             head = self.heads[0]
             logits, y = logits[..., head.start : head.stop], y - head.start
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none").view(y.shape)
-        return losses, (logits.detach().argmax(-1) == y)
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none").view(y.shape).sum(1)
+        self.loss_sum += losses.detach()
+        self.hits += (logits.detach().argmax(-1) == y).sum(1)
+        return torch.dot(self.lr, losses) / size, None
 
     def _penalty(self, found: list[Tensor]) -> Tensor | None:
         """lr_f (λ_SSL Σ_l R (+ the explicit anchor)), summed over members; None where there is nothing."""
@@ -241,23 +300,30 @@ class Fleet:
     def _alpha_of(self, name: str, kind: Sparsifier, members: slice) -> Tensor | None:
         return self.alpha[name][members] if kind.discounted and name in self.alpha else None
 
-    def _gradients(self, loss: Tensor, penalty: Tensor | None) -> list[Tensor | None]:
+    def _gradients(self, value: Tensor, given: Tensor | None, penalty: Tensor | None) -> list[Tensor | None]:
+        extra = [penalty] if penalty is not None and penalty.requires_grad else []
         if not self.preserve.watches:
-            return self.stack.gradients(loss if penalty is None else loss + penalty, self.params)
-        task = self.stack.gradients(loss, self.params, retain=penalty is not None)
+            return self.stack.gradients([value, *extra], [given, *[None] * len(extra)], self.params)
+        task = self.stack.gradients([value], [given], self.params, retain=bool(extra))
         unscaled = {n: g / _column(self.lr, g) for n, g in zip(self.trained, task, strict=True) if g is not None}
         self._task_gradient = {n: torch.where(torch.isfinite(g), g, 0.0) for n, g in unscaled.items()}  # a member at rate 0 has stopped
-        if penalty is None or not penalty.requires_grad:
+        if not extra:
             return task
-        extra = self.stack.gradients(penalty, self.params)
-        return [g if e is None else e if g is None else g + e for g, e in zip(task, extra, strict=True)]
+        more = self.stack.gradients(extra, [None], self.params)
+        return [g if e is None else e if g is None else g + e for g, e in zip(task, more, strict=True)]
 
     def _schedule(self) -> None:
         """This step's rates; `ratio` is what the kept momentum must be scaled by."""
-        if self.factors is not None:
-            now = self.factors.index_select(0, self.step_number).squeeze(0)
-            last = self.factors.index_select(0, (self.step_number - 1).clamp(min=0)).squeeze(0)
-            self.ratio.copy_(now / last)
+        fast = kernels(self.lr)
+        if self.factors is not None and fast is not None:
+            to = (self.lr, self.ratio, self.pressure, self.pull)
+            fast.rates_(self.factors, self.step_number, self.base_lr, self.inhibition, self.strength, self.run.momentum, to)
+            if self.inhibitions is not None:
+                self.inhibitions.press(self.pressure)
+        elif self.factors is not None:
+            now = self.factors.index_select(1, self.step_number).squeeze(1)
+            last = self.factors.index_select(1, (self.step_number - 1).clamp(min=0)).squeeze(1)
+            self.ratio.copy_(torch.where(last > 0, now / last, 0.0))
             self.lr.copy_(self.base_lr * now)
             self.refresh_shares()
 
@@ -269,12 +335,22 @@ class Fleet:
         params, speed = [self.trained[n] for n in names], [self.momentum[n] for n in names]
         if self.run.weight_decay:
             found = [g + self.run.weight_decay * _column(self.lr, p) * p for g, p in zip(found, params, strict=True)]
-        torch._foreach_mul_(speed, self.run.momentum if self.factors is None else self.ratio * self.run.momentum)
-        torch._foreach_add_(speed, [g.contiguous() for g in found])
-        torch._foreach_sub_(params, speed)
-        if self.anchored:
-            held = list(self.share)
-            torch._foreach_lerp_([self.trained[n] for n in held], [self.state["anchor"][n] for n in held], [self.share[n] for n in held])
+        fast = kernels(self.lr)
+        if fast is not None:
+            omega, anchor = (self.state["omega"], self.state["anchor"]) if self.anchored else ({}, {})
+            for n, p, u, g in zip(names, params, speed, found, strict=True):
+                fast.update_(p, u, g.contiguous(), self.ratio, self.run.momentum, omega.get(n), anchor.get(n), self.pull)
+        else:
+            if self.factors is None:
+                torch._foreach_mul_(speed, self.run.momentum)
+            else:
+                torch._foreach_mul_(speed, [_column(self.ratio * self.run.momentum, u) for u in speed])
+            torch._foreach_add_(speed, [g.contiguous() for g in found])
+            torch._foreach_sub_(params, speed)
+            held = list(self.share) if self.anchored else []
+            if held:
+                anchors, shares = [self.state["anchor"][n] for n in held], [self.share[n] for n in held]
+                torch._foreach_lerp_([self.trained[n] for n in held], anchors, shares)
         if watched:  # in place: a recorded step reads and writes these tensors
             seen = self.preserve.observe(self.state, before, self.trained, self._task_gradient)
             for name, path in seen["path"].items():
@@ -286,7 +362,7 @@ class Fleet:
         head = slice(self.heads[0].start, self.heads[0].stop) if len(self.heads) == 1 else slice(0, None)
         preserve = self.preserve
         still = self.augment.still() if self.augment else None
-        size = self.run.batch if preserve.how == "per-batch" else self.data.at_once(self.run.batch)
+        size = self.run.batch if preserve.how == "per-batch" else self.data.at_once(self.footprint, self.run.batch)
         # a blurred task is what it was drawn from: importance is measured on draws, not on all rows alike
         drawn = None if self.data.weights is None else self.data.order(self.seeds, self.tasks, self.run.epochs)
         if preserve.measures or self.stack.layers:
@@ -294,7 +370,7 @@ class Fleet:
             omega, alpha = self.stack.importance(
                 params,
                 self.buffers,
-                lambda: self.data.passes(size, still, drawn),
+                lambda: ((x.to(self._dtype), y) for x, y in self.data.passes(size, still, drawn)),
                 preserve.objective,
                 preserve.how,
                 preserve.measures,
@@ -318,9 +394,11 @@ class Fleet:
         hits = torch.zeros(self.size, device=self.device)
         self.stack.module.eval()
         still = self.augment.still() if self.augment else None
-        for x, y in data.passes(data.at_once(), still):
+        if not self.footprint:
+            self.footprint = self.stack.footprint(self._sample(data)[0])
+        for x, y in data.passes(data.at_once(self.footprint), still):
             with self._precision():
-                logits, _ = self.stack.forward(self.params, self.buffers, x)
+                logits, _ = self.stack.forward(self.params, self.buffers, x.to(self._dtype))
             if columns is not None:
                 logits, y = logits[..., columns.start : columns.stop], y - columns.start
             hits += (logits.argmax(-1) == y).sum(1)

@@ -32,6 +32,7 @@ from selfless.models import build, hidden_layers
 from selfless.spec import Matrix, Result, Run
 
 PATIENCE, STOP, DROP = 5, 10, 0.1  # the paper's plateau rule: ×0.1 after 5 stalled epochs, stop after 10
+SAVING = 0.05  # saving a large fleet may take this share of the time; what takes no quarter of a second is saved after every epoch
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Progress:
     stalled: list[int] = field(default_factory=list)
     over: bool = False  # the epochs of `task` ended early: every member stopped or failed
     seconds: float = 0.0
+    training: float = 0.0  # of them, in training steps
+    run_steps: int = 0  # steps of every member, added up
 
     def text(self) -> str:
         return json.dumps({k: list(v.items()) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
@@ -97,6 +100,8 @@ class Learner:
         self.budget, self.checkpoint = budget, checkpoint
         self.report = report or (lambda event: None)
         self.streams = _streams(self.runs, data_dir)
+        self.epochs = max(r.epochs for r in self.runs)
+        self._saved_at, self._saving = time.perf_counter(), 0.0
         self._build()
         self.best: Tensors = {}
         self.resumed = self._resume()
@@ -122,13 +127,23 @@ class Learner:
         """Train to the end, or on from where the checkpoint stands."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = matmul.allow_tf32, cudnn.allow_tf32
-        matmul.allow_tf32 = cudnn.allow_tf32 = self.run.precision == "tf32"
+        matmul.allow_tf32 = cudnn.allow_tf32 = self.run.precision != "fp32"
         torch.set_flush_denormal(True)  # momentum of dead neurons decays into numbers a CPU is a hundred times slower with
         try:
             return self._learn()
         finally:
             torch.set_flush_denormal(False)
             matmul.allow_tf32, cudnn.allow_tf32 = before
+
+    def rehearse(self) -> None:
+        """One step with everything in place that training needs: for measuring how much memory that is. Do not train afterwards."""
+        tests = [self._data([s.evaluate[u].test for s in self.streams]) for u in range(len(self.streams[0].evaluate))]
+        task = self.streams[0].tasks[0]
+        self.fleet.begin_task(self._data([s.tasks[0].train for s in self.streams]), task.heads, self.streams[0].outputs)
+        self.fleet.begin_epoch(0, 0)
+        self.fleet.stack.module.train()
+        self.fleet.step(min(self.run.batch, self.fleet.data.n))
+        del tests
 
     def _learn(self) -> list[Result]:
         first, begun = self.streams[0], time.perf_counter() - self.progress.seconds
@@ -147,9 +162,13 @@ class Learner:
                 self.progress.held_out.append([self.fleet.evaluate(d, _columns(u)) for d, u in zip(asides, first.evaluate, strict=True)])
             self.progress.task, self.progress.epoch = t + 1, 0
             self.progress.seconds = time.perf_counter() - begun
-            self._save()
+            self._save(last=t + 1 == len(first.tasks))
             seen = [float(np.mean([row[m] for row in self.progress.accuracy[-1][: t + 1]])) for m in range(len(self.runs))]
-            self.report(Event(t, len(first.tasks), first.tasks[t].name, self.run.epochs, self.run.epochs, [], seen, evaluated=True))
+            self.report(Event(t, len(first.tasks), first.tasks[t].name, self.epochs, self.epochs, [], seen, evaluated=True))
+        return self.results()
+
+    def results(self) -> list[Result]:
+        """One a run, as far as the fleet has come."""
         return [self._result(m) for m in range(len(self.runs))]
 
     def _task(self, t: int, begun: float) -> None:
@@ -174,10 +193,14 @@ class Learner:
             for n, v in saved[2].items():
                 fleet.momentum[n].copy_(v)
             fleet.refresh_shares()
-        for epoch in range(progress.epoch, 0 if progress.over else self.run.epochs):
+        for epoch in range(progress.epoch, 0 if progress.over else self.epochs):
+            started = time.perf_counter()
             loss, accuracy = fleet.train_epoch(t, epoch)
+            going = [m for m, r in enumerate(self.runs) if epoch < r.epochs]
+            progress.training += time.perf_counter() - started
+            progress.run_steps += len(going) * math.ceil(data.n / self.run.batch)
             scores = {w: fleet.evaluate(d, _columns(task)) for w, d in watched.items()}
-            for m in range(len(self.runs)):
+            for m in going:
                 entry = {"loss": loss[m], "accuracy": accuracy[m]} | {w: s[m] for w, s in scores.items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
                 if not math.isfinite(loss[m]) and m not in progress.failed:
@@ -188,7 +211,7 @@ class Learner:
             progress.epoch, progress.over = epoch + 1, not running or len(progress.failed) == len(self.runs)
             progress.seconds = time.perf_counter() - begun
             self._save()
-            self.report(Event(t, len(self.streams[0].tasks), task.name, epoch + 1, self.run.epochs, loss, accuracy, resumed=self.resumed))
+            self.report(Event(t, len(self.streams[0].tasks), task.name, epoch + 1, self.epochs, loss, accuracy, resumed=self.resumed))
             if progress.over:
                 break
         if chosen is not None and self.best:
@@ -231,13 +254,18 @@ class Learner:
         return FleetData(parts, self.device, self.budget)
 
     # --------------------------------------------------------------------------------------------------------------- files
-    def _save(self) -> None:
-        if self.checkpoint is not None:
+    def _save(self, last: bool = False) -> None:
+        """Everything into one file; a large fleet not after every epoch, and not after the last, when its results are there."""
+        now = time.perf_counter()
+        dear = self._saving > 0.25 and (last or now - self._saved_at < self._saving / SAVING)
+        if self.checkpoint is not None and not dear:
             tensors = self.fleet.tensors() | {f"best.{n}": t for n, t in self.best.items()}
             plain = {n: t.cpu().contiguous() for n, t in tensors.items()}
             meta = {"progress": self.progress.text(), "tasks": str(self.fleet.tasks), "threads": str(torch.get_num_threads())}
             meta["keys"] = json.dumps([run.key for run in self.runs])
             write_atomically(self.checkpoint, lambda path: save_file(plain, path, meta))
+            self._saved_at = time.perf_counter()
+            self._saving = self._saved_at - now
 
     def _resume(self) -> bool:
         if self.checkpoint is None or not self.checkpoint.exists():
@@ -279,12 +307,21 @@ class Learner:
             about={
                 "seconds": progress.seconds,
                 "fleet": len(self.runs),
+                "run_steps_per_second": progress.run_steps / progress.training if progress.training else None,
+                "memory": self._memory(),
                 "device": str(self.device),
                 "tasks": [task.name for task in self.streams[m].evaluate],
                 "notes": list(self.streams[m].notes),
                 "parameters": sum(p[0].numel() for p in self.fleet.params.values()),
             },
         )
+
+    def _memory(self) -> dict[str, float] | None:
+        """Peak gigabytes of a GPU that this process took, and their share of it."""
+        if self.device.type != "cuda":
+            return None
+        peak, total = torch.cuda.max_memory_allocated(self.device), torch.cuda.get_device_properties(self.device).total_memory
+        return {"peak_gb": peak / 1e9, "share": peak / total}
 
     def member_tensors(self, m: int) -> dict[str, Tensor]:
         """The final parameters, Ω, θ* and α of one member, for its own checkpoint."""

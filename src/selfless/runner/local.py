@@ -18,11 +18,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
 from selfless.engine.learner import Event, Learner
 from selfless.preserve import Preserver
+from selfless.runner.memory import available, most
 from selfless.runner.store import Store, made_from
 from selfless.spec import Result, Run
 
@@ -47,7 +49,8 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
 ) -> Result | list[Result]:
     """Train one run or many; a Result for a Run, a list in the same order for a list.
 
-    Runs that differ only in numbers (seed, strengths, lr) and in the sparsifier train together as one fleet.
+    Runs that differ only in numbers (seed, strengths, σ, lr, epochs) and in the sparsifier train together as one fleet, or as several
+    where one would not fit into memory.
 
     out       where results are recorded and looked up (None: nothing is kept); `force` trains again what is there
     device    "auto" (a GPU if there is one), "cpu", "cuda", …
@@ -61,9 +64,10 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         store = Store(out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-")))
         unique = list(dict.fromkeys(wanted))
         missing = [run for run in unique if force or store.load(run) is None]
+        trained: dict[Run, Result] = {}
         if missing:
-            _execute(missing, unique, store, resolve_device(device), workers, data_dir, budget, watch, waiting, force)
-        results = {run: store.load(run) for run in unique}
+            trained = _execute(missing, unique, store, resolve_device(device), workers, data_dir, budget, watch, waiting, force)
+        results = {run: trained.get(run) or store.load(run) for run in unique}  # another process may just be training again what we did
     found = [results[run] for run in wanted]
     assert all(r is not None for r in found), "every run was trained or raised"
     return found[0] if single else found  # type: ignore[return-value]
@@ -93,12 +97,14 @@ def fleets(runs: Sequence[Run], most: int | None = None) -> list[list[Run]]:
 
 
 def _common(run: Run) -> str:
-    """What the members of a fleet share, as text: everything but seed, strengths, lr and the sparsifier."""
+    """What the members of a fleet share, as text: everything but seed, strengths, lr, epochs and the sparsifier."""
     preserve: Preserver = dataclasses.replace(run.preserve, strength=0.0)
-    fields = run.as_dict() | {"preserve": repr(preserve), "sparsify": None, "seed": None, "lr": None}
+    fields = run.as_dict() | {"preserve": repr(preserve), "sparsify": None, "seed": None, "lr": None, "epochs": None}
     stream = run.stream.removeprefix("joint-")
     if stream.startswith(("folders:", "arrays:", "split-mnist", "blurred-mnist")):
         fields["seed"] = run.seed  # unbalanced classes: other seeds, other sizes of tasks
+    if stream.startswith("blurred-") or ":" in run.model or run.model_options.get("batch_norm"):
+        fields["epochs"] = run.epochs  # draws after the last epoch, or running statistics: a member cannot wait for the others
     if run.model_options.get("dropout") or getattr(run.preserve, "fisher", "") == "sampled":
         fields["key"] = run.key  # draws from a generator that a fleet would share: such a run trains alone
     return json.dumps(fields, sort_keys=True)
@@ -116,16 +122,26 @@ def _execute(
     watch: Watch | None,
     waiting: Callable[[Run], None] | None,
     force: bool,
-) -> None:
+) -> dict[Run, Result]:
+    """Train what is missing; the results of fleets trained in this process (workers leave theirs in the store)."""
     stopped, runs = ([], runs) if force else _stopped(runs, wanted, store)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(workers or cores, len(runs) + len(stopped)) if device == "cpu" else 1
-    parts = stopped + [fleet for group in fleets(runs) for fleet in _spread(group, max(1, count))]
-    if count <= 1:
-        for fleet in parts:
-            train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force)
-    else:
+    at_most = partial(_at_most, device=device, data_dir=data_dir, budget=budget, shares=max(1, count))
+    parts = stopped + [fleet for group in fleets(runs) for part in at_most(group) for fleet in _spread(part, max(1, count))]
+    if count > 1:
         _in_workers(parts, count, store, data_dir, budget, watch, waiting, force)
+        return {}
+    found = [train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force) for fleet in parts]
+    return {result.run: result for results in found for result in results}
+
+
+def _at_most(group: list[Run], device: str, data_dir: Path | str | None, budget: int | None, shares: int) -> Iterator[list[Run]]:
+    """A group that may train as one, in parts that fit into memory (together, where `shares` processes hold a part)."""
+    place = Path(data_dir) if data_dir else None
+    size = most(group, lambda runs: Learner(runs, device=device, data_dir=place, budget=budget), device)
+    size = size if size >= len(group) else max(1, size // shares) * shares
+    yield from (group[i : i + size] for i in range(0, len(group), size))
 
 
 def _stopped(runs: list[Run], wanted: list[Run], store: Store) -> tuple[list[list[Run]], list[Run]]:
@@ -159,7 +175,7 @@ def train_fleet(
     watch: Watch | None = None,
     waiting: Callable[[Run], None] | None = None,
     force: bool = False,
-) -> None:
+) -> list[Result]:
     """Train one fleet here and record each member. If another process was quicker, its results are taken."""
     with store.lock(runs, waiting or (lambda run: None)):
         if force:
@@ -169,7 +185,7 @@ def train_fleet(
         place = store.training(runs)
         if not todo:
             place.unlink(missing_ok=True)
-            return
+            return []
         if not place.exists():  # nothing to go on from: those that are done stay as they are
             runs = todo
             place = store.training(runs)
@@ -177,24 +193,59 @@ def train_fleet(
             if not place.exists():
                 store.clear(run)  # of other data or another network
 
-        def report(event: Event) -> None:
-            for m, run in enumerate(runs):
-                line = {"task": event.task + 1, "epoch": event.epoch, "evaluated": event.evaluated, "accuracy": event.accuracy[m]}
-                store.log(run, line | ({"loss": event.loss[m]} if event.loss else {}))
-            if watch is not None:
-                watch(runs, event)
+        return _trained(runs, todo, store, device, Path(data_dir) if data_dir else None, budget, watch)
 
-        with _threads(runs[0], device):
-            learner = Learner(
-                runs, device=device, data_dir=Path(data_dir) if data_dir else None, budget=budget, checkpoint=place, report=report
-            )
-            results = learner.learn()
-            about = machine()
-        for m, result in enumerate(results):
-            if result.run in todo:
-                made = {"made_from": made_from(result.run)} if made_from(result.run) else {}
-                store.record(dataclasses.replace(result, about=result.about | about | made), learner.member_tensors(m))
+
+def _trained(
+    runs: list[Run], todo: list[Run], store: Store, device: str, data_dir: Path | None, budget: int | None, watch: Watch | None
+) -> list[Result]:
+    """Train a fleet whose locks are held; one that is too large for the memory after all, in halves."""
+    place = store.training(runs)
+
+    def report(event: Event) -> None:
+        for m, run in enumerate(runs):
+            line = {"task": event.task + 1, "epoch": event.epoch, "evaluated": event.evaluated, "accuracy": event.accuracy[m]}
+            store.log(run, line | ({"loss": event.loss[m]} if event.loss else {}))
+        if watch is not None:
+            watch(runs, event)
+
+    with _threads(runs[0], device):
+        learner = _learnt(runs, device, data_dir, budget, place, report)
+        about = machine()
+    if learner is None:
         place.unlink(missing_ok=True)
+        if len(runs) == 1:
+            free = (available(device) or 0) / 1e9
+            raise ValueError(
+                f"one run of {runs[0].model} at batch {runs[0].batch} does not fit into the memory of {device} ({free:.1f} GB free); "
+                "take a smaller --batch, --precision bf16, or --device cpu"
+            )
+        halves = runs[: (len(runs) + 1) // 2], runs[(len(runs) + 1) // 2 :]
+        return [result for half in halves for result in _trained(half, todo, store, device, data_dir, budget, watch)]
+    recorded = []
+    for m, result in enumerate(learner.results()):
+        if result.run in todo:
+            made = {"made_from": made_from(result.run)} if made_from(result.run) else {}
+            recorded.append(dataclasses.replace(result, about=result.about | about | made))
+            store.record(recorded[-1], learner.member_tensors(m))
+    place.unlink(missing_ok=True)
+    return recorded
+
+
+def _learnt(
+    runs: list[Run], device: str, data_dir: Path | None, budget: int | None, place: Path, report: Callable[[Event], None]
+) -> Learner | None:
+    """The fleet at its end, or None where the memory did not suffice for it."""
+    import torch
+
+    try:
+        learner = Learner(runs, device=device, data_dir=data_dir, budget=budget, checkpoint=place, report=report)
+        learner.learn()
+        return learner
+    except torch.OutOfMemoryError:
+        pass
+    torch.cuda.empty_cache()
+    return None
 
 
 @contextlib.contextmanager

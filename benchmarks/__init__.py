@@ -1,1 +1,0 @@
-"""What things cost, as ratios taken side by side in one run: `python -m benchmarks --help`."""

@@ -1,0 +1,181 @@
+"""Batches, linear layers, the loss and the update."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+# ------------------------------------------------------------------------------------------------------------------- batches
+@triton.jit
+def _gather(x, y, order, offset, cursor, scale, shift, x_out, y_out, n, B, D, HW, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """x_out[f, b, :] = x[offset_f + order[f, cursor + b], :] · scale − shift; the same row of y."""
+    f = tl.program_id(0) // B
+    b = tl.program_id(0) % B
+    row = tl.load(offset + f) + tl.load(order + f.to(tl.int64) * n + tl.load(cursor) + b)
+    if tl.program_id(1) == 0:
+        tl.store(y_out + tl.program_id(0), tl.load(y + row))
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + row * D + d, mask=d < D, other=0).to(tl.float32)
+    if SHIFT:
+        value = value * tl.load(scale + d // HW, mask=d < D, other=0.0) - tl.load(shift + d // HW, mask=d < D, other=0.0)
+    else:
+        value = value * tl.load(scale)
+    tl.store(x_out + tl.program_id(0).to(tl.int64) * D + d, value, mask=d < D)
+
+
+def gather(
+    x: Tensor, y: Tensor, order: Tensor, offset: Tensor, cursor: Tensor, size: int, scale: Tensor, shift: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The next `size` samples of every member: (F, B, C, H, W) normalised and (F, B)."""
+    members, shape = len(order), x.shape[1:]
+    x_out = torch.empty(members, size, *shape, device=x.device, dtype=dtype)
+    y_out = torch.empty(members, size, device=x.device, dtype=y.dtype)
+    d = shape.numel()
+    block = min(1024, triton.next_power_of_2(d))
+    grid = (members * size, triton.cdiv(d, block))
+    planes = d // shape[0]
+    _gather[grid](
+        x, y, order, offset, cursor, scale, scale if shift is None else shift, x_out, y_out, order.shape[1], size, d, planes,
+        SHIFT=shift is not None, BLOCK=block,
+    )  # fmt: skip
+    return x_out, y_out
+
+
+# ---------------------------------------------------------------------------------------------------------------------- loss
+@triton.jit
+def _cross_entropy(logits, y, rate, loss_sum, hits, grad, B, C, first, size, COLS: tl.constexpr, ROWS: tl.constexpr):
+    """One program a member: loss and hits added up, grad = rate_f/B · (softmax − 1_y) within the head's columns."""
+    f = tl.program_id(0).to(tl.int64)
+    scale = tl.load(rate + f) / B
+    c = tl.arange(0, COLS)
+    total = tl.zeros((ROWS,), tl.float32)
+    right = tl.zeros((ROWS,), tl.float32)
+    for start in range(0, B, ROWS):
+        b = start + tl.arange(0, ROWS)
+        live = (b < B)[:, None] & (c < size)[None, :]
+        place = (f * B + b)[:, None] * C + first + c[None, :]
+        z = tl.load(logits + place, mask=live, other=-float("inf")).to(tl.float32)
+        label = tl.load(y + f * B + b, mask=b < B, other=0) - first
+        top = tl.max(z, axis=1)
+        e = tl.exp(z - top[:, None])
+        e = tl.where(live, e, 0.0)
+        norm = tl.sum(e, axis=1)
+        is_label = c[None, :] == label[:, None]
+        own = tl.sum(tl.where(is_label & live, z, 0.0), axis=1)
+        total += tl.where(b < B, tl.log(norm) + top - own, 0.0)
+        right += tl.where((b < B) & (tl.argmax(z, axis=1) == label), 1.0, 0.0)
+        tl.store(grad + place, scale * (e / norm[:, None] - tl.where(is_label, 1.0, 0.0)), mask=live)
+    tl.store(loss_sum + f, tl.load(loss_sum + f) + tl.sum(total, axis=0))
+    tl.store(hits + f, tl.load(hits + f) + tl.sum(right, axis=0))
+
+
+def cross_entropy(logits: Tensor, y: Tensor, rate: Tensor, head: range, loss_sum: Tensor, hits: Tensor) -> Tensor:
+    """∂(Σ_f rate_f · mean_b CE)/∂logits, (F, B, C); the members' summed losses and hits are added to `loss_sum` and `hits`."""
+    members, batch, columns = logits.shape
+    cols = max(2, triton.next_power_of_2(len(head)))
+    grad = torch.empty_like(logits) if len(head) == columns else torch.zeros_like(logits)
+    rows = max(1, min(triton.next_power_of_2(batch), 4096 // cols))
+    _cross_entropy[(members,)](
+        logits, y, rate, loss_sum, hits, grad, batch, columns, head.start, len(head), COLS=cols, ROWS=rows, num_warps=8
+    )
+    return grad
+
+
+# ------------------------------------------------------------------------------------------------------------- linear layers
+@triton.jit
+def _bias(z, bias, N, M, RELU: tl.constexpr, BLOCK: tl.constexpr):
+    """z ← z + b (and its ReLU), in place; program (f, part of the rows × columns)."""
+    f = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(z + f * M + e, mask=e < M, other=0.0).to(tl.float32) + tl.load(bias + f * N + e % N, mask=e < M, other=0.0)
+    if RELU:
+        value = tl.maximum(value, 0.0)
+    tl.store(z + f * M + e, value, mask=e < M)
+
+
+def bias_(z: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """z (F, B, N) + bias (F, N), and its ReLU, in place."""
+    per_member = z[0].numel()
+    _bias[(triton.cdiv(per_member, 1024), len(z))](z, bias, z.shape[-1], per_member, RELU=relu, BLOCK=1024)
+    return z
+
+
+@triton.jit
+def _unbias(g, h, dz, db, B, N, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    f = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    total = tl.zeros((COLS,), tl.float32)
+    for start in range(0, B, ROWS):
+        b = start + tl.arange(0, ROWS)
+        live = (b < B)[:, None] & (c < N)[None, :]
+        place = (f * B + b)[:, None] * N + c[None, :]
+        value = tl.load(g + place, mask=live, other=0.0).to(tl.float32)
+        if RELU:
+            value = tl.where(tl.load(h + place, mask=live, other=0.0) > 0, value, 0.0)
+            tl.store(dz + place, value, mask=live)
+        total += tl.sum(value, axis=0)
+    tl.store(db + f * N + c, total, mask=c < N)
+
+
+def unbias(g: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(∂/∂z, ∂/∂bias) of h = relu(z + b), or of z + b where h is None, from g = ∂/∂h: (F, B, N)."""
+    members, batch, n = g.shape
+    dz = g if h is None else torch.empty_like(g)
+    db = torch.empty(members, n, device=g.device)
+    _unbias[(triton.cdiv(n, 32), members)](g, g if h is None else h, dz, db, batch, n, RELU=h is not None, ROWS=64, COLS=32)
+    return dz, db
+
+
+# ------------------------------------------------------------------------------------------------------------------ updating
+@triton.jit
+def _update(p, u, g, omega, anchor, ratio, pull, momentum, N, ANCHOR: tl.constexpr, BLOCK: tl.constexpr):
+    f = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = e < N
+    at = f * N + e
+    speed = tl.load(u + at, mask=live) * (momentum * tl.load(ratio + f)) + tl.load(g + at, mask=live).to(tl.float32)
+    tl.store(u + at, speed, mask=live)
+    value = tl.load(p + at, mask=live) - speed
+    if ANCHOR:
+        c = tl.minimum(tl.load(pull + f) * tl.load(omega + at, mask=live), 1e30)
+        gap = tl.load(anchor + at, mask=live) - value
+        value = tl.where(c < 1, value + gap * (c / (1 + c)), value + gap - gap / (1 + c))  # exactly the anchor as c grows
+    tl.store(p + at, value, mask=live)
+
+
+def update_(
+    p: Tensor, u: Tensor, g: Tensor, ratio: Tensor, momentum: float, omega: Tensor | None, anchor: Tensor | None, pull: Tensor
+) -> None:
+    """u ← μ r_f u + g;  θ ← θ − u;  θ ← θ + cΩ/(1 + cΩ)·(θ* − θ), c = pull_f; all (F, …)."""
+    n = p[0].numel()
+    held = omega is not None and anchor is not None
+    _update[(triton.cdiv(n, 1024), len(p))](
+        p, u, g, omega if held else p, anchor if held else p, ratio, pull, momentum, n, ANCHOR=held, BLOCK=1024
+    )  # fmt: skip
+
+
+@triton.jit
+def _rates(factors, step, base, inhibition, strength, lr, ratio, pressure, pull, F, total, momentum, BLOCK: tl.constexpr):
+    f = tl.arange(0, BLOCK)
+    live = f < F
+    now = tl.load(step)
+    rate = tl.load(factors + f * total + now, mask=live, other=0.0)
+    last = tl.load(factors + f * total + tl.maximum(now - 1, 0), mask=live, other=1.0)
+    value = tl.load(base + f, mask=live, other=0.0) * rate
+    tl.store(lr + f, value, mask=live)
+    tl.store(ratio + f, tl.where(last > 0, rate / tl.where(last > 0, last, 1.0), 0.0), mask=live)
+    tl.store(pressure + f, value * tl.load(inhibition + f, mask=live, other=0.0), mask=live)
+    tl.store(pull + f, 2 * value * tl.load(strength + f, mask=live, other=0.0) / (1 - momentum), mask=live)
+
+
+def rates_(
+    factors: Tensor, step: Tensor, base: Tensor, inhibition: Tensor, strength: Tensor, momentum: float, to: tuple[Tensor, ...]
+) -> None:
+    """This step's (lr, ratio, pressure, pull), (F,) each, written into `to`; `factors` (F, steps) of the rates `base`."""
+    members, total = factors.shape
+    _rates[(1,)](
+        factors, step, base, inhibition, strength, *to, members, total, momentum, BLOCK=triton.next_power_of_2(members)
+    )  # fmt: skip

@@ -1,0 +1,260 @@
+"""Every part measures something at the smallest sizes; what is printed and written has the shape that scripts rely on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from selfless import functional
+from selfless.bench import importance, penalty, scaling, sequence, steps
+from selfless.bench.main import bench, chosen
+from selfless.bench.plan import PARTS, Plan, plan
+from selfless.bench.plots import figures
+from selfless.bench.rig import Rig, cnn, made_up, mlp
+from selfless.bench.rows import aim, duration, many, size
+from selfless.bench.table import table
+from selfless.bench.timing import Times, interleaved, peak
+from selfless.cli import app
+from selfless.data.source import offer
+
+CPU = torch.device("cpu")
+runner = CliRunner()
+
+
+@pytest.fixture
+def tiny() -> Plan:
+    """Sizes so small that a part takes a second or two."""
+    return dataclasses.replace(
+        plan(CPU, quick=True),
+        mlp_samples=40,
+        cnn_samples=10,
+        eager_samples=(40, 10),
+        eager_width=16,
+        looped=2,
+        eager_steps=1,
+        widths=(16, 32),
+        scaled=(16, 32),
+        tasks=2,
+        amounts=(20, 40),
+        batch=10,
+    )
+
+
+def positive(rows: list[dict[str, Any]], *names: str) -> None:
+    for row in rows:
+        for name in names:
+            assert row[name] > 0, (row["what"], name)
+
+
+# ---------------------------------------------------------------------------------------------------------------------- timing
+def test_rounds_are_interleaved_after_one_warm_up() -> None:
+    calls: list[str] = []
+    times = interleaved({name: lambda n=name: calls.append(n) for name in "ab"}, 2, CPU)
+    assert calls == list("ababab")
+    assert {name: len(spent) for name, spent in times.rounds.items()} == {"a": 2, "b": 2}
+
+
+def test_ratios_are_of_minima_and_of_rounds() -> None:
+    times = Times({"a": [4.0, 2.0, 9.0], "b": [1.0, 2.0, 3.0]})
+    assert times.ratio("a", "b") == 2.0
+    assert times.paired("a", "b") == 3.0
+
+
+def test_memory_is_what_was_held_at_once() -> None:
+    def work() -> torch.Tensor:
+        for _ in range(3):
+            x = torch.zeros(1000)
+        return x + 1
+
+    made, held = peak(work, CPU)
+    assert made.sum() == 1000
+    assert held == 2 * 4000  # two of them at any time, of the four that were made
+
+
+def test_words_for_figures() -> None:
+    assert (duration(7.923), duration(3.06e-3), duration(4.3e-4)) == ("7.92 s", "3.06 ms", "430 µs")
+    assert (size(2**20), size(1074 * 2**20), many(1234.5), many(0.9289)) == ("1.0 MiB", "1,074 MiB", "1,234", "0.929")
+    assert aim(4.0, "≤", 5, " %") == {"value": 4.0, "text": "≤ 5 %", "met": True}
+    assert aim(299.0, "≥", 300, "×")["met"] is False
+
+
+# ------------------------------------------------------------------------------------------------------------------------- rig
+def test_a_rig_is_the_engine_in_the_middle_of_a_task() -> None:
+    rig = Rig(mlp(16), 2, 40, CPU, batch=10)
+    assert (rig.fleet.size, rig.steps, rig.fleet.tasks) == (2, 4, 1)
+    assert rig.fleet.anchored
+    before = rig.fleet.params[next(iter(rig.fleet.params))].detach().clone()
+    rig.epoch()
+    assert not torch.equal(before, rig.fleet.params[next(iter(rig.fleet.params))])
+
+
+def test_made_up_images_are_balanced_and_fill_every_task() -> None:
+    source = made_up(cnn(), 20)
+    assert len(source.train[1]) == 200
+    assert torch.bincount(source.train[1]).tolist() == [2] * 100
+
+
+# ----------------------------------------------------------------------------------------------------------------------- parts
+def test_steps(tiny: Plan) -> None:
+    rows = list(steps.run(tiny))
+    assert [(r["network"], r["members"]) for r in rows] == [(n, m) for n in ("mlp-128", "cnn-256") for m in (0, 0, 1, 2)]
+    positive(rows, "seconds", "memory_bytes")
+    fleets = [r for r in rows if r["members"]]
+    positive(fleets, "run_step_seconds", "times_eager")
+    for r in fleets:
+        assert r["seconds"] == min(r["rounds"]["fleet"]) / r["steps"]
+        assert r["times_eager"] == pytest.approx(r["members"] * r["eager_step_seconds"] / r["seconds"])
+
+
+def test_importance(tiny: Plan) -> None:
+    rows = list(importance.run(tiny))
+    engine, eager = [r for r in rows if "members" in r], [r for r in rows if "members" not in r]
+    assert [(r["network"], r["members"]) for r in engine] == [("mlp-128", 1), ("mlp-128", 2), ("cnn-256", 1), ("cnn-256", 2)]
+    positive(engine, "seconds", "of_an_epoch")
+    assert len(eager) == 10
+    positive([r for r in eager if "per sample" in r["what"]], "of_forward_backward", "times_loop")
+
+
+def test_penalty(tiny: Plan) -> None:
+    rows = list(penalty.run(tiny))
+    formula, share = ([r for r in rows if r["kind"] == kind] for kind in ("formula", "share"))
+    assert [r["n"] for r in formula] == [r["n"] for r in share] == [16, 32]
+    positive(formula, "seconds", "times_dense", "memory_bytes", "dense_memory_bytes")
+    for r in share:
+        least = {name: min(spent) for name, spent in r["rounds"].items()}
+        assert r["share"] == pytest.approx((least["with"] - least["without"]) / least["with"])
+
+
+def test_the_dense_form_is_the_same_penalty() -> None:
+    h, alpha = torch.rand(7, 12, dtype=torch.float64).requires_grad_(), torch.rand(12, dtype=torch.float64)
+    penalty.dense(h, alpha, penalty.dense_kernel(12, CPU).double())
+    written_out, h.grad = h.grad, None
+    functional.slnid(h, alpha).backward()
+    torch.testing.assert_close(written_out, h.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_growth(tiny: Plan) -> None:
+    rows = list(scaling.run(tiny))
+    assert [r["n"] for r in rows if r["kind"] == "width"] == [16, 32, 16, 32]
+    assert [r["tasks"] for r in rows if r["kind"] == "tasks"] == [1, 2]
+    assert [r["samples"] for r in rows if r["kind"] == "samples"] == [20, 40]
+    positive(rows, "seconds")
+
+
+def test_whole_sequences(tiny: Plan, tmp_path: Path) -> None:
+    held = [made_up(mlp(), 40), made_up(cnn(), 20)]
+    for source in held:
+        offer(source, data_dir=tmp_path)
+    here = dataclasses.replace(tiny, data_dir=tmp_path)
+    many_runs, one = sequence.permuted(here), sequence.cifar(here, 1, "tf32")
+    assert (many_runs["members"], one["members"]) == (2, 1)
+    assert set(many_runs["averages"]) == {"mas:0.01", "mas:0.01 + slnid:0.001"}
+    assert one["seconds_a_run"] == min(one["rounds"]) > 0
+    assert json.dumps([many_runs, one], allow_nan=False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("part", [steps, importance, penalty, scaling])
+def test_parts_on_a_gpu(tiny: Plan, part: Any) -> None:
+    rows = list(part.run(dataclasses.replace(tiny, device=torch.device("cuda"))))
+    positive(rows, "seconds")
+    assert all(r["memory_bytes"] > 0 for r in rows if r["memory_bytes"] is not None)
+
+
+# ----------------------------------------------------------------------------------------------------------------- all together
+def test_everything_is_written_and_drawn(tiny: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SELFLESS_COMMIT", "abc1234")
+    said: list[str] = []
+    found = bench(["penalty", "fleet", "sequence"], dataclasses.replace(tiny, say=said.append), "selfless bench", tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert written == json.loads(json.dumps(found, allow_nan=False))
+    assert written["hardware"]["commit"] == "abc1234"
+    assert {"device", "hardware", "cores", "threads", "torch", "python", "selfless", "commit", "time"} <= set(written["hardware"])
+    assert "GPU" in written["skipped"]["sequence"]
+    assert "sequence" not in written
+    for row in written["penalty"] + written["fleet"]:
+        assert {"what", "seconds", "rate", "says", "memory_bytes", "target", "rounds"} <= set(row)
+    assert any(what.startswith("penalty: ") for what in said)
+    assert table(found).row_count > 10
+    for name in ("cost-width", "cost-step-width", "cost-tasks", "cost-samples"):
+        assert (tmp_path / "out" / f"{name}.png").stat().st_size > 5_000
+        assert (tmp_path / "out" / f"{name}.svg").read_text().startswith("<svg")
+
+
+def test_a_fleet_is_drawn_with_its_eager_line(tiny: Plan) -> None:
+    rows = [
+        {"network": "mlp-128", "members": m, "seconds": 1e-3, "run_step_seconds": 1e-3 / m, "eager_step_seconds": 2e-3} for m in (1, 2, 4)
+    ]
+    axes = figures({"steps": rows})["cost-fleet"].axes[0]
+    assert [line.get_label() for line in axes.lines] == ["mlp-128, run-step", "mlp-128, eager"]
+    assert axes.lines[0].get_color() == axes.lines[1].get_color()
+
+
+# -------------------------------------------------------------------------------------------------------------- the command line
+def test_json_is_one_object(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: tiny)
+    done = runner.invoke(app, ["bench", "--quick", "--only", "penalty", "--device", "cpu", "--threads", "1", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["quick"] is True
+    assert [r["n"] for r in found["penalty"] if r["kind"] == "formula"] == [16, 32]
+
+
+def test_a_table_for_people(tiny: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: dataclasses.replace(tiny, widths=(16,)))
+    done = runner.invoke(app, ["bench", "--only", "penalty,sequence", "--device", "cpu", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "SLNID by width" in done.output
+    assert "sequence: skipped: " in done.output
+    assert str(tmp_path / "bench.json") in done.output
+
+
+def test_a_gpu_gets_the_real_sizes_and_quick_the_smallest() -> None:
+    cpu, gpu, quick = plan(CPU), plan(torch.device("cuda")), plan(CPU, quick=True)
+    assert (gpu.mlp_samples, gpu.cnn_samples, gpu.fleets[-1]) == (60_000, 5_000, 64)
+    assert cpu.fleets[-1] == 8
+    assert cpu.widths == gpu.widths == (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+    assert quick.quick
+    assert quick.mlp_samples < cpu.mlp_samples
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "stepz"], "no part is called 'stepz'; the parts are steps, importance"),
+        (["--only", ","], "names no part"),
+        (["--device", "cuda:9", "--only", "penalty"], "no usable GPU"),
+        (["--only", "sequence", "--device", "cpu"], "nothing could be measured: sequence: "),
+    ],
+)
+def test_what_cannot_be_done_is_one_message(words: list[str], message: str) -> None:
+    if torch.cuda.is_available() and "cuda:9" in words:
+        pytest.skip("this machine has a GPU")
+    done = runner.invoke(app, ["bench", *words])
+    assert done.exit_code == 1
+    assert message in " ".join(done.output.split())
+
+
+def test_a_folder_that_cannot_be_written_is_known_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = runner.invoke(app, ["bench", "--only", "penalty", "--device", "cpu", "--out", str(tmp_path / "file")])
+    assert done.exit_code == 1
+    assert "error: " in done.output
+
+
+def test_parts_keep_their_order() -> None:
+    assert chosen(None) == list(PARTS[:4])
+    assert chosen(None, with_peers=True) == [*PARTS[:4], "peers"]
+    assert chosen("penalty, steps") == ["steps", "penalty"]
+
+
+def test_help_has_examples() -> None:
+    done = runner.invoke(app, ["bench", "--help"])
+    assert done.exit_code == 0
+    assert "selfless bench --quick" in done.output

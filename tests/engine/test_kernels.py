@@ -1,0 +1,117 @@
+"""The Triton kernels against float64, on a GPU; skipped where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from selfless.engine.native import kernels
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+MEMBERS, BATCH = 2, 3
+
+
+@pytest.fixture
+def k() -> Iterator[Any]:
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    found = kernels(torch.zeros(1, device="cuda"))
+    if found is None:
+        pytest.skip("Triton is not installed here")
+    yield found
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
+    assert a.shape == b.shape
+    assert float((a.double() - b.double()).norm()) <= tolerance * float(b.double().norm())
+
+
+@pytest.mark.parametrize(
+    ("size", "inputs", "outputs", "padding"), [(6, 3, 32, 1), (7, 32, 32, 0), (5, 32, 64, 1), (5, 16, 20, 0), (6, 1, 8, 2)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_convolutions(k: Any, size: int, inputs: int, outputs: int, padding: int, dtype: torch.dtype) -> None:
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    x = drawn(MEMBERS, BATCH, inputs, size, size).relu().to(dtype)
+    w, bias = (drawn(MEMBERS, outputs, inputs, 3, 3) / (9 * inputs) ** 0.5).to(dtype), drawn(MEMBERS, outputs)
+    taps = w.permute(0, 3, 4, 1, 2).flatten(1, 2).contiguous()
+    wide = [(x[f].double(), w[f].double()) for f in range(MEMBERS)]
+    y = k.conv(x, taps, bias, padding, relu=True)
+    close(y, torch.stack([F.conv2d(a, b, bias[f].double(), padding=padding).relu() for f, (a, b) in enumerate(wide)]), tolerance)
+
+    g = torch.randn_like(y)
+    each = torch.stack([torch.stack([_weight_gradient(a[m], b, g[f, m], padding) for m in range(BATCH)]) for f, (a, b) in enumerate(wide)])
+    shift = g.double().sum((3, 4))
+    for power, reduced in ((0, lambda t: t.sum(1)), (1, lambda t: t.abs().sum(1)), (2, lambda t: t.square().sum(1))):
+        weight, offset = k.weight_sums(x, g, padding, power)
+        close(weight, reduced(each), tolerance)
+        close(offset, reduced(shift), tolerance)
+
+    back = w.permute(0, 3, 4, 2, 1).flatten(1, 2).contiguous()
+    dx = k.conv(g, back, None, 2 - padding, mask=x, flip=True)
+    want = [torch.nn.grad.conv2d_input(a.shape, b, g[f].double(), padding=padding) for f, (a, b) in enumerate(wide)]
+    close(dx, torch.stack(want) * (x > 0), tolerance)
+
+
+def _weight_gradient(x: Tensor, w: Tensor, g: Tensor, padding: int) -> Tensor:
+    return torch.nn.grad.conv2d_weight(x[None], w.shape, g[None].double(), padding=padding)
+
+
+@pytest.mark.parametrize("size", [6, 7])
+@pytest.mark.parametrize("mask", [True, False])
+def test_pooling(k: Any, size: int, mask: bool) -> None:
+    x = drawn(MEMBERS, BATCH, 5, size, size).relu().requires_grad_()  # many ties at zero
+    y = F.max_pool2d(x.flatten(0, 1), 2).view(MEMBERS, BATCH, 5, size // 2, size // 2)
+    assert_close(k.pool(x.detach()), y)
+    g = torch.randn_like(y)
+    (want,) = torch.autograd.grad(y, x, g)
+    assert_close(k.unpool(x.detach(), g, mask), want * (x > 0) if mask else want)
+
+
+def test_loss_within_a_head(k: Any) -> None:
+    logits, y = drawn(MEMBERS, 37, 25).requires_grad_(), torch.randint(5, 15, (MEMBERS, 37), device="cuda")
+    rate, loss, hits = torch.tensor([0.1, 0.3], device="cuda"), torch.ones(MEMBERS, device="cuda"), torch.zeros(MEMBERS, device="cuda")
+    given = k.cross_entropy(logits.detach(), y, rate, range(5, 15), loss, hits)
+    losses = F.cross_entropy(logits[..., 5:15].flatten(0, 1), (y - 5).flatten(), reduction="none").view(y.shape)
+    (want,) = torch.autograd.grad((rate * losses.mean(1)).sum(), logits)
+    assert_close(given, want)
+    assert_close(loss, 1 + losses.detach().sum(1))
+    assert_close(hits, (logits[..., 5:15].argmax(-1) + 5 == y).sum(1).float())
+
+
+def test_gathering_bias_and_update(k: Any) -> None:
+    x, y = torch.randint(0, 256, (20, 3, 4, 4), device="cuda", dtype=torch.uint8), torch.arange(20, device="cuda")
+    order = torch.stack([torch.randperm(10, device="cuda") for _ in range(MEMBERS)])
+    offset, cursor = torch.tensor([0, 10], device="cuda"), torch.tensor([4], device="cuda")
+    scale, shift = torch.rand(3, device="cuda"), torch.rand(3, device="cuda")
+    images, labels = k.gather(x, y, order, offset, cursor, 5, scale, shift, torch.float32)
+    rows = order[:, 4:9] + offset[:, None]
+    assert_close(images, x[rows].float() * scale[:, None, None] - shift[:, None, None])
+    assert_close(labels, y[rows])
+
+    z, bias = drawn(MEMBERS, 70, 40), drawn(MEMBERS, 40)
+    h, g = k.bias_(z.clone(), bias, True), drawn(MEMBERS, 70, 40)
+    assert_close(h, (z + bias[:, None]).relu())
+    dz, db = k.unbias(g, h)
+    assert_close(dz, g * (h > 0))
+    assert_close(db, (g * (h > 0)).sum(1), rtol=1e-4, atol=1e-4)
+
+    p, u, g, omega, anchor = (torch.rand(MEMBERS, 1500, device="cuda") for _ in range(5))
+    ratio, pull = torch.tensor([0.7, 1.0], device="cuda"), torch.tensor([3.0, 1e30], device="cuda")
+    moved, speed = p.clone(), u.clone()
+    k.update_(moved, speed, g, ratio, 0.9, omega, anchor, pull)
+    want = 0.9 * ratio[:, None] * u + g
+    c = pull[:, None] * omega
+    assert_close(speed, want)
+    assert_close(moved, torch.lerp(p - want, anchor, c / (1 + c)))
+    assert torch.equal(moved[1], anchor[1])  # exactly the anchor where it is held without end
