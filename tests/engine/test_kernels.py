@@ -115,3 +115,15 @@ def test_gathering_bias_and_update(k: Any) -> None:
     assert_close(speed, want)
     assert_close(moved, torch.lerp(p - want, anchor, c / (1 + c)))
     assert torch.equal(moved[1], anchor[1])  # exactly the anchor where it is held without end
+
+
+@pytest.mark.parametrize(("n", "rank"), [(160, 25), (1000, 1), (700, 40)])
+def test_inhibition_by_factors(k: Any, n: int, rank: int) -> None:
+    g, h, a, d = (
+        drawn(MEMBERS, 37, n),
+        drawn(MEMBERS, 37, n).relu(),
+        drawn(MEMBERS, n, rank) / n**0.5,
+        torch.rand(MEMBERS, n, device="cuda"),
+    )
+    want = g.double() + 0.1 * (h.double() @ a.double() @ a.double().mT - h.double() * d.double()[:, None])
+    close(k.inhibit(g, h, a, d, 0.1), want)

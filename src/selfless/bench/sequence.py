@@ -17,7 +17,7 @@ from selfless.preserve import MAS
 from selfless.sparsify import SLNID, NoSparsifier
 from selfless.spec import Precision, Result, Run
 
-CIFAR_FLEETS, PRECISIONS = (1, 8, 16), ("tf32", "bf16")
+CIFAR_FLEETS, PRECISIONS = (1, 8), ("tf32", "bf16")
 
 
 def run(plan: Plan) -> Iterator[Row]:

@@ -64,6 +64,11 @@ class FleetData:
         owners = (self.offset // self.n).tolist()  # mapped, several seeds: slice each file
         return torch.cat([self._residents[o].raw(rows) for o, rows in zip(owners, index, strict=True)])
 
+    @property
+    def positive(self) -> bool:
+        """Whether no input is below zero: bytes that are scaled and not shifted."""
+        return self.first.x.dtype == torch.uint8 and self.first.affine()[1] is None
+
     def next(self, order: Tensor, cursor: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """The `size` samples at `cursor` of every member's order in one kernel, on a GPU; None where there is no such kernel."""
         fast = kernels(self.offset)

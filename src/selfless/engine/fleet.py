@@ -21,7 +21,6 @@ from itertools import groupby
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from selfless.data import Augment
@@ -252,21 +251,25 @@ class Fleet:
         u = draws.uniform_at(key.flatten(), places).view(rows, self.size, -1)
         return u.flatten(1)
 
-    def _task_loss(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(value, gradient given to it) of Σ_f lr_f mean CE within the head; losses and hits are counted. In one kernel on a GPU."""
-        fast, size = kernels(logits), y.shape[1]
+    def _task_loss(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(logits, ∂/∂logits) of Σ_f lr_f mean CE within the head, lr_f/B (softmax − 1_y); losses and hits are counted."""
+        fast = kernels(logits)
         if fast is not None and self.allowed is None:
             given = fast.cross_entropy(logits.detach().contiguous(), y, self.lr, self.heads[0], self.loss_sum, self.hits)
             return logits, given
-        if self.allowed is not None:
-            logits = logits.masked_fill(~self.allowed[y], -torch.inf)
-        else:
+        if self.allowed is None:
             head = self.heads[0]
             logits, y = logits[..., head.start : head.stop], y - head.start
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none").view(y.shape).sum(1)
-        self.loss_sum += losses.detach()
-        self.hits += (logits.detach().argmax(-1) == y).sum(1)
-        return torch.dot(self.lr, losses) / size, None
+        with torch.no_grad():
+            z = logits.float() if self.allowed is None else logits.float().masked_fill(~self.allowed[y], -torch.inf)
+            label = y.unsqueeze(-1)
+            top, best = z.max(-1, keepdim=True)
+            e = (z - top).exp_()
+            norm = e.sum(-1, keepdim=True)
+            self.loss_sum += (norm.log() + top - z.gather(-1, label)).sum((1, 2))
+            self.hits += (best == label).sum((1, 2))
+            given = e.div_(norm).scatter_add_(-1, label, torch.full_like(norm, -1.0)).mul_((self.lr / y.shape[1])[:, None, None])
+        return logits, given.to(logits.dtype)
 
     def _penalty(self, found: list[Tensor]) -> Tensor | None:
         """lr_f (λ_SSL Σ_l R (+ the explicit anchor)), summed over members; None where there is nothing."""
@@ -300,7 +303,7 @@ class Fleet:
     def _alpha_of(self, name: str, kind: Sparsifier, members: slice) -> Tensor | None:
         return self.alpha[name][members] if kind.discounted and name in self.alpha else None
 
-    def _gradients(self, value: Tensor, given: Tensor | None, penalty: Tensor | None) -> list[Tensor | None]:
+    def _gradients(self, value: Tensor, given: Tensor, penalty: Tensor | None) -> list[Tensor | None]:
         extra = [penalty] if penalty is not None and penalty.requires_grad else []
         if not self.preserve.watches:
             return self.stack.gradients([value, *extra], [given, *[None] * len(extra)], self.params)
@@ -375,6 +378,7 @@ class Fleet:
                 preserve.how,
                 preserve.measures,
                 head,
+                self.data.positive,
             )
         else:
             omega, alpha = {}, {}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, Tensor]
 
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Dropout)
+_POSITIVE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten, nn.Identity, nn.Dropout, Maxout, LWTA)
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
@@ -64,6 +65,10 @@ class Inhibition:
             return torch.baddbmm(g, h, self.pairs, alpha=share)
         assert self.factors is not None
         assert self.diagonal is not None
+        fast = kernels(h)
+        if fast is not None:
+            made: Tensor = fast.inhibit(g.contiguous(), h.contiguous(), self.factors, self.diagonal, share)
+            return made
         g = torch.baddbmm(g, torch.bmm(h, self.factors), self.factors.mT, alpha=share)
         return g.addcmul_(h, self.diagonal.unsqueeze(1), value=-share)
 
@@ -79,6 +84,7 @@ class Asked:
     weights: Measure | None = None  # whose rows are the samples' weights at the probes
     probes: Mapping[str, Tensor] = field(default_factory=dict)  # layer → zeros (F, N), at the activation's input
     resized: Collection[str] = ()  # layers that change the number of neurons (Maxout): α belongs to their output
+    positive: bool = False  # no input is below zero
 
 
 def native(module: nn.Module) -> bool:
@@ -105,7 +111,7 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, asked: Asked) -> Tens
     A ReLU is computed by the layer before it where that can. After a convolution in Triton its backward mask is then `owed`: the next
     convolution or pool applies it where it writes its own gradient, and anything else is given relu(x), which is x and masks the gradient.
     """
-    layers, owed, skip = list(module.named_children()), False, ""
+    layers, owed, skip, positive = list(module.named_children()), False, "", asked.positive
     for (name, layer), following in zip(layers, [*layers[1:], ("", None)], strict=True):
         if name in asked.probes and name not in asked.resized and name != skip:
             x, owed = _apply(_Probe, _settled(x, owed), asked.probes[name], asked.weights), False
@@ -113,7 +119,7 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, asked: Asked) -> Tens
         if isinstance(layer, nn.Linear | nn.Conv2d):
             weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
             if isinstance(layer, nn.Linear):
-                x = _apply(_Linear, _settled(x, owed), weight, bias, fused, asked.measure)
+                x = _apply(_Linear, _settled(x, owed), weight, bias, fused, asked.measure, positive)
                 owed, skip = False, following[0] if fused else ""
             elif _in_triton(layer, x):
                 x = _apply(_Conv, x, weight, bias, layer.padding[0], fused, owed, asked.measure)
@@ -126,6 +132,8 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, asked: Asked) -> Tens
             x, owed = _apply(_Pool, x, owed), False
         else:
             x, owed = _other(layer, _settled(x, owed)), False
+        if not isinstance(layer, _POSITIVE):
+            positive = fused if isinstance(layer, nn.Linear | nn.Conv2d) and skip else isinstance(layer, nn.ReLU | nn.Sigmoid | nn.Softplus)
         if name in asked.layers:
             x, owed = _settled(x, owed), False
             if name in asked.probes and name in asked.resized:
@@ -165,7 +173,7 @@ class _Linear(torch.autograd.Function):
     """y = x Wᵀ + b for every member, and its ReLU if asked: (F, B, …, D) → (F, B, …, N). ∂W comes out laid out as W is."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, measure: Measure | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, measure: Measure | None, positive: bool) -> Tensor:
         rows, low, fast = x.flatten(1, -2), weight.to(x.dtype), kernels(x)
         if fast is not None and bias is not None:
             y = fast.bias_(torch.bmm(rows, low.mT), bias, relu)
@@ -173,7 +181,7 @@ class _Linear(torch.autograd.Function):
             y = torch.bmm(rows, low.mT) if bias is None else torch.baddbmm(bias.to(x.dtype).unsqueeze(1), rows, low.mT)
             y = y.relu_() if relu else y
         ctx.save_for_backward(rows, low, y if relu else None)
-        ctx.shape, ctx.biased, ctx.measure = x.shape, bias is not None, measure
+        ctx.shape, ctx.positive, ctx.measure = x.shape, positive, measure
         made: Tensor = y.view(*x.shape[:-1], y.shape[-1])
         return made
 
@@ -190,19 +198,20 @@ class _Linear(torch.autograd.Function):
         dx = torch.bmm(g, weight).view(ctx.shape) if wants_x else None
         dw = None
         if measure is not None and (wants_w or wants_b):
-            dw, db = _linear_sizes(rows, measure.weighted(g.view(*ctx.shape[:-1], -1)), ctx.shape, measure.power)
+            dw, db = _linear_sizes(rows, measure.weighted(g.view(*ctx.shape[:-1], -1)), ctx.shape, measure.power, ctx.positive)
         elif wants_w:
             dw = _bmm_wide(g.mT, rows)
         if measure is None and wants_b and db is None:
             db = g.sum(1, dtype=torch.float32)
-        return dx, dw if wants_w else None, db if wants_b else None, None, None
+        return dx, dw if wants_w else None, db if wants_b else None, None, None, None
 
 
-def _linear_sizes(rows: Tensor, g: Tensor, shape: torch.Size, power: int) -> tuple[Tensor, Tensor]:
+def _linear_sizes(rows: Tensor, g: Tensor, shape: torch.Size, power: int, positive: bool) -> tuple[Tensor, Tensor]:
     """Σ_m |δ_m a_mᵀ|ᵖ and Σ_m |δ_m|ᵖ: one matmul, |δ|ᵀ|a|, where a sample has one position."""
     if len(shape) == 3:
         sizes = closed.power_of(g, power)
-        return _bmm_wide(sizes.mT, closed.power_of(rows, power)), sizes.sum(1, dtype=torch.float32)
+        inputs = rows if positive and power == 1 else closed.power_of(rows, power)
+        return _bmm_wide(sizes.mT, inputs), sizes.sum(1, dtype=torch.float32)
     each = torch.matmul(g.flatten(2, -2).mT, rows.view(*shape[:2], -1, shape[-1])).float()  # (F, B, N, D)
     return closed.power_of(each, power).sum(1), closed.power_of(g.flatten(2, -2).sum(2), power).sum(1)
 

@@ -132,21 +132,30 @@ class Stack:
 
     # ------------------------------------------------------------------------------------------------------------- importance
     def importance(
-        self, params: Tensors, buffers: Tensors, batches: Batches, objective: Objective, estimator: Estimator, wanted: bool, head: slice
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        batches: Batches,
+        objective: Objective,
+        estimator: Estimator,
+        wanted: bool,
+        head: slice,
+        positive: bool = False,
     ) -> tuple[Tensors, Tensors]:
         """(Ω, α) of every member, stacked, in one pass; f is the output in the columns `head`, and labels count from its first.
+        `positive`: no input is below zero.
 
         A native network is measured for the whole fleet at once, any other member by member.
         """
         with evaluating(self.module):
             if self.native:
-                return self._together(params, batches, objective, estimator, wanted, head)
+                return self._together(params, batches, objective, estimator, wanted, head, positive)
             members = range(len(next(iter(params.values()))))
             parts = [self._alone(m, params, buffers, batches, objective, estimator, wanted, head) for m in members]
             return _stack([p.omega for p in parts]), _stack([p.alpha for p in parts])
 
     def _together(
-        self, params: Tensors, batches: Batches, objective: Objective, estimator: Estimator, wanted: bool, head: slice
+        self, params: Tensors, batches: Batches, objective: Objective, estimator: Estimator, wanted: bool, head: slice, positive: bool
     ) -> tuple[Tensors, Tensors]:
         exact, samples, power = wanted and estimator == "per-sample", 0, objective.power
         leaves = {n: p.detach().requires_grad_(wanted and n in self.trainable) for n, p in params.items()}
@@ -157,7 +166,7 @@ class Stack:
             if not probes:
                 probes = self._probes(params, x)
             measure = native.Measure(power if exact else 0)
-            asked = native.Asked(self.layers, measure=measure if exact else None, probes=probes, resized=self._resized, weights=measure)
+            asked = native.Asked(self.layers, {}, {}, measure if exact else None, measure, probes, self._resized, positive)
             flat = native.forward(self.module, leaves, x, asked)[..., head].flatten(0, 1).float()
             pairs = objective.targets(flat, (y - (head.start or 0)).flatten())
             for k, (target, weight) in enumerate(pairs):

@@ -5,6 +5,19 @@ twin runs. Import it through `selfless.engine.native.kernels`, which knows wheth
 """
 
 from selfless.engine.kernels.conv import CHANNELS, conv, pool, unpool, weight_sums
-from selfless.engine.kernels.dense import bias_, cross_entropy, gather, rates_, unbias, update_
+from selfless.engine.kernels.dense import bias_, cross_entropy, gather, inhibit, rates_, unbias, update_
 
-__all__ = ["CHANNELS", "bias_", "conv", "cross_entropy", "gather", "pool", "rates_", "unbias", "unpool", "update_", "weight_sums"]
+__all__ = [
+    "CHANNELS",
+    "bias_",
+    "conv",
+    "cross_entropy",
+    "gather",
+    "inhibit",
+    "pool",
+    "rates_",
+    "unbias",
+    "unpool",
+    "update_",
+    "weight_sums",
+]

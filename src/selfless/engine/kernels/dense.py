@@ -129,6 +129,62 @@ def unbias(g: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
     return dz, db
 
 
+# ---------------------------------------------------------------------------------------------------------------- inhibition
+@triton.jit
+def _project(h, a, out, B, N, LEN, R: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PREC: tl.constexpr):
+    """Program (rows, part, f): its part of hA, a sum over LEN of the N neurons."""
+    f = tl.program_id(2).to(tl.int64)
+    b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k = tl.arange(0, RANK)
+    acc = tl.zeros((ROWS, RANK), tl.float32)
+    start = tl.program_id(1) * LEN
+    for first in range(start, tl.minimum(start + LEN, N), COLS):
+        n = first + tl.arange(0, COLS)
+        hs = tl.load(h + (f * B + b)[:, None] * N + n[None, :], mask=(b < B)[:, None] & (n < N)[None, :], other=0.0)
+        ws = tl.load(a + f * N * R + n[:, None] * R + k[None, :], mask=(n < N)[:, None] & (k < R)[None, :], other=0.0)
+        acc = tl.dot(hs, ws, acc, input_precision=PREC)
+    place = ((tl.program_id(1) * tl.num_programs(2) + f) * B + b)[:, None] * RANK + k[None, :]
+    tl.store(out + place, acc, mask=(b < B)[:, None])
+
+
+@triton.jit
+def _inhibit(
+    g, h, a, d, parts, out, B, N, F, share, R: tl.constexpr, RANK: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Program (rows, columns, f): g + share·((hA)Aᵀ − d h)."""
+    f = tl.program_id(2).to(tl.int64)
+    b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    n = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    k = tl.arange(0, RANK)
+    code = tl.zeros((ROWS, RANK), tl.float32)
+    for part in tl.static_range(PARTS):
+        code += tl.load(parts + ((part * F + f) * B + b)[:, None] * RANK + k[None, :], mask=(b < B)[:, None], other=0.0)
+    ws = tl.load(a + f * N * R + n[None, :] * R + k[:, None], mask=(n < N)[None, :] & (k < R)[:, None], other=0.0)
+    live = (b < B)[:, None] & (n < N)[None, :]
+    place = (f * B + b)[:, None] * N + n[None, :]
+    pull = tl.dot(code, ws, input_precision=PREC) - tl.load(d + f * N + n, mask=n < N, other=0.0)[None, :] * tl.load(h + place, mask=live)
+    tl.store(out + place, tl.load(g + place, mask=live) + share * pull, mask=live)
+
+
+def inhibit(g: Tensor, h: Tensor, factors: Tensor, diagonal: Tensor, share: float) -> Tensor:
+    """g + share·h(AAᵀ − diag d) for g, h (F, M, N), A (F, N, r), d (F, N), in two passes."""
+    members, batch, n = h.shape
+    r = factors.shape[2]
+    rank, rows, parts = max(16, triton.next_power_of_2(r)), 32, 8
+    code = torch.empty(parts, members, batch, rank, device=h.device)
+    out = torch.empty_like(g)
+    length = triton.cdiv(triton.cdiv(n, parts), 64) * 64
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    _project[(triton.cdiv(batch, rows), parts, members)](
+        h, factors, code, batch, n, length, R=r, RANK=rank, ROWS=rows, COLS=64, PREC=precision
+    )
+    _inhibit[(triton.cdiv(batch, rows), triton.cdiv(n, 128), members)](
+        g, h, factors, diagonal, code, out, batch, n, members, share, R=r, RANK=rank, PARTS=parts, ROWS=rows, COLS=128, PREC=precision
+    )
+    return out
+
+
 # ------------------------------------------------------------------------------------------------------------------ updating
 @triton.jit
 def _update(p, u, g, omega, anchor, ratio, pull, momentum, N, ANCHOR: tl.constexpr, BLOCK: tl.constexpr):
@@ -141,8 +197,9 @@ def _update(p, u, g, omega, anchor, ratio, pull, momentum, N, ANCHOR: tl.constex
     value = tl.load(p + at, mask=live) - speed
     if ANCHOR:
         c = tl.minimum(tl.load(pull + f) * tl.load(omega + at, mask=live), 1e30)
-        gap = tl.load(anchor + at, mask=live) - value
-        value = tl.where(c < 1, value + gap * (c / (1 + c)), value + gap - gap / (1 + c))  # exactly the anchor as c grows
+        target = tl.load(anchor + at, mask=live)
+        gap = target - value
+        value = tl.where(c < 1, value + gap * (c / (1 + c)), target - gap / (1 + c))  # exactly the anchor as c grows
     tl.store(p + at, value, mask=live)
 
 
