@@ -9,7 +9,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "selfless"
 ORDER = """terms files functional layers metrics capacity anchor activations closed persample importance sparsify preserve
-path recording keeper models data spec engine runner report bench config cli_progress cli_data cli""".split()
+path recording keeper models data spec engine runner report experiments bench config cli_progress cli_common cli_data
+cli_reproduce cli_tune cli""".split()
 
 
 def room(path: Path) -> str:
@@ -41,6 +42,12 @@ def test_imports_go_one_way() -> None:
             continue
         for other in imports(path) - {here}:
             assert ORDER.index(other) < ORDER.index(here), f"{path.relative_to(SOURCE)} imports {other}, which comes after {here}"
+
+
+def test_the_report_and_the_experiments_do_not_know_each_other() -> None:
+    for room_name, other in (("report", "experiments"), ("experiments", "report")):
+        for path in (SOURCE / room_name).glob("*.py"):
+            assert other not in imports(path), f"{path.name} imports {other}: the report reads records, experiments write them"
 
 
 def test_no_pickle_and_no_code_from_files() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -20,11 +21,12 @@ runner = CliRunner()
 
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> str:
-    sys.path.insert(0, str(Path(__file__).parent / "engine"))
-    from conftest import make  # the engine's small stream
-
-    sys.path.pop(0)
-    return str(make(tmp_path_factory.mktemp("cli") / "tasks.npz"))
+    found = importlib.util.spec_from_file_location("engine_conftest", Path(__file__).parent / "engine" / "conftest.py")
+    assert found is not None
+    assert found.loader is not None
+    engine = importlib.util.module_from_spec(found)  # by its place: every folder of tests may have a conftest
+    found.loader.exec_module(engine)
+    return str(engine.make(tmp_path_factory.mktemp("cli") / "tasks.npz"))
 
 
 def small(stream: str, out: Path, *more: str) -> list[str]:

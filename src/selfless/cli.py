@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selfless import __version__, cli_data
+from selfless import __version__, cli_data, cli_reproduce, cli_tune
+from selfless.cli_common import HOW, AsJson, DataDir, Device, Force, Out, Workers, told, trained
 
 if TYPE_CHECKING:
-    from selfless.spec import Result, Run
+    from selfless.spec import Result
 
 app = typer.Typer(
     help="Continual learning that leaves room: MAS, EWC and SI beside SLNID (Selfless Sequential Learning, ICLR 2019).",
@@ -27,6 +25,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cli_data.app, name="data")
+app.command(epilog=cli_reproduce.EXAMPLES)(cli_reproduce.reproduce)
+app.command(epilog=cli_tune.EXAMPLES)(cli_tune.tune)
 
 
 def _version(wanted: bool) -> None:
@@ -41,42 +41,7 @@ def _root(
 ) -> None: ...
 
 
-@contextmanager
-def told(as_json: bool = False, stopped: str = "stopped; the same command goes on from the last finished epoch") -> Iterator[None]:
-    """What a user can mend is one message and exit code 1; Ctrl-C and SIGTERM stop cleanly; only a bug gives a traceback."""
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except typer.Exit:  # which is a RuntimeError
-        raise
-    except (ValueError, TypeError, OSError, RuntimeError) as error:
-        if type(error) is RuntimeError and "CUDA" in str(error):
-            raise
-        if as_json:
-            typer.echo(json.dumps({"error": str(error)}))
-        else:
-            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.secho(stopped, err=True)
-        raise typer.Exit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-_WHAT, _TRAIN, _HOW = "What", "Training", "How it runs"
-Out = Annotated[Path | None, typer.Option(help="Where results are recorded and looked up.", show_default="results", rich_help_panel=_HOW)]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Where data lies.", show_default="$SELFLESS_DATA, else the user's cache", rich_help_panel=_HOW)
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.", show_default="auto", rich_help_panel=_HOW)]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU.", show_default="one a core", rich_help_panel=_HOW)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_HOW)]
-Force = Annotated[bool, typer.Option("--force", help="Train again what is recorded already.", rich_help_panel=_HOW)]
+_WHAT, _TRAIN = "What", "Training"
 
 
 def _flag(text: str, default: str, panel: str) -> Any:
@@ -128,15 +93,15 @@ def run(
         Path | None,
         typer.Option(
             help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget; flags win.",
-            rich_help_panel=_HOW,
+            rich_help_panel=HOW,
         ),
     ] = None,
     out: Out = None,
     data_dir: DataDir = None,
     device: Device = None,
     workers: Workers = None,
-    budget: str | None = _flag("Data kept in memory, as 2GB; what is larger streams from a memory map.", "all", _HOW),
-    engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=_HOW)] = "local",
+    budget: str | None = _flag("Data kept in memory, as 2GB; what is larger streams from a memory map.", "all", HOW),
+    engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=HOW)] = "local",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -158,28 +123,9 @@ def run(
         given["stream_options"] = configuration.options(stream_option, "--stream-option")
         given["model_options"] = configuration.options(model_option, "--model-option")
         plan = configuration.plan(config, given)
-        results = _train(plan.runs, force=force, as_json=as_json, **plan.session)
+        results = trained(plan.runs, force=force, as_json=as_json, **plan.session)
         folder = Path(plan.session.get("out", "results"))
         _finish(results, folder, as_json)
-
-
-def _train(runs: Sequence[Run], *, force: bool, as_json: bool, out: Any = "results", **session: Any) -> list[Result]:
-    from rich.console import Console
-
-    from selfless.cli_progress import watching
-    from selfless.config import size
-    from selfless.runner import Store, train
-
-    console = Console(stderr=True, quiet=as_json)
-    done = 0 if force else sum(Store(out).load(run) is not None for run in runs)
-    if done:
-        console.print(f"{done} of {len(runs)} run{'s' * (len(runs) > 1)} recorded in {out} already; --force trains again", soft_wrap=True)
-    session["budget"] = size(session.get("budget"))
-    session.setdefault("device", "auto")
-    quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a user's factory may print
-    with watching(runs, console) as watch, quiet:
-        busy = "another process is training {}; waiting for it"
-        return train(runs, out=out, force=force, watch=watch, waiting=lambda r: console.print(busy.format(r.method)), **session)
 
 
 def _finish(results: Sequence[Result], out: Path, as_json: bool) -> None:
@@ -240,7 +186,7 @@ def demo(
         session = {"data_dir": data_dir, "device": device or "auto", "workers": workers}
         if not as_json:
             typer.echo(f"Learning {size['tasks']} permuted-MNIST tasks one after another, with MAS alone and with MAS + SLNID.", err=True)
-        results = _train(runs, force=force, as_json=as_json, out=out, **session)
+        results = trained(runs, force=force, as_json=as_json, out=out, **session)
         from selfless.report import plots, write
 
         plots.save_png(plots.per_task(results), out / "accuracy.png")
@@ -257,18 +203,42 @@ def report(
     to: Annotated[Path | None, typer.Option("--to", help="The page to write.", show_default="DIR/report.html")] = None,
     form: Annotated[str, typer.Option("--format", help="html, or md, csv, latex to standard output.")] = "html",
 ) -> None:
-    """One self-contained HTML page of everything recorded in DIR, or its table for a paper."""
+    """One self-contained HTML page of everything recorded in DIR, or its tables for a paper. Experiments come first."""
     with told():
-        results = _recorded(folder)
         from selfless import report as reporting
+        from selfless.report import experiments as experimental
+        from selfless.runner.store import Store
 
-        printers = {"md": reporting.markdown, "csv": reporting.csv, "latex": reporting.latex}
+        records = [experimental.marked(record, _declared(record)) for record in sorted(experimental.load(folder), key=_place)]
+        results = Store(folder).all() if records else _recorded(folder)
         if form == "html":
-            typer.echo(reporting.write(results, to or folder / "report.html", out=folder))
-        elif form in printers:
-            typer.echo(printers[form](results))
-        else:
+            typer.echo(reporting.write(results, to or folder / "report.html", out=folder, experiments=records))
+            return
+        if form not in ("md", "csv", "latex"):
             raise ValueError(f"format {form!r} is unknown; choose html, md, csv or latex")
+        name = {"md": "markdown"}.get(form, form)
+        parts = [getattr(experimental, name)(records)] if records else []
+        rest = [r for r in results if r.run.key not in experimental.keys(records)]
+        if not records or (rest and form != "csv"):  # one table a CSV: that of the experiments, where there are any
+            parts.append(getattr(reporting, name)(rest))
+        typer.echo("\n".join(parts))
+
+
+def _place(record: dict[str, Any]) -> tuple[bool, str, int]:
+    """Ours before the paper's settings, each in the order of the paper; quick versions last."""
+    from selfless.experiments import NAMES
+
+    return record["quick"], record["profile"], NAMES.index(record["name"]) if record["name"] in NAMES else len(NAMES)
+
+
+def _declared(record: dict[str, Any]) -> set[str]:
+    """The keys of the runs that the record's experiment may report as it is written today; none for one that is gone."""
+    from selfless.experiments import EXPERIMENTS, experiment
+    from selfless.experiments.reproduce import declared
+
+    if record["name"] not in EXPERIMENTS:
+        return set()
+    return declared(experiment(record["name"], record["profile"], quick=record["quick"]), record["seeds"])
 
 
 @app.command(epilog="Example:  selfless capacity results")

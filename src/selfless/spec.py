@@ -171,6 +171,7 @@ class Result:
 
     baseline      accuracy on each task before any training
     accuracy_all  the same judged against every output column, where a task's classes share a wider head (else None)
+    held_out      the same on the part of each task's training data that was kept aside (None where none was): what to choose settings by
     history       per task, per epoch: {"loss", "accuracy", "held_out"?, "test"?}: task loss and accuracy on training batches
     capacity      per task: free parameters and neurons by layer
     status        "done", or "failed" with the reason in `error`
@@ -183,6 +184,7 @@ class Result:
     history: list[list[dict[str, float]]]
     capacity: list[dict[str, Any]]
     accuracy_all: Matrix | None = None
+    held_out: Matrix | None = None
     status: Literal["done", "failed"] = "done"
     error: str = ""
     about: dict[str, Any] = field(default_factory=dict)
@@ -209,6 +211,7 @@ class Result:
             "summary": {k: _number(v) for k, v in self.summary().items()},
             "accuracy": [[_number(v) for v in row] for row in self.accuracy.tolist()],
             "accuracy_all": None if self.accuracy_all is None else self.accuracy_all.tolist(),
+            "held_out": None if self.held_out is None else self.held_out.tolist(),
             "baseline": [_number(v) for v in self.baseline.tolist()],
             "history": self.history,
             "capacity": self.capacity,
@@ -227,6 +230,7 @@ class Result:
             history=values["history"],
             capacity=values["capacity"],
             accuracy_all=None if values.get("accuracy_all") is None else matrix(values["accuracy_all"]),
+            held_out=None if values.get("held_out") is None else matrix(values["held_out"]),
             status=values["status"],
             error=values["error"],
             about=values["about"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from selfless.data import Joined, Part, Source, blurred, joint, permuted, rotated, split, stream, stream_names
 from selfless.data.seeding import ordering, stratified, uniform
+from selfless.data.streams import limited
 
 PINNED_ORDER = [1, 3, 2, 0, 4]
 PINNED_ANGLES = [0.905262, 0.912344, 0.905747]
@@ -156,6 +158,25 @@ def test_blurred_draws_the_group_two_times_in_three() -> None:
         blurred(source(), p=0.0)
 
 
+def test_limited_keeps_a_few_of_every_class_and_says_so() -> None:
+    sorted_by_class = source(per_class=20)
+    images, labels = sorted_by_class.train
+    by_class = labels.argsort(stable=True)
+    ordered = replace(sorted_by_class, train=(images[by_class], labels[by_class]))
+    for make in (permuted, split, blurred):
+        whole, few = make(ordered, tasks=2, held_out=0.2), limited(make(ordered, tasks=2, held_out=0.2), 10)
+        assert "limited to 10 images" in few.notes[-1]
+        assert few.evaluate is few.tasks
+        for a, b in zip(whole.tasks, few.tasks, strict=True):
+            for part in ("train", "test", "held_out"):
+                assert len(getattr(b, part)) == min(10, len(getattr(a, part)))
+            assert set(b.train.targets.tolist()) == set(a.train.targets.tolist())
+            assert set(b.train.parts[0].rows.tolist()) <= set(a.train.parts[0].rows.tolist())
+    assert len(joint(limited(permuted(ordered, tasks=3), 7)).tasks[0].train) == 21
+    with pytest.raises(ValueError, match="how many images of each task"):
+        limited(permuted(ordered), 0)
+
+
 def test_joint_is_the_union() -> None:
     base = permuted(source(), tasks=3, held_out=0.2)
     made = joint(base)
@@ -206,6 +227,11 @@ def test_streams_by_name(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> N
 def test_unknown_names_are_met_with_a_suggestion(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         stream(name)
+
+
+def test_a_limit_by_name(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
+    made = stream("permuted-mnist", data_dir=put_mnist(tmp_path), download=False, limit=3)
+    assert [len(task.train) for task in made.tasks] == [3] * 5
 
 
 def test_unknown_options_and_odd_numbers(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:

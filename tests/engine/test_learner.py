@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from selfless.data import stream
 from selfless.engine import draws
 from selfless.engine.learner import Event, Learner
 from selfless.models import build
+from selfless.spec import Result
 
 
 def small(data: str, **changes: Any) -> Run:
@@ -195,6 +197,32 @@ def test_selection_keeps_the_best_epoch(tasks_npz: str) -> None:
         assert len(scores) == 5
 
 
+def test_what_was_kept_aside_is_judged_after_every_task(tasks_npz: str) -> None:
+    """held_out[t, u] against the trained network itself, and against the scores of the epochs; absent where nothing was kept aside."""
+    learner = Learner([small(tasks_npz, held_out=0.2, seed=s) for s in range(2)])
+    for m, result in enumerate(learner.learn()):
+        assert result.held_out is not None
+        assert result.held_out.shape == (3, 3)
+        assert_allclose(result.held_out.diagonal(), [task[-1]["held_out"] for task in result.history])
+        tasks = stream(tasks_npz, seed=m, held_out=0.2).tasks
+        model = build("mlp-12", outputs=6, input_shape=(1, 6, 6))
+        model.load_state_dict({n: p[m] for n, p in learner.fleet.params.items()})
+        for u, task in enumerate(tasks):
+            assert task.held_out is not None
+            x, y = task.held_out.resident().batch(torch.arange(len(task.held_out)))
+            hits = model(x)[:, 2 * u : 2 * u + 2].argmax(1) == y - 2 * u
+            assert result.held_out[-1, u] == pytest.approx(hits.double().mean().item())
+        again = Result.from_dict(json.loads(json.dumps(result.as_dict())))
+        assert again.held_out is not None
+        assert_array_equal(again.held_out, result.held_out)
+        older = {k: v for k, v in result.as_dict().items() if k != "held_out"}
+        assert Result.from_dict(older).held_out is None
+    assert Learner([small(tasks_npz, tasks=1)]).learn()[0].held_out is None
+    joint = Learner([small(f"joint-{tasks_npz}", held_out=0.2, preserve=NoPreserver(), sparsify=NoSparsifier())]).learn()[0]
+    assert joint.held_out is not None
+    assert joint.held_out.shape == (1, 3)
+
+
 def test_schedules(tasks_npz: str) -> None:
     cosine = Learner([small(tasks_npz, schedule="cosine", epochs=3, tasks=1)])
     cosine.learn()
@@ -254,6 +282,7 @@ def test_a_stopped_run_ends_with_the_same_bits(tasks_npz: str, tmp_path: Path, a
     got = again.learn()
     for a, b in zip(got, want, strict=True):
         assert_array_equal(a.accuracy, b.accuracy)
+        assert a.as_dict()["held_out"] == b.as_dict()["held_out"]
         assert a.history == b.history
         assert a.capacity == b.capacity
     for name, p in whole.fleet.tensors().items():

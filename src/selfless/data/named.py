@@ -12,7 +12,7 @@ from selfless.data.catalogue import CATALOGUE, suggestion
 from selfless.data.folders import from_folders
 from selfless.data.own import KINDS, from_arrays, from_npz, grouped
 from selfless.data.source import load
-from selfless.data.streams import Stream, joint
+from selfless.data.streams import Stream, joint, limited
 
 
 def stream_names() -> tuple[str, ...]:
@@ -26,14 +26,15 @@ def stream(
     tasks: int | None = None,
     seed: int = 0,
     held_out: float = 0.0,
+    limit: int | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     download: bool = True,
     **options: Any,
 ) -> Stream:
     """The stream of that name; `tasks` and the options a kind does not get keep its defaults.
 
-    `held_out` is the share of the training images, class by class, set aside for choosing things; `download=False`
-    never touches the network. Same name, options and seed: same stream, on every machine.
+    `held_out` is the share of the training images, class by class, set aside for choosing things; `limit` keeps so many
+    images of each task's parts; `download=False` never touches the network. Same name, options and seed: same stream, on every machine.
     """
     base = name.removeprefix("joint-")
     more = {"seed": seed, "held_out": held_out, **({} if tasks is None else {"tasks": tasks}), **options}
@@ -46,6 +47,7 @@ def stream(
             raise ValueError(_unknown(name))
         _known_options(name, more, KINDS[kind])
         made = KINDS[kind](load(source, data_dir=data_dir, download=download), **more)
+    made = made if limit is None else limited(made, limit)
     return joint(made) if base != name else made
 
 

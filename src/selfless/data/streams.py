@@ -190,6 +190,24 @@ def joint(stream: Stream) -> Stream:
     return replace(stream, name=f"joint-{stream.name}", tasks=(task,), evaluate=stream.tasks)
 
 
+def limited(stream: Stream, n: int) -> Stream:
+    """The same tasks with at most n images in each part, evenly spaced: a small version that still holds every class."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"limit is {n!r}; it must be a whole number ≥ 1: how many images of each task to keep")
+
+    def some(part: Part) -> Part:
+        at = torch.arange(min(n, len(part))) * len(part) // min(n, len(part))
+        return replace(part, rows=part.rows[at], weights=None if part.weights is None else part.weights[at])
+
+    def cut(part: Part | Joined) -> Part | Joined:
+        return some(part) if isinstance(part, Part) else Joined(tuple(some(one) for one in part.parts))
+
+    tasks = tuple(
+        replace(t, train=cut(t.train), test=cut(t.test), held_out=None if t.held_out is None else cut(t.held_out)) for t in stream.tasks
+    )
+    return replace(stream, tasks=tasks, evaluate=tasks, notes=(*stream.notes, f"limited to {n} images of each task"))
+
+
 def _stream(name: str, tasks: list[Task], outputs: int, source: Source, seed: int) -> Stream:
     made = tuple(tasks)
     return Stream(name, made, made, outputs, source.shape, seed, source.notes, source)

@@ -61,6 +61,7 @@ class Progress:
     epoch: int = 0
     accuracy: list[list[list[float]]] = field(default_factory=list)  # [task][evaluated task][member]
     accuracy_all: list[list[list[float]]] = field(default_factory=list)
+    held_out: list[list[list[float]]] = field(default_factory=list)
     baseline: list[list[float]] = field(default_factory=list)
     history: list[list[list[dict[str, float]]]] = field(default_factory=list)  # [member][task][epoch]
     capacity: list[list[dict[str, Any]]] = field(default_factory=list)  # [member][task]
@@ -147,6 +148,9 @@ class Learner:
     def _learn(self) -> list[Result]:
         first, begun = self.streams[0], time.perf_counter() - self.progress.seconds
         tests = [self._data([s.evaluate[u].test for s in self.streams]) for u in range(len(first.evaluate))]
+        asides = []
+        if all(task.held_out is not None for task in first.evaluate):
+            asides = [self._data([s.evaluate[u].held_out for s in self.streams]) for u in range(len(first.evaluate))]
         if not self.progress.baseline:
             self.progress.baseline = [self.fleet.evaluate(d, _columns(t)) for d, t in zip(tests, first.evaluate, strict=True)]
         for t in range(self.progress.task, len(first.tasks)):
@@ -154,6 +158,8 @@ class Learner:
             self.progress.accuracy.append([self.fleet.evaluate(d, _columns(u)) for d, u in zip(tests, first.evaluate, strict=True)])
             if any(task.group is not None for task in first.evaluate):
                 self.progress.accuracy_all.append([self.fleet.evaluate(d, None) for d in tests])
+            if asides:
+                self.progress.held_out.append([self.fleet.evaluate(d, _columns(u)) for d, u in zip(asides, first.evaluate, strict=True)])
             self.progress.task, self.progress.epoch = t + 1, 0
             self.progress.seconds = time.perf_counter() - begun
             self._save(last=t + 1 == len(first.tasks))
@@ -295,6 +301,7 @@ class Learner:
             history=progress.history[m],
             capacity=progress.capacity[m],
             accuracy_all=pick(progress.accuracy_all) if progress.accuracy_all else None,
+            held_out=pick(progress.held_out) if progress.held_out else None,
             status="failed" if failed else "done",
             error=failed,
             about={

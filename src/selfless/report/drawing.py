@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from selfless.report.groups import Group
 
 INK = "#2f3742"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8A8F98")
 MARKERS = "osD^vPX"
+WIDTH, HEIGHT = 5.2, 3.0  # inches; at most what a phone shows without shrinking the type
 STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "xtick.bottom", "ytick.left", "legend.frameon"), False),
@@ -53,7 +54,7 @@ class Look(NamedTuple):
     again: bool  # the colours went round: hatched, dashed
 
 
-def looks(found: Sequence[Group]) -> list[Look]:
+def looks(found: Sequence[Any]) -> list[Look]:
     n = len(COLOURS)
     return [Look(COLOURS[i % n], MARKERS[(i + i // n) % n], i >= n) for i in range(len(found))]
 
@@ -95,3 +96,34 @@ def _drawing() -> Iterator[None]:
     with style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's font may well have it
         yield
+
+
+def panel(width: float, labels: Sequence[str], alt: str) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes, tall enough for its legend below."""
+    rows = -(-len(labels) // across(width, labels))
+    figure = Figure(figsize=(width, HEIGHT + 0.19 * rows), layout="constrained")
+    figure.set_label(alt)
+    axes = figure.add_subplot()
+    axes.grid(axis="y")
+    axes.spines["left"].set_visible(False)
+    return figure, axes
+
+
+def across(width: float, labels: Sequence[str]) -> int:
+    """How many legend entries fit side by side: averages included or not, so that figures side by side are of one height."""
+    longest = max((len(label.partition("\u2003")[0]) + len("95.83 ± 0.21") for label in labels), default=1)
+    return min(max(1, int((72 * width - 20) / (5.7 * longest + 36))), max(1, len(labels)))
+
+
+def legend(figure: Figure, axes: Axes, labels: Sequence[str]) -> None:
+    if labels:
+        columns = across(figure.get_figwidth(), labels)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, columnspacing=1.4, handlelength=1.6)
+
+
+def floor(values: Sequence[float]) -> float:
+    """Where the axis starts: a round number a third of the spread below the lowest value; 0 when that is near."""
+    low, high = min(values, default=0.0), max(values, default=100.0)
+    step = 10 if high - low > 10 else 5
+    start = step * np.floor((low - max((high - low) / 3, 1)) / step)
+    return float(start) if start >= 30 else 0.0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from selfless.report import experiments as recorded
 from selfless.report.groups import Group, best, differences, footnotes, groups, settings
 from selfless.report.headline import headline
 from selfless.report.tables import MEASURES
@@ -27,10 +28,23 @@ CAPTIONS = {
 }
 
 
+MOST = 24  # groups that a figure can tell apart; of more there are tables only
+
+
 def write(
-    results: Sequence[Result], path: Path | str, title: str = "selfless", *, out: Path | str | None = None, date: str | None = None
+    results: Sequence[Result],
+    path: Path | str,
+    title: str = "selfless",
+    *,
+    out: Path | str | None = None,
+    date: str | None = None,
+    experiments: Sequence[recorded.Record] = (),
 ) -> Path:
-    """Write the page at `path`. `out` is the results folder its links lead to (where the page is, unless said); returns `path`."""
+    """Write the page at `path`. `out` is the results folder its links lead to (where the page is, unless said); returns `path`.
+
+    `experiments` are records of `selfless reproduce` (report.experiments.load, marked): they come first, and `results` that they report
+    are not listed again.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from selfless.files import write_text
@@ -38,7 +52,12 @@ def write(
     path = Path(path)
     rooms = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     today = date or datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    content = _content(results, path.parent, Path(out) if out is not None else path.parent)
+    reported = recorded.keys(experiments)
+    loose = [r for r in results if r.run.key not in reported]
+    content = _content(loose, path.parent, Path(out) if out is not None else path.parent)
+    content |= {"experiments": [_experiment(record, path.parent) for record in experiments]}
+    if experiments:
+        content |= {"headline": _verdicts(experiments), "support": _made(experiments), "facts": []}
     write_text(path, rooms.get_template("page.html.jinja").render(content, title=title, date=today))
     return path
 
@@ -48,6 +67,7 @@ def _content(results: Sequence[Result], here: Path, out: Path) -> dict[str, Any]
 
     found = groups(results)
     marks, notes = footnotes(found)
+    drawn = results if len(found) <= MOST else []
     flat = [settings(g.results[0]) for g in found]
     apart = differences(flat)
     said = headline(results)
@@ -72,9 +92,71 @@ def _content(results: Sequence[Result], here: Path, out: Path) -> dict[str, Any]
         "tasks": max((g.tasks for g in found), default=0),
         "names": _task_names(found),
         "notes": notes,
-        "figures": [(_inline(f), CAPTIONS[n].format(_threshold(found)), _inches(f)) for n, f in plots.figures(results).items()],
-        "matrices": [(_inline(f), _inches(f)) for f in plots.matrices(results)],
+        "figures": [(_inline(f), CAPTIONS[n].format(_threshold(found)), _inches(f)) for n, f in plots.figures(drawn).items()],
+        "matrices": [(_inline(f), _inches(f)) for f in plots.matrices(drawn)],
         "shared": {key: _plain(value) for key, value in (flat[0] if flat else {}).items() if key not in apart},
+    }
+
+
+def _verdicts(experiments: Sequence[recorded.Record]) -> str:
+    """The point of a reproduction in a sentence."""
+    whole = [record for record in experiments if not record["quick"]]
+    if not whole:
+        return "Quick versions only: they show that everything runs, and prove nothing."
+    found = recorded.tally(whole)
+    known = sum(found.values())
+    tails = [f"{found['fails']} fail{'s' * (found['fails'] == 1)}"] + [f"{found[v]} {t}" for v, t in UNKNOWN.items() if found[v]]
+    return f"{found['holds']} of {known} claims hold, {', '.join(tails)}."
+
+
+UNKNOWN = {"undecided": "undecided", "missing": "not tested yet"}
+
+
+def _made(experiments: Sequence[recorded.Record]) -> str:
+    runs = recorded.keys(experiments)
+    return (
+        f"{_count(len(experiments), 'experiment')}, {_count(len(runs), 'reported run')}. A claim holds when the 95 % bootstrap interval of "
+        "the paired difference over seeds lies wholly on the claimed side; with few seeds such an interval is narrow."
+    )
+
+
+def _experiment(record: recorded.Record, here: Path) -> dict[str, Any]:
+    """What the page shows of one experiment."""
+    from selfless.report import experiment_plots
+
+    rows, columns = recorded.rows_and_columns(record)
+    every = [set(cell.get("marks", ())) for cell in record["cells"]]
+    common = set.intersection(*every) if every else set()  # said once, above the table
+    cells = {place: cell | {"marks": [m for m in cell.get("marks", ()) if m not in common]} for place, cell in recorded.at(record).items()}
+
+    def link(key: str) -> str:
+        file = recorded.metrics_file(record, key)
+        return quote(Path(os.path.relpath(file, here)).as_posix()) if file.is_file() else ""
+
+    return {
+        "record": record,
+        "id": f"{record['name']}-{record['profile']}{'-quick' * record['quick']}",
+        "rows": rows,
+        "columns": columns,
+        "cells": {place: cell | {"text": recorded.value(cell), "beside": recorded.beside(cell)} for place, cell in cells.items()},
+        "tally": recorded.tally([record]),
+        "published": any(cell["published"] is not None for cell in record["cells"]),
+        "common": sorted(common),
+        "marks": dict.fromkeys(mark for cell in cells.values() for mark in cell["marks"]),
+        "claims": [c | {"parts": [p | {"shown": recorded.interval(p)} for p in c["parts"]]} for c in record["claims"]],
+        "figures": [(_inline(f), caption, _inches(f)) for caption, f in experiment_plots.figures(record).items()],
+        "remarks": recorded.remarks(record),
+        "chosen": list(zip(recorded.chosen(record), record["choices"], strict=True)),
+        "runs": [
+            (
+                cell["row"],
+                cell["column"],
+                cell["method"],
+                [run | {"href": link(run["key"]), "shown": recorded.text(run["value"])} for run in cell["runs"]],
+            )
+            for cell in record["cells"]
+            if cell["runs"]
+        ],
     }
 
 

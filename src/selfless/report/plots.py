@@ -9,21 +9,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from selfless.report.drawing import INK, looks, save_png, style, svg
+from selfless.report.drawing import INK, WIDTH, floor, legend, looks, panel, save_png, style, svg
 from selfless.report.groups import Group, Matrix, groups, measured, number
 
 if TYPE_CHECKING:
     from selfless.spec import Result
 
 __all__ = ["capacity", "figures", "first_task", "looks", "matrices", "matrix", "over_time", "per_task", "save_png", "svg"]
-
-WIDTH, HEIGHT = 5.2, 3.0  # inches; at most what a phone shows without shrinking the type
 
 
 def per_task(results: Sequence[Result]) -> Figure:
@@ -34,7 +31,7 @@ def per_task(results: Sequence[Result]) -> Figure:
     bars = len(drawn) * tasks
     with style():
         labels = [f"{g.label}\u2003{g.average.text(1)}" for g, _ in drawn]
-        figure, axes = _figure(min(max(WIDTH, 0.2 * (bars + tasks) + 0.8), 11), labels, "Accuracy on each task after the last one")
+        figure, axes = panel(min(max(WIDTH, 0.2 * (bars + tasks) + 0.8), 11), labels, "Accuracy on each task after the last one")
         wide = 0.82 / max(len(drawn), 1)
         for i, (group, look) in enumerate(drawn):
             means, stds = (100 * np.array(column) for column in zip(*group.per_task, strict=True))
@@ -46,7 +43,7 @@ def per_task(results: Sequence[Result]) -> Figure:
             for x, mean, std in zip(at, means, np.nan_to_num(stds), strict=True) if bars <= 12 else ():
                 axes.annotate(f"{mean:.1f}", (x, mean + std), (0, 2), textcoords="offset points", ha="center", fontsize=8)
         values = [(100 * v.mean, np.nan_to_num(100 * v.std)) for g, _ in drawn for v in g.per_task]
-        low = _floor([mean - std for mean, std in values])
+        low = floor([mean - std for mean, std in values])
         top = max([min(104.0, mean + std + (100 - low) * 0.08) for mean, std in values], default=100.0)
         ticks = MaxNLocator(6, steps=[1, 2, 5, 10], integer=True).tick_values(low, min(top, 100))
         axes.set_yticks([tick for tick in ticks if low <= tick <= min(top, 100)])
@@ -55,7 +52,7 @@ def per_task(results: Sequence[Result]) -> Figure:
         axes.set_xlim(1 - aside, tasks + aside)
         axes.set_xticks(range(1, tasks + 1), [str(u) for u in range(1, tasks + 1)])
         axes.set(xlabel="task", ylabel="accuracy (%)" + (f", axis from {low:g}" if low else ""))
-        _legend(figure, axes, labels)
+        legend(figure, axes, labels)
     return figure
 
 
@@ -142,7 +139,7 @@ def _lines(results: Sequence[Result], curve: Callable[[Group], Matrix], ylabel: 
     tasks = max((g.tasks for g, _, _ in drawn), default=1)
     labels = [g.label for g, _, _ in drawn]
     with style():
-        figure, axes = _figure(WIDTH, labels, alt)
+        figure, axes = panel(WIDTH, labels, alt)
         for group, look, y in drawn:
             mean = y.mean(0)
             if len(mean) == 1 and group.tasks > 1:
@@ -159,35 +156,5 @@ def _lines(results: Sequence[Result], curve: Callable[[Group], Matrix], ylabel: 
         if whole:
             axes.set_ylim(0, 100)
         axes.set(xlabel="tasks learnt", ylabel=ylabel)
-        _legend(figure, axes, labels)
+        legend(figure, axes, labels)
     return figure
-
-
-def _figure(width: float, labels: Sequence[str], alt: str) -> tuple[Figure, Axes]:
-    rows = -(-len(labels) // _across(width, labels))
-    figure = Figure(figsize=(width, HEIGHT + 0.19 * rows), layout="constrained")
-    figure.set_label(alt)
-    axes = figure.add_subplot()
-    axes.grid(axis="y")
-    axes.spines["left"].set_visible(False)
-    return figure, axes
-
-
-def _across(width: float, labels: Sequence[str]) -> int:
-    """How many legend entries fit side by side: averages included or not, so that figures side by side are of one height."""
-    longest = max((len(label.partition("\u2003")[0]) + len("95.83 ± 0.21") for label in labels), default=1)
-    return min(max(1, int((72 * width - 20) / (5.7 * longest + 36))), max(1, len(labels)))
-
-
-def _legend(figure: Figure, axes: Axes, labels: Sequence[str]) -> None:
-    if labels:
-        across = _across(figure.get_figwidth(), labels)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=across, columnspacing=1.4, handlelength=1.6)
-
-
-def _floor(values: Sequence[float]) -> float:
-    """Where the axis starts: a round number a third of the spread below the lowest value; 0 when that is near."""
-    low, high = min(values, default=0.0), max(values, default=100.0)
-    step = 10 if high - low > 10 else 5
-    start = step * np.floor((low - max((high - low) / 3, 1)) / step)
-    return float(start) if start >= 30 else 0.0

@@ -64,12 +64,12 @@ def latex(results: Sequence[Result]) -> str:
     marks, notes = footnotes(found)
     top, tasks = best(found), _tasks(found)
     lines = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(columns(tasks)) - 1)}}}", r"\toprule"]
-    lines += [" & ".join(map(_tex, columns(tasks))) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(tex, columns(tasks))) + r" \\", r"\midrule"]
     for group, mark in zip(found, marks, strict=True):
-        seeds, average, *rest = map(_tex, cells(group, tasks))
+        seeds, average, *rest = map(tex, cells(group, tasks))
         strong = rf"\textbf{{{average}}}" if group is top else average
-        lines.append(" & ".join([_tex(_marked(group.label, mark)), seeds, strong, *rest]) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", *(rf"\par\footnotesize {_tex(mark)} {_tex(text)}" for mark, text in notes)]
+        lines.append(" & ".join([tex(_marked(group.label, mark)), seeds, strong, *rest]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}", *(rf"\par\footnotesize {tex(mark)} {tex(text)}" for mark, text in notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -165,9 +165,21 @@ def _marked(label: str, mark: str) -> str:
 
 
 TEX = {c: rf"\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-TEX |= {"±": r"$\pm$", "−": "$-$", "–": "--", "†": r"\textdagger{}", "≥": r"$\ge$", "≤": r"$\le$", "\n": " "}
+TEX |= {
+    "±": r"$\pm$",
+    "−": "$-$",
+    "–": "--",
+    "†": r"\textdagger{}",
+    "≥": r"$\ge$",
+    "≤": r"$\le$",
+    "λ": r"$\lambda$",
+    "Ω": r"$\Omega$",
+    "α": r"$\alpha$",
+    "Σ": r"$\sum$",
+    "\n": " ",
+}
 TEX |= {mark: rf"\textsuperscript{{{digit}}}" for digit, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
     return "".join(TEX.get(c, c) for c in text)

@@ -68,8 +68,9 @@ class Store:
         return found
 
     def all(self) -> list[Result]:
-        """Every recorded result, in the order they were recorded."""
-        found = [(path.stat().st_mtime_ns, path) for path in self.out.rglob("metrics.json")]
+        """Every recorded result, in the order they were recorded; not those of `choosing/`, which strengths were chosen by."""
+        paths = [path for path in self.out.rglob("metrics.json") if "choosing" not in path.relative_to(self.out).parts]
+        found = [(path.stat().st_mtime_ns, path) for path in paths]
         return [result for _, path in sorted(found) if (result := self._read(path)) is not None]
 
     def _read(self, path: Path) -> Result | None:

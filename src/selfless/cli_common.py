@@ -1,0 +1,75 @@
+"""What the commands share: how errors are told, the options of every command that trains, and training with live progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from selfless.spec import Result, Run
+
+
+@contextmanager
+def told(as_json: bool = False, stopped: str = "stopped; the same command goes on from the last finished epoch") -> Iterator[None]:
+    """What a user can mend is one message and exit code 1; Ctrl-C and SIGTERM stop cleanly; only a bug gives a traceback."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except typer.Exit:  # which is a RuntimeError
+        raise
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        if type(error) is RuntimeError and "CUDA" in str(error):
+            raise
+        if as_json:
+            typer.echo(json.dumps({"error": str(error)}))
+        else:
+            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.secho(stopped, err=True)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+HOW = "How it runs"
+Out = Annotated[Path | None, typer.Option(help="Where results are recorded and looked up.", show_default="results", rich_help_panel=HOW)]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where data lies.", show_default="$SELFLESS_DATA, else the user's cache", rich_help_panel=HOW)
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.", show_default="auto", rich_help_panel=HOW)]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU.", show_default="one a core", rich_help_panel=HOW)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=HOW)]
+Force = Annotated[bool, typer.Option("--force", help="Train again what is recorded already.", rich_help_panel=HOW)]
+
+
+def trained(runs: Sequence[Run], *, force: bool, as_json: bool, out: Any = "results", **session: Any) -> list[Result]:
+    """Train with live progress, or take what is recorded."""
+    from rich.console import Console
+
+    from selfless.cli_progress import watching
+    from selfless.config import size
+    from selfless.runner import Store, train
+
+    console = Console(stderr=True, quiet=as_json)
+    done = 0 if force else sum(Store(out).load(run) is not None for run in runs)
+    if done:
+        console.print(f"{done} of {len(runs)} run{'s' * (len(runs) > 1)} recorded in {out} already; --force trains again", soft_wrap=True)
+    session["budget"] = size(session.get("budget"))
+    session.setdefault("device", "auto")
+    quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a user's factory may print
+    with watching(runs, console) as watch, quiet:
+        busy = "another process is training {}; waiting for it"
+        return train(runs, out=out, force=force, watch=watch, waiting=lambda r: console.print(busy.format(r.method)), **session)

@@ -1,0 +1,121 @@
+"""What an experiment is: cells to fill, candidates to choose from, published values, and the paper's claims. Data, no behaviour.
+
+A cell's candidates are whole runs (their seed does not matter); one of them is chosen, trained with every seed, and measured. Equal
+candidates are equal runs, so what two experiments share is trained once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from selfless.spec import Run
+
+Profile = Literal["paper", "ours"]
+PROFILES: tuple[Profile, ...] = ("paper", "ours")
+By = Literal["held-out", "test", "rule-largest", "rule-smallest"]
+Place = tuple[str, str]  # (row, column)
+Figure = Literal["bars", "dots", "curves", "histogram", "importance", "rule"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one candidate is chosen from several.
+
+    by     "held-out": the highest average accuracy on held-out data after the last task, mean over `seeds`
+           "test": the same on the test data, as the authors' "report the best one" (marked in every table)
+           "rule-largest", "rule-smallest": the paper's rule of thumb (sec. 4.1), by the first task's held-out accuracy alone
+    seeds  of the choosing runs; by "test" they are among those reported, else apart from them
+    """
+
+    by: By = "held-out"
+    seeds: tuple[int, ...] = (100, 101)
+    held_out: float = 0.1
+    tolerance: float = 0.5  # of the rules: points below the unregularised accuracy that still count as keeping it
+
+    @property
+    def on_test(self) -> bool:
+        return self.by == "test"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table. No candidates: nothing is run (yet).
+
+    value  what is measured, a name of `selfless.experiments.measures.MEASURES`
+    then   fields of the chosen run that are changed after choosing, such as {"tasks": 1}
+    """
+
+    row: str
+    column: str
+    candidates: tuple[Run, ...] = ()
+    published: float | None = None
+    value: str = "average"
+    choice: Choice = field(default_factory=Choice)
+    then: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        return self.row, self.column
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """mean(a − b) ≥ margin, or ≤ margin, in points, a and b paired by seed. `published` is the paper's difference."""
+
+    a: Place
+    b: Place
+    relation: Literal["≥", "≤"] = "≥"
+    margin: float = 0.0
+    published: float | None = None
+
+    def __str__(self) -> str:
+        (row, column), (other, against) = self.a, self.b
+        margin = f" {'+' if self.margin > 0 else '−'} {abs(self.margin):g}" if self.margin else ""
+        if column == against:
+            return f"{row} {self.relation} {other}{margin}" + (f" ({column})" if column else "")
+        return f"{row} ({column}) {self.relation} {other} ({against}){margin}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, and the comparisons that must all hold for it to hold."""
+
+    text: str
+    parts: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper. `pending` says why nothing is run yet; `notes` what its reader must know."""
+
+    name: str
+    title: str
+    source: str
+    figure: Figure
+    cells: tuple[Cell, ...]
+    claims: tuple[Claim, ...] = ()
+    notes: tuple[str, ...] = ()
+    pending: str = ""
+    profile: Profile = "ours"
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        places = [cell.place for cell in self.cells]
+        twice = {place for place in places if places.count(place) > 1}
+        if twice:
+            raise ValueError(f"{self.name} has two cells at {sorted(twice)[0]}")
+        for claim in self.claims:
+            for part in claim.parts:
+                for place in (part.a, part.b):
+                    if place not in places:
+                        raise ValueError(f"{self.name}: the claim {claim.text!r} speaks of {place}, which is not one of its cells")
+
+
+def at_least(a: Place, b: Place, margin: float = 0.0, published: float | None = None) -> Comparison:
+    return Comparison(a, b, "≥", margin, published)
+
+
+def at_most(a: Place, b: Place, margin: float = 0.0, published: float | None = None) -> Comparison:
+    return Comparison(a, b, "≤", margin, published)

@@ -1,0 +1,92 @@
+"""Which candidate of a cell is reported: scored on held-out data by a fleet of its own, or as its choice says otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from selfless.experiments.base import Cell, Choice
+from selfless.spec import Result, Run
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The candidate's number (None: every one failed), every candidate's score by seed in percent, and the edges it lies at."""
+
+    index: int | None
+    scores: tuple[tuple[float, ...], ...]
+    edges: tuple[str, ...] = ()
+
+
+def trial(run: Run, seed: int, choice: Choice) -> Run:
+    """The run a candidate is scored by."""
+    if choice.on_test:
+        return dataclasses.replace(run, seed=seed)
+    if choice.by == "held-out":
+        return dataclasses.replace(run, seed=seed, held_out=max(run.held_out, choice.held_out))
+    return dataclasses.replace(run, seed=seed, held_out=max(run.held_out, choice.held_out), tasks=1)
+
+
+def trials(cell: Cell) -> list[Run]:
+    """Everything that must be trained to choose; nothing where there is nothing to choose."""
+    if len(cell.candidates) < 2:
+        return []
+    return [trial(run, seed, cell.choice) for run in cell.candidates for seed in cell.choice.seeds]
+
+
+def choose(cell: Cell, results: Mapping[Run, Result]) -> Chosen:
+    if len(cell.candidates) < 2:
+        return Chosen(0 if cell.candidates else None, ())
+    choice = cell.choice
+    scores = tuple(tuple(_score(results[trial(run, seed, choice)], choice) for seed in choice.seeds) for run in cell.candidates)
+    means = [float(np.mean(row)) for row in scores]  # NaN where a seed failed: such a candidate is never chosen
+    index = _rule(cell.candidates, means, choice) if choice.by.startswith("rule") else _best(means)
+    return Chosen(index, scores, edges(cell.candidates, index) if index is not None else ())
+
+
+def _score(result: Result, choice: Choice) -> float:
+    if result.status != "done":
+        return math.nan
+    if choice.on_test:
+        return 100 * result.average
+    if result.held_out is None:
+        raise ValueError(f"{result.run.key} was recorded before held-out accuracy was; train it again with --force")
+    return 100 * float(result.held_out[-1].mean())
+
+
+def _best(means: Sequence[float]) -> int | None:
+    known = [i for i, mean in enumerate(means) if not math.isnan(mean)]
+    return max(known, key=lambda i: means[i]) if known else None
+
+
+def _rule(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> int | None:
+    """Of the strengths that keep the unregularised accuracy on the first task, the largest (or the smallest); none kept: the weakest."""
+    reference = next((m for run, m in zip(candidates, means, strict=True) if run.sparsify.strength == 0), math.nan)
+    if math.isnan(reference):
+        raise ValueError("the rule of thumb compares with no regularisation: one candidate must have the sparsifier 'none'")
+    inhibited = [i for i, run in enumerate(candidates) if run.sparsify.strength > 0 and not math.isnan(means[i])]
+    kept = [i for i in inhibited if means[i] >= reference - choice.tolerance]
+    largest = choice.by == "rule-largest" and bool(kept)
+    return (max if largest else min)(kept or inhibited, key=lambda i: candidates[i].sparsify.strength, default=None)
+
+
+def edges(candidates: Sequence[Run], index: int) -> tuple[str, ...]:
+    """The numbers that were chosen at an end of their grid: a wider one might do better."""
+    found = []
+    for name, of in NUMBERS.items():
+        values = sorted({of(run) for run in candidates})
+        if len(values) > 2 and of(candidates[index]) in (values[0], values[-1]):
+            found.append(f"{name} = {of(candidates[index]):g} is an end of its grid")
+    return tuple(found)
+
+
+NUMBERS: dict[str, Any] = {
+    "λ_Ω": lambda run: run.preserve.strength,
+    "λ": lambda run: run.sparsify.strength,
+    "lr": lambda run: run.lr,
+}

@@ -1,0 +1,66 @@
+"""Does a claim hold? Mean ± std over seeds, paired differences with bootstrap 95 % intervals, and a verdict.
+
+    holds      the whole interval of mean(a − b) lies on the claimed side of the margin
+    fails      none of it does
+    undecided  the margin lies within it (or there is one seed, so no interval)
+    missing    a cell that the claim speaks of has no values
+
+A claim of several comparisons holds when all do, fails when one fails, and is otherwise undecided (missing, if one is missing).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from selfless.experiments.base import Claim, Comparison, Place
+from selfless.metrics import paired_interval
+
+Verdict = Literal["holds", "fails", "undecided", "missing"]
+Values = Mapping[int, float]  # seed → value
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One comparison: the paired difference, its interval, over how many seeds, and the verdict."""
+
+    part: Comparison
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    verdict: Verdict
+
+
+def judge(part: Comparison, values: Mapping[Place, Values]) -> Judged:
+    """d = a − b on the seeds that both have; a fixed generator, so the same values give the same interval."""
+    a, b = values.get(part.a, {}), values.get(part.b, {})
+    both = sorted(a.keys() & b.keys())
+    if not both:
+        return Judged(part, math.nan, math.nan, math.nan, 0, "missing")
+    x, y = [a[s] for s in both], [b[s] for s in both]
+    mean = float(np.mean(np.subtract(x, y)))
+    low, high = paired_interval(x, y)
+    return Judged(part, mean, low, high, len(both), verdict(low, high, part))
+
+
+def verdict(low: float, high: float, part: Comparison) -> Verdict:
+    if math.isnan(low) or math.isnan(high):
+        return "undecided"
+    if part.relation == "≥":
+        return "holds" if low >= part.margin else "fails" if high < part.margin else "undecided"
+    return "holds" if high <= part.margin else "fails" if low > part.margin else "undecided"
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    order: tuple[Verdict, ...] = ("fails", "missing", "undecided")
+    return next((worst for worst in order if worst in verdicts), "holds" if verdicts else "missing")
+
+
+def judged(claim: Claim, values: Mapping[Place, Values]) -> tuple[Verdict, list[Judged]]:
+    parts = [judge(part, values) for part in claim.parts]
+    return together([p.verdict for p in parts]), parts

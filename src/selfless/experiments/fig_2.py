@@ -1,0 +1,55 @@
+"""Figure 2 and its appendix twin: nine methods on five permuted-MNIST tasks, accuracy on each task after the last one."""
+
+from __future__ import annotations
+
+from selfless.experiments.base import Claim, Experiment, Profile, at_least, at_most
+from selfless.experiments.protocols import permuted_mnist
+
+ROWS = ("SLNID", "DeCov", "L1-Rep", "Maxout", "LWTA", "No-Reg", "OrthReg", "L2-WD", "L1-Param")
+PUBLISHED = {128: {"No-Reg": 92.67, "SLNID": 95.83}, 64: {"No-Reg": 90.72, "SLNID": 93.89}}  # table 1; the legend's are lost
+LAST = "last two tasks"
+
+
+def fig_2(profile: Profile) -> Experiment:
+    return _figure("fig-2", 128, "figure 2", profile)
+
+
+def fig_2_64(profile: Profile) -> Experiment:
+    return _figure("fig-2-64", 64, "appendix, permuted MNIST with 64 units", profile)
+
+
+def _figure(name: str, width: int, source: str, profile: Profile) -> Experiment:
+    protocol = permuted_mnist(width, profile)
+    at = {row: (row, protocol.column) for row in ROWS}
+    gain = round(PUBLISHED[width]["SLNID"] - PUBLISHED[width]["No-Reg"], 2)
+    others = [row for row in ROWS if row != "SLNID"]
+    claims: tuple[Claim, ...] = (
+        Claim("SLNID improves over No-Reg by two points or more", (at_least(at["SLNID"], at["No-Reg"], 2, gain),)),
+        Claim("Sparsity of activations beats sparsity of parameters: L1-Rep > L1-Param", (at_least(at["L1-Rep"], at["L1-Param"]),)),
+        Claim(
+            "Regularizers of the representation beat OrthReg, the best of those of the parameters",
+            tuple(at_least(at[row], at["OrthReg"]) for row in ("SLNID", "DeCov", "L1-Rep")),
+        ),
+        Claim(
+            "SLNID is among the best: within half a point of DeCov and L1-Rep",
+            tuple(at_least(at["SLNID"], at[r], -0.5) for r in ("DeCov", "L1-Rep")),
+        ),
+        Claim("Maxout and LWTA improve slightly over ReLU", tuple(at_least(at[row], at["No-Reg"]) for row in ("Maxout", "LWTA"))),
+        Claim(
+            "Maxout and LWTA perform alike: within a point",
+            (at_least(at["Maxout"], at["LWTA"], -1), at_most(at["Maxout"], at["LWTA"], 1)),
+        ),
+    )
+    if width == 128:
+        claims += (Claim("SLNID is best on the last two tasks", tuple(at_least(("SLNID", LAST), (row, LAST)) for row in others)),)
+    cells = protocol.cells(ROWS, PUBLISHED[width]) + protocol.cells(ROWS, column=LAST, value="last-two")
+    return Experiment(
+        name,
+        f"Nine ways to leave room: permuted MNIST, {width} units a layer",
+        source,
+        "bars",
+        cells,
+        claims,
+        notes=("Published averages are table 1's; those in the figure's legend are not in the text",),
+        profile=profile,
+    )

@@ -1,0 +1,50 @@
+"""Figure 3 and its appendix twin: the four leading methods on CIFAR-100 and Tiny ImageNet, ten tasks each."""
+
+from __future__ import annotations
+
+from selfless.experiments.base import Claim, Experiment, Profile, at_least, at_most
+from selfless.experiments.protocols import CIFAR_IMPLICIT, TINY_IMPLICIT, Protocol, cifar, tiny_imagenet
+
+ROWS = ("No-Reg", "L1-Rep", "DeCov", "SLNID")
+
+
+def fig_3a(profile: Profile) -> Experiment:
+    protocol = cifar(256, profile)
+    return _figure(
+        "fig-3a", "CIFAR-100 in ten tasks, 256 units", "figure 3a", protocol, {"No-Reg": 55.06, "SLNID": 63.30}, 4, 8.24, profile
+    )
+
+
+def fig_3a_128(profile: Profile) -> Experiment:
+    protocol = cifar(128, profile)
+    title, source = "CIFAR-100 in ten tasks, 128 units", "appendix, CIFAR with 128 units"
+    return _figure("fig-3a-128", title, source, protocol, {"No-Reg": 55.3, "SLNID": 61.16}, 5, 5.86, profile)
+
+
+def fig_3b(profile: Profile) -> Experiment:
+    return _figure("fig-3b", "Tiny ImageNet in ten tasks", "figure 3b", tiny_imagenet(profile), {}, 4, None, profile)
+
+
+def _figure(
+    name: str,
+    title: str,
+    source: str,
+    protocol: Protocol,
+    published: dict[str, float],
+    gain: float,
+    measured: float | None,
+    profile: Profile,
+) -> Experiment:
+    at = {row: (row, protocol.column) for row in ROWS}
+    claims = (
+        Claim(f"SLNID improves over No-Reg by {gain:g} points or more", (at_least(at["SLNID"], at["No-Reg"], gain, measured),)),
+        Claim("SLNID is ahead of DeCov (published: by about two points)", (at_least(at["SLNID"], at["DeCov"], 0, 2.0),)),
+        Claim("DeCov improves over No-Reg", (at_least(at["DeCov"], at["No-Reg"]),)),
+        Claim("A plain L1 norm does not help here: L1-Rep at most a point above No-Reg", (at_most(at["L1-Rep"], at["No-Reg"], 1),)),
+    )
+    notes: tuple[str, ...] = ()
+    if profile == "paper":
+        notes = (CIFAR_IMPLICIT if "cifar" in protocol.base.stream else TINY_IMPLICIT,)
+    if name == "fig-3a":
+        notes += ("On L1-Rep the paper says both: figure 3's caption that it does not help, section 4.2 that it improves over No-Reg",)
+    return Experiment(name, title, source, "bars", protocol.cells(ROWS, published), claims, notes=notes, profile=profile)

@@ -1,0 +1,36 @@
+"""Appendix, spatial locality test: first-layer neuron importance after tasks 1, 2 and 3, SNID beside SLNID. Permuted MNIST, 64 units."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from selfless.experiments.base import Claim, Experiment, Profile, at_least, at_most
+from selfless.experiments.protocols import permuted_mnist
+
+ROWS = ("SNID", "SLNID")
+AFTER = {t: f"after task {t}" for t in (1, 2, 3)}
+REUSE = "overlap of tasks 1 and 3"
+
+
+def locality(profile: Profile) -> Experiment:
+    protocol = permuted_mnist(64, profile)
+    cells = [cell for t, column in AFTER.items() for cell in protocol.cells(ROWS, column=column, value="neurons", then={"tasks": t})]
+    cells += [dataclasses.replace(cell, column=REUSE, value="reuse") for cell in cells if cell.column == AFTER[3]]
+    claims = (
+        Claim("Locality tolerates more important neurons after the first task", (at_least(("SLNID", AFTER[1]), ("SNID", AFTER[1])),)),
+        Claim("It lets more neurons become important for later tasks", (at_least(("SLNID", AFTER[3]), ("SNID", AFTER[3])),)),
+        Claim("It makes the third task lean less on the neurons of the first", (at_most(("SLNID", REUSE), ("SNID", REUSE)),)),
+    )
+    return Experiment(
+        "locality",
+        "Which neurons matter, with and without locality",
+        "appendix, spatial locality test",
+        "importance",
+        tuple(cells),
+        claims,
+        notes=(
+            "Neurons are counted as (Σα)²/Σα², which needs no threshold; overlap is the cosine of task 1's and task 3's own α, in percent",
+            "Strengths are those of table 1's column with 64 units",
+        ),
+        profile=profile,
+    )

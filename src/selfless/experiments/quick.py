@@ -1,0 +1,37 @@
+"""The small version of an experiment: two tasks, an epoch each, a few images, a narrow network, at most two candidates a cell (with
+convolutions, which are slow on a CPU, two for SLNID and one for the others).
+
+It runs all of the code in seconds and proves nothing; every table says that the data was limited.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from selfless.experiments.base import Cell, Experiment
+from selfless.spec import Run
+
+LIMIT = {"permuted-mnist": 200, "split-cifar-100": 20, "blurred-cifar-100": 20, "split-tiny-imagenet": 4}  # images a task
+
+
+def quick(experiment: Experiment) -> Experiment:
+    return dataclasses.replace(experiment, quick=True, cells=tuple(_cell(cell) for cell in experiment.cells))
+
+
+def _cell(cell: Cell) -> Cell:
+    slow = any(not run.model.startswith("mlp") for run in cell.candidates) and not cell.row.startswith("SLNID")
+    ends = cell.candidates if len(cell.candidates) < 3 else (cell.candidates[0], cell.candidates[-1])
+    ends = ends[:1] if slow else ends
+    choice = dataclasses.replace(cell.choice, seeds=cell.choice.seeds[:1])
+    return dataclasses.replace(cell, candidates=tuple(_run(run, cell.then.get("tasks")) for run in ends), choice=choice)
+
+
+def _run(run: Run, tasks: int | None) -> Run:
+    stream = run.stream.removeprefix("joint-")
+    limit = {**run.stream_options, "limit": LIMIT[stream]}
+    narrow = {"stream_options": limit, "epochs": 1, "tasks": 2 if tasks is None else run.tasks, "batch": 40, "precision": "fp32"}
+    if run.model.startswith("cnn"):
+        narrow["model"] = "cnn-16"
+    if run.model == "vgg-slim":
+        narrow["model_options"] = {"fc_units": 16}
+    return dataclasses.replace(run, **narrow)  # type: ignore[arg-type]

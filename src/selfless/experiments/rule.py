@@ -1,0 +1,54 @@
+"""Section 4.1's rule of thumb: choose λ by the first task alone. And `selfless tune`, which does that for any stream and network.
+
+The paper's words are "the minimum value that maintains similar or better accuracy on the first task compared to the unregularized case".
+Taken literally every small λ does, so the smallest of any grid wins. Its figure 4 means "remains close to the optimal performance on the
+current task, while utilizing the minimum capacity": the largest λ that keeps the accuracy. Both readings are tried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from selfless.experiments.base import Cell, Choice, Claim, Experiment, Profile, at_least
+from selfless.experiments.fig_4 import sweep
+from selfless.spec import Run
+
+FIRST, AVERAGE = "task 1, held out", "average accuracy"
+LARGEST, SMALLEST, BEST = "rule: largest λ that keeps task 1", "rule: smallest λ that keeps task 1", "best λ on held-out data"
+
+
+def rule_of_thumb(profile: Profile) -> Experiment:
+    runs = sweep(profile)
+    seeds = (100, 101)
+    readings = {LARGEST: Choice("rule-largest", seeds), SMALLEST: Choice("rule-smallest", seeds), BEST: Choice("held-out", seeds)}
+    cells = [Cell(row, AVERAGE, tuple(runs.values()), choice=choice) for row, choice in readings.items()]
+    cells += [Cell(row, AVERAGE, (run,)) for row, run in runs.items()]
+    cells += [Cell(row, FIRST, (run,), value="first-held-out", then={"tasks": 1, "held_out": 0.1}) for row, run in runs.items()]
+    claims = (
+        Claim(
+            "The largest λ that keeps task 1's accuracy is within half a point of the best λ",
+            (at_least((LARGEST, AVERAGE), (BEST, AVERAGE), -0.5),),
+        ),
+        Claim("So is the smallest, the paper's words taken literally", (at_least((SMALLEST, AVERAGE), (BEST, AVERAGE), -0.5),)),
+    )
+    return Experiment(
+        "rule-of-thumb",
+        "Choosing λ by the first task alone",
+        "section 4.1",
+        "rule",
+        tuple(cells),
+        claims,
+        notes=(
+            "“Keeps”: within half a point of No-Reg on held-out images of task 1, mean over two seeds that are not among those reported",
+        ),
+        profile=profile,
+    )
+
+
+def tuning(base: Run, strengths: tuple[float, ...], choice: Choice) -> Cell:
+    """The cell whose choice is the rule's, for a user's own run."""
+    from selfless.sparsify import SLNID, NoSparsifier
+
+    kind = base.sparsify if base.sparsify.strength > 0 else SLNID()
+    penalties = [NoSparsifier(), *(dataclasses.replace(kind, strength=strength) for strength in strengths)]
+    return Cell("rule", "task 1", tuple(dataclasses.replace(base, sparsify=penalty) for penalty in penalties), choice=choice)

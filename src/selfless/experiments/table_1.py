@@ -1,0 +1,65 @@
+"""Table 1: what inhibition, locality and the discount bring, one by one, on permuted MNIST and CIFAR-100; joint training above all."""
+
+from __future__ import annotations
+
+from selfless.experiments.base import Claim, Comparison, Experiment, Profile, at_least, at_most
+from selfless.experiments.protocols import CIFAR_IMPLICIT, INHIBITION, cifar, cifar_best, permuted_mnist, permuted_mnist_best
+
+ROWS = ("No-Reg", *INHIBITION)
+PUBLISHED = {
+    "pMNIST 128": {"No-Reg": 92.67, "SNI": 95.79, "SNID": 95.90, "SLNI": 95.95, "SLNID": 95.83, "joint": 97.30},
+    "pMNIST 64": {"No-Reg": 90.72, "SNI": 94.89, "SNID": 93.82, "SLNI": 94.87, "SLNID": 93.89, "joint": 96.80},
+    "CIFAR 256": {"No-Reg": 55.06, "SNI": 55.30, "SNID": 61.00, "SLNI": 56.06, "SLNID": 63.30, "joint": 70.99},
+    "CIFAR 128": {"No-Reg": 55.3, "SNI": 55.75, "SNID": 60.90, "SLNI": 55.79, "SLNID": 61.16, "joint": 71.95},
+}
+MNIST, CIFAR = ("pMNIST 128", "pMNIST 64"), ("CIFAR 256", "CIFAR 128")
+
+
+def table_1(profile: Profile) -> Experiment:
+    protocols = [permuted_mnist(128, profile), permuted_mnist(64, profile), cifar(256, profile), cifar(128, profile)]
+    cells = [cell for p in protocols for cell in p.cells(ROWS, PUBLISHED[p.column])]
+    cells += [p.joint(PUBLISHED[p.column]["joint"]) for p in protocols]
+    if profile == "ours":
+        cells += [*permuted_mnist_best(128), *permuted_mnist_best(64), *cifar_best(256)]
+    notes = ["Joint training sees all tasks at once: an upper bound, not a method"]
+    notes += [CIFAR_IMPLICIT] if profile == "paper" else []
+    return Experiment(
+        "table-1",
+        "Inhibition, locality and the discount, one by one",
+        "table 1",
+        "dots",
+        tuple(cells),
+        _claims(),
+        notes=tuple(notes),
+        profile=profile,
+    )
+
+
+def _claims() -> tuple[Claim, ...]:
+    def gap(a: str, b: str, column: str) -> float:
+        return round(PUBLISHED[column][a] - PUBLISHED[column][b], 2)
+
+    def more(a: str, b: str, column: str, margin: float = 0.0) -> Comparison:
+        return at_least((a, column), (b, column), margin, gap(a, b, column))
+
+    return (
+        Claim(
+            "On permuted MNIST every variant works alone: each is two points or more above No-Reg",
+            tuple(more(row, "No-Reg", column, 2) for column in MNIST for row in INHIBITION),
+        ),
+        Claim("On CIFAR SLNID is four points or more above No-Reg", tuple(more("SLNID", "No-Reg", column, 4) for column in CIFAR)),
+        Claim(
+            "On CIFAR inhibition without the discount does not help: SNI and SLNI at most two points above No-Reg",
+            tuple(at_most((row, column), ("No-Reg", column), 2, gap(row, "No-Reg", column)) for column in CIFAR for row in ("SNI", "SLNI")),
+        ),
+        Claim(
+            "On CIFAR the discount is what helps: two points or more",
+            tuple(more(a, b, column, 2) for column in CIFAR for a, b in (("SNID", "SNI"), ("SLNID", "SLNI"))),
+        ),
+        Claim("On CIFAR locality helps further: SLNID ≥ SNID", tuple(more("SLNID", "SNID", column) for column in CIFAR)),
+        Claim(
+            "SLNID with 64 units does better than No-Reg with 128",
+            (at_least(("SLNID", "pMNIST 64"), ("No-Reg", "pMNIST 128"), 0, 1.22),),
+        ),
+        Claim("Joint training is the upper bound", tuple(more("joint", "SLNID", column) for column in (*MNIST, *CIFAR))),
+    )

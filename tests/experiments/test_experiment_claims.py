@@ -1,0 +1,89 @@
+"""Verdicts on distributions that are known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from selfless.experiments.base import Claim, at_least, at_most
+from selfless.experiments.claims import judge, judged, together, verdict
+
+A, B = ("SLNID", "x"), ("No-Reg", "x")
+
+
+def drawn(rng: np.random.Generator, gap: float, seeds: int, noise: float = 1.0) -> dict[tuple[str, str], dict[int, float]]:
+    """Two cells that share a large effect of the seed and differ by `gap` ± noise."""
+    shared = rng.normal(90, 5, seeds)
+    return {A: dict(enumerate(shared + gap + rng.normal(0, noise, seeds))), B: dict(enumerate(shared))}
+
+
+def test_a_large_gap_holds_and_its_opposite_fails() -> None:
+    values = drawn(np.random.default_rng(0), 3.0, 5, 0.3)
+    assert judge(at_least(A, B, 2), values).verdict == "holds"
+    assert judge(at_least(A, B, 4), values).verdict == "fails"
+    assert judge(at_most(A, B, 4), values).verdict == "holds"
+    assert judge(at_most(A, B, 2), values).verdict == "fails"
+    assert judge(at_least(A, B, 3), values).verdict == "undecided"
+
+
+def test_pairing_takes_the_effect_of_the_seed_out() -> None:
+    values = drawn(np.random.default_rng(1), 1.0, 8, 0.2)
+    found = judge(at_least(A, B), values)
+    assert found.verdict == "holds"
+    assert found.high - found.low < 0.5  # the seeds themselves spread over some 15 points
+    unpaired = {A: values[A], B: {s: values[B][(s + 1) % 8] for s in values[B]}}
+    assert judge(at_least(A, B), unpaired).verdict == "undecided"
+
+
+@pytest.mark.parametrize(("gap", "right"), [(1.0, "holds"), (-1.0, "fails")])
+def test_verdicts_are_mostly_right_and_seldom_wrong(gap: float, right: str) -> None:
+    """True difference ± 1, noise 1, ten seeds: the verdict agrees with the truth most times, and contradicts it almost never."""
+    rng = np.random.default_rng(2)
+    found = [judge(at_least(A, B), drawn(rng, gap, 10)).verdict for _ in range(200)]
+    wrong = {"holds": "fails", "fails": "holds"}[right]
+    assert found.count(right) > 150  # type: ignore[arg-type]
+    assert found.count(wrong) <= 2  # type: ignore[arg-type]
+
+
+def test_the_interval_covers_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(3)
+    inside = 0
+    for _ in range(300):
+        found = judge(at_least(A, B), drawn(rng, 0.7, 30))
+        inside += found.low <= 0.7 <= found.high
+    assert 0.90 <= inside / 300 <= 0.98
+
+
+def test_only_seeds_that_both_have_are_paired_and_nothing_is_missing() -> None:
+    values = {A: {0: 95.0, 1: 96.0, 2: 97.0}, B: {1: 90.0, 2: 91.0, 7: 10.0}}
+    found = judge(at_least(A, B, 5), values)
+    assert (found.seeds, found.mean, found.verdict) == (2, 6.0, "holds")
+    one = judge(at_least(A, B), {A: {0: 95.0}, B: {0: 90.0}})
+    assert one.verdict == "undecided"
+    assert math.isnan(one.low)
+    assert judge(at_least(A, B), {A: {0: 95.0}, B: {1: 90.0}}).verdict == "missing"
+    assert judge(at_least(A, B), {A: {0: 95.0}}).verdict == "missing"
+
+
+def test_edges_of_the_margin() -> None:
+    assert verdict(2.0, 3.0, at_least(A, B, 2)) == "holds"
+    assert verdict(1.0, 2.0, at_least(A, B, 2)) == "undecided"
+    assert verdict(1.0, 2.0, at_most(A, B, 2)) == "holds"
+    assert verdict(2.1, 3.0, at_most(A, B, 2)) == "fails"
+
+
+def test_a_claim_is_as_good_as_its_worst_part() -> None:
+    assert together(["holds", "holds"]) == "holds"
+    assert together(["holds", "undecided"]) == "undecided"
+    assert together(["missing", "undecided"]) == "missing"
+    assert together(["fails", "missing", "holds"]) == "fails"
+    assert together([]) == "missing"
+    values = drawn(np.random.default_rng(0), 3.0, 5, 0.3)
+    assert judged(Claim("both", (at_least(A, B, 2), at_least(A, B, 4))), values)[0] == "fails"
+
+
+def test_the_same_values_give_the_same_interval() -> None:
+    values = drawn(np.random.default_rng(5), 0.3, 5)
+    assert judge(at_least(A, B), values) == judge(at_least(A, B), values)

@@ -1,0 +1,250 @@
+"""From an experiment to its record, its tables and its page, with results that are made up so that every number is known."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fabricated import result as fabricated
+from fabricated import trainer
+from rich.console import Console
+
+from selfless import MAS, SLNID, NoSparsifier, Run
+from selfless.experiments import NAMES, experiment, measures
+from selfless.experiments.base import Cell, Choice, Claim, Experiment, at_least, at_most
+from selfless.experiments.reproduce import declared, record_file, reproduce
+from selfless.report import experiment_plots, write
+from selfless.report import experiments as reporting
+from selfless.runner import Store
+from selfless.spec import Result
+
+A, B = ("SLNID", "MNIST"), ("No-Reg", "MNIST")
+
+
+def small(**fields: Any) -> Experiment:
+    cells = (
+        Cell(*B, tuple(Run(preserve=MAS(a)) for a in (0.1, 0.2)), published=92.67),
+        Cell(*A, tuple(Run(sparsify=SLNID(s)) for s in (1e-4, 1e-3, 1e-2)), published=95.83),
+        Cell("joint", "MNIST", (Run(stream="joint-permuted-mnist", sparsify=NoSparsifier()),)),
+        Cell("later", "MNIST", published=50.0),
+    )
+    claims = (
+        Claim("SLNID is ahead", (at_least(A, B, 1, 3.16),)),
+        Claim("SLNID is far ahead", (at_least(A, B, 50),)),
+        Claim("SLNID is not ahead", (at_most(A, B, 0),)),
+        Claim("later is ahead", (at_least(("later", "MNIST"), B),)),
+    )
+    return Experiment("fig-2", "A | small one", "figure 2", "bars", cells, claims, **fields)
+
+
+def score(run: Run) -> float:
+    """SLNID best at 1e-3; No-Reg best at λ_Ω = 0.2."""
+    if run.sparsify.strength:
+        return 0.95 if run.sparsify.strength == 1e-3 else 0.85
+    return 0.90 if run.preserve.strength == 0.2 else 0.80
+
+
+def test_choose_train_measure_judge_record(tmp_path: Path) -> None:
+    calls: list[tuple[str, int]] = []
+    made = small()
+    record = reproduce(made, seeds=3, out=tmp_path, train=trainer(score, calls))
+    assert calls == [("fig-2: choosing strengths", 5 * 2), ("fig-2: training", 3 * 3)]
+    assert json.loads(record_file(tmp_path, made).read_text()) == record
+    cells = {(c["row"], c["column"]): c for c in record["cells"]}
+    assert cells[A]["method"] == "mas:0.1 + slnid:0.001"
+    assert cells[B]["method"] == "mas:0.2"
+    values = [run["value"] for run in cells[A]["runs"]]
+    assert cells[A]["mean"] == pytest.approx(np.mean(values))
+    assert cells[A]["std"] == pytest.approx(np.std(values, ddof=1))
+    assert cells[A]["difference"] == pytest.approx(np.mean(values) - 95.83)
+    assert len(cells[A]["runs"][0]["detail"]) == 5
+    assert cells["later", "MNIST"]["status"] == "pending"
+    assert [c["verdict"] for c in record["claims"]] == ["holds", "fails", "fails", "missing"]
+    part = record["claims"][0]["parts"][0]
+    assert part["low"] <= part["mean"] <= part["high"]
+    assert part["mean"] == pytest.approx(np.mean(values) - cells[B]["mean"])
+    choice = next(c for c in record["choices"] if c["cells"] == [list(A)])
+    assert choice["chosen"] == 1
+    assert choice["by"] == "held-out"
+    assert record["about"] == record["about"] | {"runs": 19, "failed": 0, "seconds": pytest.approx(19 * 10 / 5), "hardware": ["a machine"]}
+    reported = {run["key"] for cell in record["cells"] for run in cell["runs"]}
+    assert {result.run.key for result in Store(tmp_path).all()} == reported  # what was chosen by is not listed with it
+    for choosing in (tmp_path / "choosing").glob("*/metrics.json"):
+        assert json.loads(choosing.read_text())["run"]["held_out"] == 0.1
+
+
+def test_what_the_authors_chose_on_is_what_is_reported(tmp_path: Path) -> None:
+    made = small()
+    cells = tuple(dataclasses.replace(c, choice=Choice("test", (0, 1))) for c in made.cells)
+    record = reproduce(dataclasses.replace(made, cells=cells), seeds=3, out=tmp_path, train=trainer(score))
+    assert not (tmp_path / "choosing").exists()
+    shown = reporting.marked(record | {"folder": str(tmp_path)})
+    assert all("on test" in c["marks"] for c in shown["cells"] if c["row"] in ("SLNID", "No-Reg"))
+    assert any("optimistic" in line for line in reporting.remarks(shown))
+
+
+def test_failed_runs_are_shown_and_left_out_of_the_mean(tmp_path: Path) -> None:
+    record = reproduce(small(), seeds=3, out=tmp_path, train=trainer(score, fails=lambda run: run.seed == 1 and run.sparsify.strength > 0))
+    cell = next(c for c in record["cells"] if c["row"] == "SLNID")
+    assert cell["status"] == "partly failed"
+    assert [run["value"] is None for run in cell["runs"]] == [False, True, False]
+    assert record["claims"][0]["parts"][0]["seeds"] == 2
+    record = reproduce(small(), seeds=3, out=tmp_path, train=trainer(score, fails=lambda run: run.sparsify.strength > 0))
+    cell = next(c for c in record["cells"] if c["row"] == "SLNID")
+    assert (cell["status"], cell["error"]) == ("failed", "all 3 candidates failed while choosing")
+    assert record["claims"][0]["verdict"] == "missing"
+
+
+def test_missing_and_stale_cells_are_marked(tmp_path: Path) -> None:
+    made = small()
+    reproduce(made, seeds=2, out=tmp_path, train=trainer(score))
+    (record,) = reporting.load(tmp_path)
+
+    def marks(found: reporting.Record) -> dict[str, list[str]]:
+        return {c["row"]: c["marks"] for c in found["cells"]}
+
+    assert marks(reporting.marked(record, declared(made, record["seeds"]))) == {
+        "No-Reg": [],
+        "SLNID": [],
+        "joint": [],
+        "later": ["not run"],
+    }
+    changed = dataclasses.replace(
+        made,
+        cells=tuple(dataclasses.replace(c, candidates=tuple(dataclasses.replace(r, epochs=11) for r in c.candidates)) for c in made.cells),
+    )
+    assert marks(reporting.marked(record, declared(changed, record["seeds"])))["SLNID"] == ["stale"]
+    key = next(c for c in record["cells"] if c["row"] == "SLNID")["runs"][0]["key"]
+    (tmp_path / key / "metrics.json").unlink()
+    assert marks(reporting.marked(record, declared(made, record["seeds"])))["SLNID"] == ["missing"]
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "fig-2-ours.json").write_text('{"format": 99}')
+    with pytest.raises(ValueError, match=r"fig-2-ours\.json is not a record of this version .* selfless reproduce"):
+        reporting.load(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------------------- as tables
+@pytest.fixture
+def records(tmp_path: Path) -> list[reporting.Record]:
+    reproduce(small(notes=("a note & more",)), seeds=3, out=tmp_path, train=trainer(score))
+    return [reporting.marked(record) for record in reporting.load(tmp_path)]
+
+
+def test_tables_say_ours_published_difference_and_verdicts(records: list[reporting.Record]) -> None:
+    record = records[0]
+    cell = next(c for c in record["cells"] if c["row"] == "SLNID")
+    value, gap = f"{cell['mean']:.2f} ± {cell['std']:.2f}", f"{cell['difference']:+.2f}".replace("-", "−")
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    console.print(reporting.terminal(record))
+    screen = console.file.getvalue()  # type: ignore[attr-defined]
+    for text in (screen, reporting.markdown(records)):
+        assert value in text
+        assert gap in text
+        assert "95.83" in text
+        assert "SLNID ≥ No-Reg + 1" in text
+        assert "fails" in text
+        assert "of 3 candidates on held-out data, seeds 100, 101" in text
+    assert "a note \\& more" in reporting.latex(records)
+    assert "95.83" in reporting.latex(records)
+    rows = list(csv.DictReader(io.StringIO(reporting.csv(records))))
+    assert float(next(r for r in rows if r["kind"] == "cell" and r["row"] == "SLNID")["mean"]) == cell["mean"]
+    assert [r["status"] for r in rows if r["kind"] == "claim"] == ["holds", "fails", "fails", "missing"]
+    assert "A \\| small one" in reporting.markdown(records) or "A | small one." in reporting.markdown(records)
+
+
+class Reader(HTMLParser):
+    """Links and text of a page whose every tag is closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_the_page_links_to_every_run_and_to_nothing_else(records: list[reporting.Record], tmp_path: Path) -> None:
+    path = write([], tmp_path / "report.html", experiments=records, date="today")
+    page = Reader(path.read_text(encoding="utf-8"))
+    text = re.sub(r"\s+", " ", " ".join(page.texts))
+    assert "1 of 4 claims hold, 2 fail, 1 not tested yet." in text
+    assert "A | small one" in text
+    keys = {run["key"] for cell in records[0]["cells"] for run in cell["runs"]}
+    files = {link for link in page.links if link.endswith("metrics.json")}
+    assert files == {f"{key}/metrics.json" for key in keys}
+    assert all((tmp_path / file).is_file() for file in files)
+    assert all(link.startswith(("#", "data:")) or link in files for link in page.links)
+    assert all(link[1:] in page.ids for link in page.links if link.startswith("#"))
+    assert len(page.ids) == len(set(page.ids))
+    for word in ("published 95.83", "not run", "mas:0.1 + slnid:0.001", "hardware", "commit", "seed 100"):
+        assert word in text
+
+
+def test_other_runs_come_after_the_experiments(records: list[reporting.Record], tmp_path: Path) -> None:
+    other = fabricated(Run(model="mlp-9", seed=3), 0.7)
+    mixed: list[Result] = [*Store(tmp_path).all(), other]
+    text = write(mixed, tmp_path / "report.html", experiments=records).read_text()
+    assert text.index("A | small one") < text.index("Other runs in this folder") < text.index(other.run.key)
+    rest = text[text.index("Other runs in this folder") :]
+    assert not any(key in rest for key in reporting.keys(records))
+    many = [fabricated(Run(model=f"mlp-{n}"), 0.7) for n in range(2, 40)]  # more than a figure could tell apart
+    assert "<svg" not in write(many, tmp_path / "many.html").read_text()
+    assert "<svg" in write(many[:3], tmp_path / "few.html").read_text()
+
+
+def test_quick_versions_prove_nothing_and_say_so(tmp_path: Path) -> None:
+    reproduce(small(quick=True), seeds=2, out=tmp_path, train=trainer(score))
+    assert record_file(tmp_path, small(quick=True)).name == "fig-2-ours-quick.json"
+    text = write([], tmp_path / "report.html", experiments=reporting.load(tmp_path)).read_text()
+    assert "Quick versions only" in text
+    assert "quick: its numbers mean nothing" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_is_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole experiment, both profiles' shapes being the same, on made-up results; what comes from checkpoints is made up too."""
+    rng = np.random.default_rng(0)
+    monkeypatch.setitem(measures.MEASURES, "quiet", measures.Measure("quiet", lambda m: 30.0, lambda m: list(rng.gamma(2, 0.2, 128))))
+    monkeypatch.setitem(
+        measures.MEASURES,
+        "neurons",
+        measures.Measure("neurons", lambda m: 9.0, lambda m: [float(m.result.run.tasks or 1) * i for i in range(64)], "count"),
+    )
+    monkeypatch.setitem(measures.MEASURES, "reuse", measures.Measure("reuse", lambda m: 50.0, lambda m: None))
+    made = experiment(name)
+    record = reproduce(made, seeds=2, out=tmp_path, train=trainer(lambda run: 0.9 - 0.1 * (run.sparsify.strength == 0)))
+    drawn = experiment_plots.figures(record)
+    assert bool(drawn) is not bool(made.pending)
+    page = Reader(write([], tmp_path / "report.html", experiments=[reporting.marked(record | {"folder": str(tmp_path)})]).read_text())
+    assert sum(caption in page.texts for caption in drawn) == len(drawn)
+    assert all(c["status"] in ("done", "pending") for c in record["cells"])
