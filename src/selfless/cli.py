@@ -86,7 +86,7 @@ def run(
     alpha: str | None = _flag("Neuron importance over tasks: sum, mean.", "sum", _TRAIN),
     select: str | None = _flag("Epoch that is kept: last, held-out, best-on-test (marked).", "last", _TRAIN),
     held_out: float | None = _flag("Share of the training data kept aside.", "0; 0.1 where the run needs one", _TRAIN),
-    precision: str | None = _flag("Of matmuls on a GPU: tf32, fp32, bf16.", "tf32", _TRAIN),
+    precision: str | None = _flag("Of products on a GPU: tf32, fp32, bf16; a CPU: float32, or bf16 where it can.", "tf32", _TRAIN),
     seed: int | None = _flag("The first seed.", "0", _TRAIN),
     seeds: int | None = _flag("How many seeds, from --seed up.", "1", _TRAIN),
     config: Annotated[

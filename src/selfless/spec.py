@@ -54,7 +54,7 @@ class Run:
     schedule        lr "constant", "cosine" to 0 within each task, or "plateau": ×0.1 after 5 stalled epochs, stop after 10
     select          the epoch that is kept: "last", the best on "held-out" data, or "best-on-test" (marked in every table)
     held_out        share of the training data kept aside; a tenth when the run needs one and none is given
-    precision       of matmuls on a GPU; a CPU always computes in float32
+    precision       of products on a GPU: "tf32", "fp32" or "bf16"; a CPU computes in float32, but takes "bf16" where it has units for it
     """
 
     stream: str = "permuted-mnist"

@@ -157,6 +157,22 @@ def test_members_may_differ_in_sigma_and_in_epochs(tasks_npz: str, schedule: Any
             assert_close(learner.fleet.params[name][m], p[0], rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_precision_is_the_runs_own(tasks_npz: str, precision: Any) -> None:
+    """bf16 products where the CPU has them, and afterwards everything as it was; float32 stays float32 whatever was set before."""
+    seen: list[str] = []
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        run = small(tasks_npz, epochs=6, precision=precision)
+        result = Learner([run], report=lambda event: seen.append(torch.get_float32_matmul_precision())).learn()[0]
+        assert set(seen) == {"medium" if precision == "bf16" else "highest"}
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert result.accuracy.diagonal().min() > 0.8
+
+
 def test_convolutions_and_batch_norm_in_a_fleet(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "mynets.py").write_text(
         "from torch import nn\n"

@@ -344,11 +344,11 @@ class Fleet:
             for n, p, u, g in zip(names, params, speed, found, strict=True):
                 fast.update_(p, u, g.contiguous(), self.ratio, self.run.momentum, omega.get(n), anchor.get(n), self.pull)
         else:
-            if self.factors is None:
-                torch._foreach_mul_(speed, self.run.momentum)
-            else:
-                torch._foreach_mul_(speed, [_column(self.ratio * self.run.momentum, u) for u in speed])
-            torch._foreach_add_(speed, [g.contiguous() for g in found])
+            for u, g in zip(speed, found, strict=True):
+                if self.factors is None:
+                    torch.add(g, u, alpha=self.run.momentum, out=u)
+                else:
+                    u.mul_(_column(self.ratio * self.run.momentum, u)).add_(g)
             torch._foreach_sub_(params, speed)
             held = list(self.share) if self.anchored else []
             if held:

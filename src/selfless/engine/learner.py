@@ -126,14 +126,18 @@ class Learner:
     def learn(self) -> list[Result]:
         """Train to the end, or on from where the checkpoint stands."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = matmul.allow_tf32, cudnn.allow_tf32
-        matmul.allow_tf32 = cudnn.allow_tf32 = self.run.precision != "fp32"
+        before = matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision()
+        if self.device.type == "cpu":  # "medium": bfloat16 products with float32 sums, on CPUs that have units for them
+            torch.set_float32_matmul_precision("medium" if self.run.precision == "bf16" else "highest")
+        else:
+            matmul.allow_tf32 = cudnn.allow_tf32 = self.run.precision != "fp32"
         torch.set_flush_denormal(True)  # momentum of dead neurons decays into numbers a CPU is a hundred times slower with
         try:
             return self._learn()
         finally:
             torch.set_flush_denormal(False)
-            matmul.allow_tf32, cudnn.allow_tf32 = before
+            torch.set_float32_matmul_precision(before[2])
+            matmul.allow_tf32, cudnn.allow_tf32 = before[:2]
 
     def rehearse(self) -> None:
         """One step with everything in place that training needs: for measuring how much memory that is. Do not train afterwards."""
