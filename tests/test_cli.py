@@ -178,3 +178,23 @@ def test_options_and_sizes() -> None:
     given: dict[str, Any] = options(["p=0.5", "head=all", "angles=[0, 30]", "flag=true"], "--stream-option")
     assert given == {"p": 0.5, "head": "all", "angles": [0, 30], "flag": True}
     assert [size(t) for t in ("2GB", "500 MiB", "12", None, 7)] == [2 * 10**9, 500 * 2**20, 12, None, 7]
+
+
+def test_utilisation_says_what_each_fleet_made_of_the_machine() -> None:
+    from types import SimpleNamespace
+
+    from selfless.cli_common import utilisation
+
+    gpu = {
+        "fleet": 60,
+        "hardware": "NVIDIA H200",
+        "seconds": 4.4,
+        "run_steps_per_second": 257491.2,
+        "memory": {"peak_gb": 6.2, "share": 0.041},
+    }
+    cpu = {"fleet": 1, "hardware": "a CPU, 2 cores", "seconds": 12.0, "run_steps_per_second": 700.4, "memory": None}
+    found = [SimpleNamespace(about=about) for about in (gpu, gpu, cpu, {"fleet": 1, "seconds": 1.0, "hardware": "x"})]
+    assert utilisation(found) == [
+        "60 runs as one fleet on NVIDIA H200: 4.4 s, 257,491 run-steps a second, 6.2 GB (4% of its memory)",
+        "1 run on a CPU, 2 cores: 12.0 s, 700 run-steps a second",
+    ]

@@ -64,12 +64,31 @@ def trained(runs: Sequence[Run], *, force: bool, as_json: bool, out: Any = "resu
     from selfless.runner import Store, train
 
     console = Console(stderr=True, quiet=as_json)
-    done = 0 if force else sum(Store(out).load(run) is not None for run in runs)
-    if done:
-        console.print(f"{done} of {len(runs)} run{'s' * (len(runs) > 1)} recorded in {out} already; --force trains again", soft_wrap=True)
+    recorded = set() if force else {run for run in runs if Store(out).load(run) is not None}
+    if recorded:
+        console.print(
+            f"{len(recorded)} of {len(runs)} run{'s' * (len(runs) > 1)} recorded in {out} already; --force trains again", soft_wrap=True
+        )
     session["budget"] = size(session.get("budget"))
     session.setdefault("device", "auto")
     quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a user's factory may print
     with watching(runs, console) as watch, quiet:
         busy = "another process is training {}; waiting for it"
-        return train(runs, out=out, force=force, watch=watch, waiting=lambda r: console.print(busy.format(r.method)), **session)
+        results = train(runs, out=out, force=force, watch=watch, waiting=lambda r: console.print(busy.format(r.method)), **session)
+    for line in utilisation([r for r in results if r.run not in recorded]):
+        console.print(f"[dim]{line}[/dim]", highlight=False, soft_wrap=True)
+    return results
+
+
+def utilisation(results: Sequence[Result]) -> list[str]:
+    """A line for every fleet among these: how many runs, where, how fast, and how much of a GPU's memory it took."""
+    fleets: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for about in (r.about for r in results if r.about.get("run_steps_per_second")):
+        fleets.setdefault((about["seconds"], about["run_steps_per_second"]), about)
+    lines = []
+    for about in fleets.values():
+        size, memory = about["fleet"], about.get("memory")
+        line = f"{size} run{'s as one fleet' if size > 1 else ''} on {about['hardware']}: {about['seconds']:.1f} s, "
+        line += f"{about['run_steps_per_second']:,.0f} run-steps a second"
+        lines.append(line + (f", {memory['peak_gb']:.1f} GB ({memory['share']:.0%} of its memory)" if memory else ""))
+    return lines
