@@ -22,7 +22,7 @@ import selfless.engine.learner as learner_module
 from selfless import MAS, SLNID, Run
 from selfless.engine.learner import Learner
 from selfless.runner import memory
-from selfless.runner.local import fleets
+from selfless.runner.local import _at_most, fleets
 from selfless.runner.store import Store
 from selfless.spec import Result
 
@@ -312,3 +312,9 @@ def test_a_large_fleet_is_not_saved_after_every_epoch(tasks_npz: str, tmp_path: 
     monkeypatch.setattr(learner_module, "write_atomically", slow)
     Learner([run], checkpoint=tmp_path / "x.safetensors").learn()
     assert len(saves) == 1  # three tasks of five epochs take less than the six seconds that one save is to be spread over
+
+
+def test_convolutions_train_one_by_one_on_a_cpu() -> None:
+    runs = [Run(stream="split-cifar-100", model="cnn-16", seed=s) for s in range(3)]
+    assert [len(f) for f in fleets(runs)] == [3]
+    assert [len(f) for f in _at_most(runs, "cpu", None, None, 1)] == [1, 1, 1]

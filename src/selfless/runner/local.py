@@ -138,6 +138,9 @@ def _execute(
 
 def _at_most(group: list[Run], device: str, data_dir: Path | str | None, budget: int | None, shares: int) -> Iterator[list[Run]]:
     """A group that may train as one, in parts that fit into memory (together, where `shares` processes hold a part)."""
+    if device == "cpu" and group[0].model.startswith(("cnn-", "vgg-", "alexnet")):
+        yield from ([run] for run in group)  # stacking convolutions costs a CPU more than it saves (docs/performance.md)
+        return
     place = Path(data_dir) if data_dir else None
     size = most(group, lambda runs: Learner(runs, device=device, data_dir=place, budget=budget), device)
     size = size if size >= len(group) else max(1, size // shares) * shares
