@@ -220,7 +220,7 @@ def _bmm_wide(a: Tensor, b: Tensor) -> Tensor:
     """The product in float32, also of half precisions."""
     if a.dtype == torch.float32:
         return torch.bmm(a, b)
-    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a, b).float()
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda and torch.__version__ >= (2, 8) else torch.bmm(a, b).float()
 
 
 class _Conv(torch.autograd.Function):
@@ -364,8 +364,8 @@ def kernels(x: Tensor) -> ModuleType | None:
 
 @cache
 def _triton() -> ModuleType | None:
-    if find_spec("triton") is None or torch.version.hip:
-        return None
+    if find_spec("triton") is None or torch.version.hip or torch.cuda.get_device_capability() < (8, 0):
+        return None  # older matrix units know neither TF32 nor bfloat16
     from selfless.engine import kernels as found
 
     return found

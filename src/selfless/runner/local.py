@@ -245,7 +245,7 @@ def _learnt(
         learner = Learner(runs, device=device, data_dir=data_dir, budget=budget, checkpoint=place, report=report)
         learner.learn()
         return learner
-    except torch.OutOfMemoryError:
+    except torch.cuda.OutOfMemoryError:
         pass
     torch.cuda.empty_cache()
     return None

@@ -37,7 +37,10 @@ def _taken(runs: Sequence[Run], make: Callable[[Sequence[Run]], Learner], device
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        make(runs).rehearse()
+        try:
+            make(runs).rehearse()
+        except torch.cuda.OutOfMemoryError:
+            return available(device) or 1  # all there is, and more
         return torch.cuda.max_memory_allocated(device) - before
     before = _resident()
     learner = make(runs)
