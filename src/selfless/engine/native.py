@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, Tensor]
 
+_OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # bmm(..., out_dtype=)
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Dropout)
 _POSITIVE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten, nn.Identity, nn.Dropout, Maxout, LWTA)
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
@@ -220,7 +221,7 @@ def _bmm_wide(a: Tensor, b: Tensor) -> Tensor:
     """The product in float32, also of half precisions."""
     if a.dtype == torch.float32:
         return torch.bmm(a, b)
-    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda and torch.__version__ >= (2, 8) else torch.bmm(a, b).float()
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda and _OUT_DTYPE else torch.bmm(a, b).float()
 
 
 class _Conv(torch.autograd.Function):
