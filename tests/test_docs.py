@@ -68,6 +68,9 @@ def test_figures_in_the_performance_page_are_the_recorded_ones() -> None:
         wanted.append(f"**{bf16['seconds_a_run']:.2f} s** {mark(bf16)} / {tf32['seconds_a_run']:.2f} s {mark(tf32)}")
     wanted.append(f"**{next(r for r in steps['steps'] if r['target'])['times_eager']:.0f}×** ✓")
     wanted.append(f"**{100 * next(r for r in gpu['penalty'] if r['target'])['share']:.1f} %** ✓")
+    shares = {r["n"]: f"{100 * r['share']:.1f} %" for r in gpu["penalty"] if r["kind"] == "share"}
+    wanted += [shares[128] + " at N = 128", shares[256] + " at 256", shares[512] + " at 512", shares[1024] + " at 1,024"]
+    wanted += [shares[2048] + " at 2,048", shares[4096] + " at 4,096", shares[8192] + " at\n8,192", shares[16384] + " at 16,384"]
     passes = [f"**{r['target']['value']:.2f}×**" for r in steps["importance"]]
     wanted += [f"{passes[0]} / {passes[1]} ✓", f"{passes[2]} / {passes[3]} ✓"]
     for n in (128, 512, 2048, 4096, 16384):

@@ -163,7 +163,7 @@ def _other(layer: nn.Module, x: Tensor) -> Tensor:
     if isinstance(layer, nn.Flatten):
         return x.flatten(2)
     if isinstance(layer, _POOLS) or (isinstance(layer, Maxout | LWTA) and x.dim() > 3):
-        pooled: Tensor = layer(x.flatten(0, 1))
+        pooled: Tensor = layer.forward(x.flatten(0, 1))
         return pooled.view(*x.shape[:2], *pooled.shape[1:])
     result: Tensor = layer.forward(x)
     return result
