@@ -39,7 +39,7 @@ def _half(shelf: Shelf, name: str, images: str, classes: int, boxes: bool) -> tu
     if not isinstance(annotations, list) or not annotations or not isinstance(annotations[0], dict):
         raise Altered(f"{where}: annotations should be a struct; fetch it again")
     if "class" not in annotations[0] or "fname" not in annotations[0]:
-        raise Altered(f"{where} has no labels (its fields are {', '.join(annotations[0])}); get {name} of the published set")
+        raise Altered(f"{where} has no labels (its fields are {', '.join(annotations[0])}); fetch {name} of the published set")
     top = shelf.top(f"{images}/{_base(annotations[0]['fname'])}")
     for row in annotations:
         file = _base(row["fname"])

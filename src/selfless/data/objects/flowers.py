@@ -19,26 +19,30 @@ from selfless.data.objects.listing import Item, Listing, column
 from selfless.data.objects.shelf import Shelf
 
 CLASSES = 102
+OFFICIAL = "official: trnid and valid train, tstid tests"
 TREE = re.compile(r"(?:^|/)(train|valid|test)/(\d+)/image_(\d{5})\.jpg$")
 
 
 def read(shelf: Shelf, options: dict[str, Any]) -> Listing:
-    labels = shelf.find("imagelabels.mat")
-    return _tree(shelf) if labels is None and any(TREE.search(name) for name in shelf.names()) else _published(shelf)
+    return _tree(shelf) if any(TREE.search(name) for name in shelf.names()) else _published(shelf)
 
 
 def _published(shelf: Shelf) -> Listing:
-    labels = shelf.need("imagelabels.mat")
+    name, numbers = _labels(shelf)
+    ids, second = _official(shelf, len(numbers))
+    top = shelf.top(f"image_{ids['train'][0]:05d}.jpg")
+    train, test = (tuple(Item(f"{top}image_{i:05d}.jpg", numbers[i - 1] - 1) for i in ids[half]) for half in ("train", "test"))
+    return Listing(tuple(f"flower {c}" for c in range(1, CLASSES + 1)), train, test, OFFICIAL, (name, second))
+
+
+def _labels(shelf: Shelf) -> tuple[str, list[int]]:
+    name = shelf.need("imagelabels.mat")
     where = f"{shelf.folder}/imagelabels.mat"
-    numbers = column(matlab.read(shelf.read(labels), ["labels"], where)["labels"], f"{where}: labels")
+    numbers = column(matlab.read(shelf.read(name), ["labels"], where)["labels"], f"{where}: labels")
     for image, label in enumerate(numbers, 1):
         if not 1 <= label <= CLASSES:
             raise Altered(f"{where}: label {label} of image {image} is out of range, which is 1 to {CLASSES}; fetch it again")
-    ids, name = _official(shelf, len(numbers))
-    top = shelf.top(f"image_{ids['train'][0]:05d}.jpg")
-    train, test = (tuple(Item(f"{top}image_{i:05d}.jpg", numbers[i - 1] - 1) for i in ids[half]) for half in ("train", "test"))
-    split = "official: trnid and valid train, tstid tests"
-    return Listing(tuple(f"flower {c}" for c in range(1, CLASSES + 1)), train, test, split, (labels, name))
+    return name, numbers
 
 
 def _official(shelf: Shelf, images: int) -> tuple[dict[str, list[int]], str]:
@@ -60,13 +64,19 @@ def _tree(shelf: Shelf) -> Listing:
         if not 1 <= label <= CLASSES:
             raise Altered(f"{shelf.folder}: {name} is in class {label}, which is out of range: 1 to {CLASSES}")
         items[image], part_of[image] = Item(name, label - 1), match[1]
+    if shelf.find("imagelabels.mat") is not None:  # not needed; where it is there, the folders must agree with it
+        name, numbers = _labels(shelf)
+        notes.append(name)
+        for image, item in items.items():
+            if image > len(numbers) or numbers[image - 1] != item.label + 1:
+                raise Altered(f"{shelf.folder}: {item.name} is not in the class that imagelabels.mat gives it; fetch the images again")
     if shelf.find("setid.mat") is not None:
         ids, name = _official(shelf, max(items))
         notes.append(name)
         if missing := [i for half in ids.values() for i in half if i not in items]:
             raise Altered(f"{shelf.folder}: setid.mat lists image {missing[0]}, which no folder holds; fetch the images again")
         train, test = (tuple(items[i] for i in ids[half]) for half in ("train", "test"))
-        split = "official: trnid and valid train, tstid tests"
+        split = OFFICIAL
     else:
         train = tuple(items[i] for i in sorted(items) if part_of[i] != "test")
         test = tuple(items[i] for i in sorted(items) if part_of[i] == "test")

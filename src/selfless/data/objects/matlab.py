@@ -43,7 +43,7 @@ def read(data: bytes, wanted: Collection[str], what: str) -> dict[str, Value]:
     found: dict[str, Value] = {}
     try:
         _Reader(data, order, what).variables(found, frozenset(wanted))
-    except (struct.error, zlib.error, UnicodeDecodeError, ValueError) as error:
+    except (struct.error, zlib.error, ValueError, IndexError, OverflowError) as error:
         raise Altered(f"{what} is damaged or half-written ({error}); delete it and fetch it again") from error
     if missing := sorted(set(wanted) - set(found)):
         raise Altered(f"{what} does not hold {', '.join(missing)}; it holds {', '.join(found) or 'none of what is needed'}; fetch it again")
@@ -152,4 +152,6 @@ class _Reader:
         letters = bytes(content).decode(TEXTS[kind] + (("-le" if self.order == "<" else "-be") if wide else ""))
         if shape[0] <= 1:
             return letters
+        if shape[0] > len(letters):
+            raise Altered(f"{self.what}: {len(letters)} characters do not fill {shape[0]} rows; fetch it again")
         return "\n".join(letters[row :: shape[0]].rstrip() for row in range(shape[0]))

@@ -51,6 +51,7 @@ class Shelf:
         self._by_name: dict[str, list[str]] = {}
         self._links: set[str] = set()
         self._closed: list[Path] = []
+        self._endless: list[str] = []  # archives without the zeros that end a tar: cut off between two files, probably
         marks = hashlib.sha256()
         for place, folders, names in os.walk(folder):
             folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__MACOSX")
@@ -88,6 +89,7 @@ class Shelf:
         if (found := self.find(tail)) is None:
             if any(name == tail or name.endswith("/" + tail) for name in self._links):
                 raise DataError(f"{self.folder}: {tail} is a link, not a regular file: refused")
+            self._whole(tail)
             where = f" (looked into {', '.join(self.archives)})" if self.archives else ""
             raise MissingData(
                 f"{self.folder} does not hold {tail}{where}; `selfless data fetch {self.folder.name}` says where it comes from"
@@ -109,8 +111,14 @@ class Shelf:
         if name not in self._files:
             self.names()
         if name not in self._files:
+            self._whole(name)
             raise Altered(f"{self.folder}: {listed_in} lists {name}, which is not there; unpack or fetch the images again")
         return self._files[name]
+
+    def _whole(self, lacking: str) -> None:
+        """Something is not there: was an archive cut off before it?"""
+        if self._endless:
+            raise Altered(f"{self.folder} does not hold {lacking}: {', '.join(self._endless)} is cut off; delete it and fetch it again")
 
     def read(self, name: str) -> bytes:
         return self._files[name].read()
@@ -126,6 +134,8 @@ class Shelf:
         try:
             plain = archive if _is_tar(archive) else unpacked(archive)
             size = plain.stat().st_size
+            if any(Slice(str(plain), max(0, size - 512), 512).read()):
+                self._endless.append(archive.name)
             with tarfile.open(plain, "r:") as tar:
                 for member in tar:
                     name = safe(member.name, archive).as_posix()
