@@ -227,11 +227,11 @@ def test_links_in_an_archive_are_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("archive", ["CUB_200_2011.tgz", "VOCtrainval_11-May-2012.tar"])
-@pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.7])
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.5, 0.9])
 def test_an_archive_that_is_cut_off(archive: str, share: float, tmp_path: Path) -> None:
     folder = made.put(tmp_path, "birds" if "CUB" in archive else "actions", packed=True)
     data = (folder / archive).read_bytes()
-    (folder / archive).write_bytes(data[: int(len(data) * share)])
+    (folder / archive).write_bytes(data[: int(len(data.rstrip(b"\0")) * share)])
     with pytest.raises(Altered, match=r"half-written|cut off"):
         listing(folder)
     assert not list((cache_dir() / "objects").rglob("*.tar")), "nothing half-unpacked is left"

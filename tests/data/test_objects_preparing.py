@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ import pytest
 from PIL import Image
 from published import jpeg
 
-from selfless.data import Altered, DataError, MissingData, prepare_objects
+from selfless.data import OBJECTS, Altered, DataError, MissingData, prepare_objects
 from selfless.data.objects import fitting, preparing
 from selfless.data.objects.preparing import home, opened, recheck
+
+pytestmark = pytest.mark.usefixtures("small_objects")
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -138,7 +141,9 @@ def test_an_image_that_cannot_be_read(tmp_path: Path) -> None:
 
 KILLED = """import os, signal, sys
 from selfless.data.objects import fitting
-from selfless.data import prepare_objects
+from dataclasses import replace
+from selfless.data import OBJECTS, prepare_objects
+OBJECTS["letters"] = replace(OBJECTS["letters"], files=(replace(OBJECTS["letters"].files[0], md5=None),))
 real, count = fitting.fit, [0]
 def fit(*arguments):
     count[0] += 1
@@ -195,6 +200,14 @@ def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 5})())
     with pytest.raises(DataError, match=r"10 images take 0.0 GB in .*make room"):
         prepare_objects("scenes", data_dir=tmp_path)
+
+
+def test_a_file_that_is_not_the_published_one_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = OBJECTS["birds"]
+    monkeypatch.setitem(OBJECTS, "birds", replace(item, files=(replace(item.files[0], md5="0" * 32),)))
+    made.put(tmp_path, "birds", packed=True)
+    with pytest.raises(Altered, match=r"CUB_200_2011\.tgz is not the published file"):
+        prepare_objects("birds", data_dir=tmp_path)
 
 
 def test_an_altered_array(tmp_path: Path) -> None:

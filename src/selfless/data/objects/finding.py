@@ -47,6 +47,7 @@ def load(name: str, *, data_dir: Place = None, workers: int | None = None, **opt
         if (ready := opened(home() / f"{name}-{key(name, shelf.mark, picked)}")) is not None:
             return ready
         try:
+            as_published(item, shelf)
             return prepare(name, shelf, listed(item, shelf, picked), picked, workers)
         except (Altered, MissingData) as error:
             fault = fault or error
@@ -55,6 +56,17 @@ def load(name: str, *, data_dir: Place = None, workers: int | None = None, **opt
     if (ready := kept(name, picked)) is not None:
         return ready
     raise MissingData(by_hand(item, ["its files are in no data folder"], data_dir))
+
+
+def as_published(item: ObjectSet, shelf: Shelf) -> list[str]:
+    """Compares the published files that are here with their checksums; `Altered` if one is another."""
+    said = []
+    for file in item.files:
+        path = shelf.loose(file.name)
+        if path is not None and file.checksum is not None:
+            expect(digest(path, file.checksum[0]), file.checksum[1], str(path))
+            said.append(f"{file.name} as published")
+    return said
 
 
 def listed(item: ObjectSet, shelf: Shelf, options: dict[str, Any]) -> Listing:
@@ -147,11 +159,7 @@ def _check(item: ObjectSet, folder: Path, *, prepared_too: bool = True) -> Check
     shelf = Shelf(folder, item.archives)
     options, details = chosen(item, {}), []
     try:
-        for file in item.files:
-            path = folder / file.name
-            if path.is_file() and file.checksum is not None:
-                expect(digest(path, file.checksum[0]), file.checksum[1], str(path))
-                details.append(f"{file.name} as published")
+        details += as_published(item, shelf)
         listing = listed(item, shelf, options)
         if listing.pictures is None:
             for one in listing.items:

@@ -73,6 +73,13 @@ class Shelf:
             self._files[name] = where
             self._by_name.setdefault(name.rsplit("/", 1)[-1], []).append(name)
 
+    def loose(self, name: str) -> Path | None:
+        """The file of that name on disk itself, an archive or not."""
+        if name in self.archives:
+            return self.archives[name]
+        found = [inside for inside in self._by_name.get(name, ()) if self._files[inside].path == str(self.folder / inside)]
+        return self.folder / min(found, key=len) if found else None
+
     def find(self, tail: str) -> str | None:
         """The name that is `tail` or ends with /`tail`; the shortest of several."""
         while True:
