@@ -73,6 +73,17 @@ def cars() -> Files:
     return made | {"devkit/cars_meta.mat": mat(class_names=["Acura RL", "BMW X5", "smart fortwo Convertible 2012"])}
 
 
+def cars_together() -> Files:
+    """Six images; the even ones test and are of the second class."""
+    rows, made = [], {}
+    for i in range(1, 7):
+        numbers = {"bbox_x1": 11, "bbox_y1": 5, "bbox_x2": 40, "bbox_y2": 44, "class": (i + 1) % 2 + 1, "test": (i + 1) % 2}
+        values = {k: np.array([[v]], dtype=np.uint8) for k, v in numbers.items()}
+        rows.append({"relative_im_path": f"car_ims/{i:06d}.jpg", **values})
+        made[f"car_ims/{i:06d}.jpg"] = jpeg(i, SIZE)
+    return made | {"cars_annos.mat": mat(annotations=rows, class_names=["Acura RL", "BMW X5"])}
+
+
 def cars_training_half() -> Files:
     made = {f"cars_train/{i:05d}.jpg": jpeg(i, SIZE) for i in range(1, 13)}
     labels = "".join(f"{(i - 1) % 2 + 1}\n" for i in range(1, 13)).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from published import jpeg
 
 from selfless.data import OBJECTS, Altered, DataError, MissingData, cache_dir
 from selfless.data.objects.finding import chosen, listed
-from selfless.data.objects.listing import Listing
+from selfless.data.objects.listing import Item, Listing
 from selfless.data.objects.shelf import Shelf, forget_unpacked, scratch
 
 EXPECTED = {  # labels of the training images, of the test images
@@ -118,6 +119,19 @@ def test_the_training_half_of_cars(tmp_path: Path) -> None:
         listing(folder, boxes=True)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_cars_in_one_archive(packed: bool, tmp_path: Path) -> None:
+    folder = made.put(tmp_path, "cars", made.cars_together())
+    if packed:
+        made.write_archive(folder / "car_ims.tgz", {n: d for n, d in made.cars_together().items() if n.endswith(".jpg")})
+        shutil.rmtree(folder / "car_ims")
+    found = listing(folder, boxes=True)
+    assert [item.label for item in found.train] == [0, 0, 0]
+    assert [item.label for item in found.test] == [1, 1, 1]
+    assert found.test[0] == Item("car_ims/000002.jpg", 1, (10.0, 4.0, 40.0, 44.0))
+    assert found.classes == ("Acura RL", "BMW X5")
+
+
 def test_the_letters_of_the_contest(tmp_path: Path) -> None:
     found = listing(made.put(tmp_path, "letters", made.letters_contest()))
     assert {found.classes[item.label] for item in found.items} == {"n", "Z"}
@@ -160,7 +174,7 @@ MALFORMED: list[tuple[str, Change, str]] = [
     ("cars", without("cars_test_annos_withlabels.mat"), "does not hold cars_test_annos_withlabels.mat"),
     ("cars", lambda f: f.update({"devkit/cars_meta.mat": mat(class_names=["only one"])}), "class of 00001.jpg: 2 is out of range"),
     ("cars", lambda f: f.update({"devkit/cars_meta.mat": mat(class_names=np.zeros((1, 2)))}), "should be a cell of names"),
-    ("cars", lambda f: f.update({"cars_test_annos_withlabels.mat": mat(annotations=[{"fname": "00001.jpg"}])}), "has no labels"),
+    ("cars", lambda f: f.update({"cars_test_annos_withlabels.mat": mat(annotations=[{"fname": "00001.jpg"}])}), "has no class"),
     ("cars", without("cars_train/00004.jpg"), "00004.jpg, which is not there"),
     ("aircraft", lambda f: lines(f, "variant_test.txt", b"DC-3", b"DC-9"), "'DC-9' of image 0001007 is not in variants.txt"),
     ("aircraft", without("variants.txt"), "does not hold fgvc-aircraft-2013b/data/variants.txt"),

@@ -80,9 +80,9 @@ def listed(item: ObjectSet, shelf: Shelf, options: dict[str, Any]) -> Listing:
 def shortfall(item: ObjectSet, train: int, test: int, classes: int, options: Mapping[str, Any]) -> str | None:
     """How a set falls short of the published one (or exceeds it), in words."""
     parts = []
-    for found, full, what in ((train, item.train, "training"), (test, item.test, "test"), (train + test, item.total, "all")):
+    for found, full, what in ((train, item.train, "training"), (test, item.test, "test"), (train + test, item.total, "")):
         if full is not None and found != full:
-            parts.append(f"{found} of {full} {what} images")
+            parts.append(" ".join(f"{found} of {full} {what} images".split()))
     full_classes = 70 if options.get("aircraft") == "family" else item.classes
     if classes != full_classes:
         parts.append(f"{classes} of {full_classes} classes")

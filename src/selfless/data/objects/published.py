@@ -19,7 +19,7 @@ from selfless.data.objects.shelf import PACKED, Shelf
 @dataclass(frozen=True)
 class ObjectSet:
     """One of the eight. `train`, `test`: the published numbers of images, None where the split is ours (then `total`) or nobody's;
-    `options`: those of the stream that change what is prepared."""
+    `also`: archives of another layout that is read too; `options`: those of the stream that change what is prepared."""
 
     name: str
     title: str
@@ -29,12 +29,13 @@ class ObjectSet:
     train: int | None = None
     test: int | None = None
     total: int | None = None
+    also: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     hint: str = ""
 
     @property
     def archives(self) -> tuple[str, ...]:
-        return tuple(file.name for file in self.files if file.name.endswith(PACKED))
+        return (*(file.name for file in self.files if file.name.endswith(PACKED)), *self.also)
 
     @property
     def size(self) -> int:
@@ -109,6 +110,7 @@ OBJECTS: dict[str, ObjectSet] = {
             196,
             8144,
             8041,
+            also=("car_ims.tgz",),
             options=("boxes",),
             hint="the set's own page (ai.stanford.edu/~jkrause/cars) no longer serves them; copies exist, on Kaggle for one",
         ),
