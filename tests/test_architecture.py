@@ -44,6 +44,30 @@ def test_imports_go_one_way() -> None:
             assert ORDER.index(other) < ORDER.index(here), f"{path.relative_to(SOURCE)} imports {other}, which comes after {here}"
 
 
+def test_data_comes_in_layers() -> None:
+    """The object sets stand on the rest of data; of data, only the streams by name and the package itself know them."""
+    objects = SOURCE / "data" / "objects"
+    for path in (SOURCE / "data").glob("*.py"):
+        knows = "selfless.data.objects" in path.read_text(encoding="utf-8")
+        assert knows == (path.name in ("__init__.py", "named.py")), path.name
+    order = (
+        "matlab shelf listing flowers scenes birds cars aircraft actions letters svhn published fitting preparing finding stream".split()
+    )
+    assert {path.stem for path in objects.glob("*.py")} - {"__init__"} == set(order)
+    for path in objects.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("selfless.data.objects"):
+                below = node.module.split(".")[3:4] if node.module else []
+                for other in below or [alias.name for alias in node.names]:
+                    assert order.index(other) < order.index(path.stem), f"{path.name} imports {other}, which comes after it"
+
+
+def test_a_worker_needs_nothing_of_the_package() -> None:
+    """It is run by its path, in a tenth of a second."""
+    code = "import runpy, sys; runpy.run_path(sys.argv[1]); sys.exit(any(m.split('.')[0] in ('torch', 'selfless') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code, str(SOURCE / "data/objects/fitting.py")]).returncode == 0
+
+
 def test_the_report_and_the_experiments_do_not_know_each_other() -> None:
     for room_name, other in (("report", "experiments"), ("experiments", "report")):
         for path in (SOURCE / room_name).glob("*.py"):

@@ -1,4 +1,4 @@
-"""`selfless data`: what there is, fetching it, checking it. Heavy imports happen inside the commands."""
+"""`selfless data`: what there is, fetching it, checking it, preparing it. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Published data sets: what is here, fetch it, check it.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(help="Published data sets: what is here, fetch it, check it, prepare it.", no_args_is_help=True, rich_markup_mode="rich")
 
 DataDir = Annotated[
     Path | None,
@@ -72,9 +72,10 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
                     "shape": list(item.shape),
                 }
             )
+        objects = _objects_here(data_dir)
         if as_json:
             folders = {"data_dir": str(data.data_dir(data_dir)), "cache_dir": str(data.cache_dir())}
-            typer.echo(json.dumps({**folders, "sets": sets, "streams": list(data.stream_names())}))
+            typer.echo(json.dumps({**folders, "sets": sets, "objects": objects, "streams": [*data.stream_names(), "objects"]}))
             return
         rows = [
             (
@@ -89,25 +90,113 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         ]
         kinds = "permuted-, rotated-, split-, blurred- before a name; joint- before that: the upper bound"
         _table(("name", "what", "train + test", "shape", "download", "where"), rows, f"Streams: {kinds}.")
+        rows = [
+            (o["name"], o["title"], str(o["classes"]), f"{o['bytes'] / 1e6:.0f} MB", o["place"] or "not here", o["prepared"])
+            for o in objects
+        ]
+        _table(
+            ("object set", "what", "classes", "download", "where", "prepared"), rows, "Stream: objects, those that are here, in this order."
+        )
 
 
-@app.command(epilog="Examples:  selfless data fetch mnist  ·  selfless data fetch cifar-100 --data-dir ~/data")
+def _objects_here(data_dir: Path | None) -> list[dict[str, Any]]:
+    """The eight object sets: where their files are, and whether a prepared copy is in the cache."""
+    from selfless import data
+    from selfless.data.objects.finding import folders
+    from selfless.data.objects.preparing import copies
+
+    found = []
+    for item in data.OBJECTS.values():
+        places, ready = folders(item.name, data_dir), copies(item.name)
+        found.append(
+            {
+                "name": item.name,
+                "title": item.title,
+                "classes": item.classes,
+                "bytes": item.size,
+                "here": bool(places or ready),
+                "place": str(places[0]) if places else None,
+                "prepared": ", ".join(f"{p.about['train']} + {p.about['test']}" for p in ready) or "no",
+            }
+        )
+    return found
+
+
+def _named(names: list[str]) -> list[str]:
+    """`objects` stands for all eight."""
+    from selfless.data import OBJECTS
+
+    return list(dict.fromkeys(one for name in names for one in (OBJECTS if name == "objects" else (name,))))
+
+
+@app.command(epilog="Examples:  selfless data fetch mnist  ·  selfless data fetch objects --data-dir ~/data")
 def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets; see: selfless data list.")],
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch data sets from their public mirrors, checked by SHA-256; what is here already is left alone."""
+    """Fetch data sets from their public mirrors, checked by checksum; what is here already is left alone.
+
+    `objects` stands for the eight object sets: each is tried, and what cannot be downloaded is named, with the folder it belongs in.
+    """
     with _told(as_json):
         from selfless import data
 
-        places = {}
-        for name in names:
-            places[name] = str(data.fetch(name, data_dir=data_dir))
+        places, lacking = {}, {}
+        for name in _named(names):
+            try:
+                places[name] = str((data.fetch_objects if name in data.OBJECTS else data.fetch)(name, data_dir=data_dir))
+            except data.DataError as error:
+                if "objects" not in names or name not in data.OBJECTS:
+                    raise
+                lacking[name] = str(error)
             if not as_json:
-                typer.echo(f"{name}: {places[name]}")
+                typer.echo(lacking.get(name) or f"{name}: {places[name]}")
         if as_json:
-            typer.echo(json.dumps({"fetched": places}))
+            typer.echo(json.dumps({"fetched": places} | ({"by_hand": lacking} if lacking else {})))
+        if lacking:
+            raise typer.Exit(1)
+
+
+@app.command(epilog="Examples:  selfless data prepare objects  ·  selfless data prepare birds cars --boxes")
+def prepare(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Object sets, or `objects` for those that are here.")],
+    boxes: Annotated[bool, typer.Option("--boxes", help="Crop birds, cars and aircraft to their bounding boxes.")] = False,
+    aircraft: Annotated[str, typer.Option(help="Aircraft by variant (100 classes) or family (70).")] = "variant",
+    workers: Annotated[int | None, typer.Option(help="Processes (default: one a core).")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring object sets to 224×224 once, into a memory map in the cache. Goes on where it was stopped; what is prepared is left alone."""
+    with _told(as_json):
+        from selfless import data
+        from selfless.data.objects.finding import present
+
+        every = present(data_dir) if "objects" in names else ()
+        if "objects" in names and not every:
+            raise data.MissingData("none of the eight object sets is here; see: selfless data fetch objects")
+        done = []
+        for name in dict.fromkeys([n for n in names if n != "objects"] + list(every)):
+            made = data.prepare_objects(name, data_dir=data_dir, workers=workers, boxes=boxes, aircraft=aircraft)
+            images, seconds = made.fresh
+            row = {"name": name, "train": made.about["train"], "test": made.about["test"], "split": made.about["split"]}
+            done.append({**row, "place": str(made.folder), "images": images, "seconds": seconds})
+            if not as_json:
+                how = f"{images} images in {seconds:.1f} s, {images / seconds:.0f} images/s" if images else "prepared already"
+                typer.echo(f"{name}: {row['train']} + {row['test']} ({row['split']}); {how}; {made.folder}")
+        if as_json:
+            typer.echo(json.dumps({"prepared": done}))
+
+
+def _checks(name: str | None, data_dir: Path | None) -> tuple[Any, ...]:
+    """One set; without a name the catalogue's, and those of the object sets that are here."""
+    from selfless import data
+    from selfless.data.objects.finding import present
+
+    if name is not None and (name in data.OBJECTS or name == "objects"):
+        return tuple(data.verify_objects(one, data_dir=data_dir) for one in _named([name]))
+    some = tuple(data.verify_objects(one, data_dir=data_dir) for one in present(data_dir)) if name is None else ()
+    return (*data.verify(name, data_dir=data_dir), *some)
 
 
 @app.command(epilog="Examples:  selfless data verify  ·  selfless data verify mnist --json")
@@ -118,9 +207,7 @@ def verify(
 ) -> None:
     """Read every file and compare it with what was published. Exit code 1 if one is altered, or NAME is absent."""
     with _told(as_json):
-        from selfless import data
-
-        checks = data.verify(name, data_dir=data_dir)
+        checks = _checks(name, data_dir)
     failed = any(c.status == "altered" or (name and not c.usable) for c in checks)
     if as_json:
         found = [{"name": c.name, "status": c.status, "place": str(c.place) if c.place else None, "detail": c.detail} for c in checks]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.server
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from published import cifar_contents, mnist_contents
 
 from selfless.data import cifar
 from selfless.data.catalogue import CATALOGUE, File
+from selfless.data.objects.published import OBJECTS
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +41,13 @@ def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.delenv("SELFLESS_DATA", raising=False)
         for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Object sets made up by a test have no published checksums."""
+    for name, item in list(OBJECTS.items()):
+        monkeypatch.setitem(OBJECTS, name, replace(item, files=tuple(replace(file, md5=None) for file in item.files)))
 
 
 @pytest.fixture
@@ -75,3 +85,30 @@ def small_cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     }
     monkeypatch.setattr(cifar, "CHECKSUMS", sums)
     return contents
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, dict[str, bytes], list[str]]]:
+    """A mirror on this machine: (address, path → bytes, requests so far)."""
+    files: dict[str, bytes] = {}
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            data = files.get(self.path)
+            self.send_response(200 if data is not None else 404)
+            self.send_header("Content-Length", str(len(data or b"")))
+            self.end_headers()
+            first = self.path.startswith("/cut/") and asked.count(self.path) == 1
+            self.wfile.write((data or b"")[: 10 if first else None])
+
+        def log_message(self, *_: object) -> None: ...
+
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{made.server_address[1]}", files, asked
+    made.shutdown()
+    made.server_close()
+    thread.join()

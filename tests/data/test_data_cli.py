@@ -58,7 +58,7 @@ def test_fetch(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
 
 
 def test_help_has_examples_and_costs_nothing() -> None:
-    for command in ("list", "fetch", "verify"):
+    for command in ("list", "fetch", "verify", "prepare"):
         assert "Examples" in run(command, "--help")
     code = "import sys, selfless.cli_data; sys.exit(bool({'torch', 'numpy', 'pooch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.server
 import socket
 import subprocess
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,33 +25,6 @@ def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, 1, "", "WARNING: retrying\nERROR: No matching distribution found")
 
     monkeypatch.setattr(subprocess, "run", run)
-
-
-@pytest.fixture
-def server() -> Iterator[tuple[str, dict[str, bytes], list[str]]]:
-    """A mirror on this machine: (address, path → bytes, requests so far)."""
-    files: dict[str, bytes] = {}
-    asked: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            data = files.get(self.path)
-            self.send_response(200 if data is not None else 404)
-            self.send_header("Content-Length", str(len(data or b"")))
-            self.end_headers()
-            first = self.path.startswith("/cut/") and asked.count(self.path) == 1
-            self.wfile.write((data or b"")[: 10 if first else None])
-
-        def log_message(self, *_: object) -> None: ...
-
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{made.server_address[1]}", files, asked
-    made.shutdown()
-    made.server_close()
-    thread.join()
 
 
 def mirrored(monkeypatch: pytest.MonkeyPatch, *bases: str) -> None:

@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from selfless.data import MissingData, Source, load, stream, verify
+from selfless.data import OBJECTS, MissingData, Source, load, stream, verify, verify_objects
+from selfless.data.objects.finding import folders
 
 pytestmark = pytest.mark.real_data
 
@@ -62,3 +63,15 @@ def test_tiny_imagenet() -> None:
         assert stream("split-tiny-imagenet").notes
     made = stream("split-tiny-imagenet")
     assert [len(t.classes) for t in made.tasks] == [20] * 10
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_object_sets(name: str) -> None:
+    """Every image of every set that is here is found, and its numbers are the published ones or said to be others."""
+    if not folders(name):
+        pytest.skip(f"no objects/{name} under SELFLESS_DATA; selfless data fetch {name}")
+    check = verify_objects(name)
+    assert check.usable, check.detail
+    item = OBJECTS[name]
+    if check.status == "ok" and item.train is not None:
+        assert f"every image there, {item.train} + {item.test}" in check.detail

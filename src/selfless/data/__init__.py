@@ -7,7 +7,7 @@
     x, y = part.batch(torch.arange(200))
 
 Layers, bottom up: places (where files lie), checking, seeding, catalogue → archives, idx, cifar, images,
-tiny_imagenet (formats) → verifying, fetching → source → part, augment → streams → own, folders → named.
+tiny_imagenet (formats) → verifying, fetching → source → part, augment → streams → own, folders, objects/ (table 2) → named.
 """
 
 from selfless.data.augment import Augment
@@ -16,6 +16,10 @@ from selfless.data.checking import Altered
 from selfless.data.fetching import fetch
 from selfless.data.folders import from_folders
 from selfless.data.named import stream, stream_names
+from selfless.data.objects.finding import fetch as fetch_objects
+from selfless.data.objects.finding import load as prepare_objects
+from selfless.data.objects.finding import verify as verify_objects
+from selfless.data.objects.published import OBJECTS, ObjectSet
 from selfless.data.own import from_arrays, from_datasets, from_npz, grouped
 from selfless.data.part import Joined, Part, Resident
 from selfless.data.places import DataError, MissingData, cache_dir, data_dir
@@ -25,6 +29,7 @@ from selfless.data.verifying import Check, verify
 
 __all__ = [
     "CATALOGUE",
+    "OBJECTS",
     "Altered",
     "Augment",
     "Check",
@@ -32,6 +37,7 @@ __all__ = [
     "Entry",
     "Joined",
     "MissingData",
+    "ObjectSet",
     "Part",
     "Resident",
     "Source",
@@ -41,6 +47,7 @@ __all__ = [
     "cache_dir",
     "data_dir",
     "fetch",
+    "fetch_objects",
     "from_arrays",
     "from_datasets",
     "from_folders",
@@ -49,10 +56,12 @@ __all__ = [
     "joint",
     "load",
     "permuted",
+    "prepare_objects",
     "rotated",
     "sources",
     "split",
     "stream",
     "stream_names",
     "verify",
+    "verify_objects",
 ]

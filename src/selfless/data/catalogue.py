@@ -12,13 +12,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class File:
-    """One published file. `content_sha256` is of the decompressed content, where it is known."""
+    """One published file. `content_sha256` is of the decompressed content, where it is known. Where nobody publishes a SHA-256, `sha256`
+    is empty and `md5` decides; where nobody publishes any, what is in the file must do."""
 
     name: str
     size: int
     sha256: str
     urls: tuple[str, ...]
     content_sha256: str | None = None
+    md5: str | None = None
+
+    @property
+    def checksum(self) -> tuple[str, str] | None:
+        """(algorithm, hex digest) of the published file."""
+        return ("sha256", self.sha256) if self.sha256 else ("md5", self.md5) if self.md5 else None
 
 
 @dataclass(frozen=True)

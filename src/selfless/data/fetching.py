@@ -62,15 +62,16 @@ def answering(hosts: Iterable[tuple[str, int]], within: float = KNOCK_S) -> set[
 
 
 def download(url: str, file: File, folder: Path) -> None:
-    """One file from one mirror into `folder`: to a temporary place, checked by SHA-256, renamed."""
+    """One file from one mirror into `folder`: to a temporary place, checked by its checksum, renamed."""
     import pooch  # only where something is fetched: a machine without pooch still runs on data it has
 
     pooch.get_logger().setLevel("WARNING")
+    known = None if file.checksum is None else ":".join(file.checksum)
     with workshop(folder) as place, bar(f"fetching {file.name}", file.size) as progress:
         getter = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16, timeout=TIMEOUT_S)
         for last in (False, True):
             try:
-                pooch.retrieve(url, known_hash=f"sha256:{file.sha256}", fname=file.name, path=place, downloader=getter)
+                pooch.retrieve(url, known_hash=known, fname=file.name, path=place, downloader=getter)
                 break
             except OSError as error:  # a transfer that broke off is tried again, a refusal (404) is not
                 if last or getattr(error, "response", None) is not None:
@@ -82,7 +83,7 @@ def is_whole(file: File, path: Path) -> bool:
     """Whether `path` is the published file, or (a re-packed one) has exactly its content."""
     if not path.is_file():
         return False
-    if digest(path) == file.sha256:
+    if file.checksum is None or digest(path, file.checksum[0]) == file.checksum[1]:
         return True
     if file.content_sha256 is None or path.suffix != ".gz":
         return False

@@ -1,4 +1,4 @@
-"""Streams by name: `permuted-mnist`, `joint-split-cifar-100`, `folders:PATH`, `arrays:PATH.npz`."""
+"""Streams by name: `permuted-mnist`, `joint-split-cifar-100`, `objects:flowers,birds`, `folders:PATH`, `arrays:PATH.npz`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 from selfless.data.catalogue import CATALOGUE, suggestion
 from selfless.data.folders import from_folders
+from selfless.data.objects.stream import objects_stream, parse
 from selfless.data.own import KINDS, from_arrays, from_npz, grouped
 from selfless.data.source import load
 from selfless.data.streams import Stream, joint, limited
 
 
 def stream_names() -> tuple[str, ...]:
-    """Every `kind-source` there is; `joint-` may stand before each of them."""
+    """Every `kind-source` there is; `joint-` may stand before each of them, and before `objects`."""
     return tuple(f"{kind}-{source}" for kind in KINDS for source in CATALOGUE)
 
 
@@ -41,6 +42,9 @@ def stream(
     head, _, path = base.partition(":")
     if head in ("folders", "arrays") and path:
         made = _own(head, Path(path), more)
+    elif head == "objects":
+        _known_options(name, more, objects_stream)
+        made = objects_stream(parse(base), data_dir, **more)
     else:
         kind, _, source = base.partition("-")
         if kind not in KINDS or source not in CATALOGUE:
@@ -76,8 +80,8 @@ def _known_options(name: str, given: dict[str, Any], *functions: Callable[..., A
 
 
 def _unknown(name: str) -> str:
-    every = [*stream_names(), *(f"joint-{s}" for s in stream_names())]
+    every = [s for base in (*stream_names(), "objects") for s in (base, f"joint-{base}")]
     return (
-        f"no stream is called {name!r}{suggestion(name, every)} (known: {', '.join(stream_names())}; each also with "
-        f"joint- before it; folders:PATH and arrays:PATH.npz for your own data)"
+        f"no stream is called {name!r}{suggestion(name, every)} (known: {', '.join(stream_names())}; objects and objects:NAME,NAME; "
+        f"each also with joint- before it; folders:PATH and arrays:PATH.npz for your own data)"
     )

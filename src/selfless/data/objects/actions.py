@@ -1,0 +1,58 @@
+"""VOC 2012 Actions: ImageSets/Action/train.txt and val.txt (`image object`), Annotations/<image>.xml, JPEGImages/<image>.jpg.
+
+An example is a person, always cropped to that person's box, since the actions are a person's and not an image's (bndbox counts from 1,
+both ends included). Persons with exactly one of the ten actions are taken; those with several, or with none ("other"), are left out.
+Official split: train trains and val tests. The challenge's own test annotations were never published.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+from selfless.data.checking import Altered
+from selfless.data.objects.listing import Item, Listing, number, rows
+from selfless.data.objects.shelf import Shelf
+
+ACTIONS = tuple("jumping phoning playinginstrument reading ridingbike ridinghorse running takingphoto usingcomputer walking".split())
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+def read(shelf: Shelf, options: dict[str, Any]) -> Listing:
+    top = shelf.top("ImageSets/Action/train.txt")
+    lists = [f"{top}ImageSets/Action/{half}.txt" for half in ("train", "val")]
+    shelf.need(lists[1])
+    train, test = (_half(shelf, top, name) for name in lists)
+    split = "official: train trains, val tests (test is not public); persons with exactly one action, cropped"
+    return Listing(ACTIONS, train, test, split, tuple(lists))
+
+
+def _half(shelf: Shelf, top: str, name: str) -> tuple[Item, ...]:
+    items, people = [], dict[str, list[ElementTree.Element]]()
+    for image, index in rows(shelf, name, 2):
+        if image not in people:
+            people[image] = _objects(shelf, f"{top}Annotations/{image}.xml", name)
+        where = f"{shelf.folder}: {name}: object of image {image}"
+        person = people[image][number(index, where, 1, len(people[image])) - 1]
+        doing = [a for a in ACTIONS if (person.findtext(f"actions/{a}") or "0").strip() == "1"]
+        if len(doing) != 1:
+            continue
+        corners = [person.findtext(f"bndbox/{corner}") for corner in CORNERS]
+        if None in corners:
+            raise Altered(f"{shelf.folder}: Annotations/{image}.xml: person {index} has no whole bndbox; fetch it again")
+        x1, y1, x2, y2 = (number(str(c).strip(), f"{where}, bndbox", 0, 100_000) for c in corners)
+        items.append(Item(f"{top}JPEGImages/{image}.jpg", ACTIONS.index(doing[0]), (x1 - 1, y1 - 1, x2, y2)))
+    if not items:
+        raise Altered(f"{shelf.folder}: {name} lists nobody with exactly one action; fetch it again")
+    return tuple(items)
+
+
+def _objects(shelf: Shelf, name: str, listed_in: str) -> list[ElementTree.Element]:
+    shelf.slice(name, listed_in)
+    text = shelf.text(name)
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise Altered(f"{shelf.folder}: {name} declares entities, which no annotation of VOC does: refused")
+    try:
+        return ElementTree.fromstring(text).findall("object")
+    except ElementTree.ParseError as error:
+        raise Altered(f"{shelf.folder}: {name} is not whole XML ({error}); fetch it again") from error
