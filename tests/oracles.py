@@ -115,3 +115,13 @@ def alpha(model: nn.Module, pre: Callable[[nn.Module, Tensor], Tensor], post: Ca
         (g,) = torch.autograd.grad(post(model, n).square().sum(), n)
         total = total + g[0].abs()
     return total / len(xs)
+
+
+def lwf(z: Tensor, old: Tensor, temperature: float) -> Tensor:
+    """Li & Hoiem's modified cross-entropy, sample by sample and class by class, less its value at z = old."""
+    total = torch.zeros((), dtype=torch.float64)
+    for row, was in zip(z.double(), old.double(), strict=True):
+        p = [torch.exp(v / temperature) / sum(torch.exp(u / temperature) for u in row) for v in row]
+        q = [torch.exp(v / temperature) / sum(torch.exp(u / temperature) for u in was) for v in was]
+        total = total - sum(b * torch.log(a) for a, b in zip(p, q, strict=True)) + sum(b * torch.log(b) for b in q)
+    return total / len(z)

@@ -9,7 +9,7 @@ References: Aljundi et al., *Memory Aware Synapses*, ECCV 2018; Kirkpatrick et a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -269,6 +269,14 @@ def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None) -> T
             raise TypeError("the model's output is neither a tensor nor has .logits; pass forward=lambda model, batch: <the output tensor>")
     if output.dim() < 2:
         output = output.unsqueeze(-1) if output.dim() == 1 else output.view(1, 1)
+    return output
+
+
+def called_with(model: nn.Module, parameters: Mapping[str, Tensor], batch: Any, forward: Forward | None = None) -> Tensor:
+    """`run_batch` with other values of (some) parameters, in their own precision."""
+    own = dict(model.named_parameters())
+    replaced = {f"model.{n}": t.to(own[n].dtype) for n, t in parameters.items() if n in own}
+    output: Tensor = torch.func.functional_call(_Forward(model, forward), replaced, (batch,))
     return output
 
 

@@ -48,7 +48,7 @@ class Fleet:
         self.trained = {n: self.params[n] for n in stack.trainable}
         self.momentum = {n: torch.zeros_like(p) for n, p in self.trained.items()}
         self.preserve = self.run.preserve
-        self.state: State = self.preserve.init({n: p.detach() for n, p in self.trained.items()})
+        self.state: State = self._mapped(self.preserve.init, {n: p.detach() for n, p in self.trained.items()})
         self.alpha: Tensors = {}
         self.tasks = 0
         self.seeds = torch.tensor([r.seed for r in runs], device=device)
@@ -76,11 +76,31 @@ class Fleet:
         self.noise_key = self.seeds.clone()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # batch size → the step as a CUDA graph
         self.augment = AUGMENT[self.run.augment]
+        self.past: tuple[range, ...] = ()  # the heads of earlier tasks
+
+    @staticmethod
+    def _mapped(function: Any, *stacked: Any) -> Any:
+        """A preserver's pure function for every member at once."""
+        return torch.func.vmap(function)(*stacked)
+
+    def own_heads(self, tasks: Sequence[tuple[range, ...]], outputs: int) -> None:
+        """For preservers that must know: the number of the task whose own head an entry of the output layer is, −1 where tasks share it."""
+        users: dict[int, set[int]] = {}
+        for t, heads in enumerate(tasks):
+            for column in (c for head in heads for c in head):
+                users.setdefault(column, set()).add(t)
+        owner = torch.tensor([next(iter(users[c])) if len(users.get(c, ())) == 1 else -1 for c in range(outputs)], dtype=torch.int16)
+        if not self.preserve.owns or len(tasks) == 1 or bool((owner < 0).all()):
+            return
+        for name in self.stack.output_layer(outputs):
+            p = self.trained[name]
+            rows = owner.to(self.device).view(1, -1, *[1] * (p.dim() - 2))
+            self.state["head"][name] = rows.expand(p.shape).clone()
 
     # ----------------------------------------------------------------------------------------------------------------- a task
-    def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int) -> None:
-        """A fresh optimizer, as in the authors' code; the head's columns; the learning rates."""
-        self.data, self.heads = data, heads
+    def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int, past: Sequence[range] = ()) -> None:
+        """A fresh optimizer, as in the authors' code; the head's columns, and those of `past` tasks; the learning rates."""
+        self.data, self.heads, self.past = data, heads, tuple(dict.fromkeys(past))
         self.allowed = None
         if len(heads) > 1:  # joint training: each sample is judged among the columns of its own head
             self.allowed = torch.zeros(outputs, outputs, dtype=torch.bool, device=self.device)
@@ -141,11 +161,25 @@ class Fleet:
     def begin_epoch(self, task: int, epoch: int) -> None:
         if self.factors is None and epoch in self.epochs:
             self.set_lr(torch.where(torch.tensor([epoch < e for e in self.epochs], device=self.device), self.lr, 0.0))
+        if self.preserve.turning(epoch, self.run.epochs):
+            self._turn(epoch)
         self.order.copy_(self.data.order(self.seeds, task, epoch))
         self.noise_key.copy_(draws.stream_key(self.seeds, "augment", task, epoch))
         self.cursor.zero_()
         self.loss_sum.zero_()
         self.hits.zero_()
+
+    @torch.no_grad()
+    def _turn(self, epoch: int) -> None:
+        """The preserver goes to its next phase."""
+        self.state, changed = self._mapped(
+            lambda state, params: self.preserve.turn(state, params, epoch, self.run.epochs), self.state, self._values()
+        )
+        for name, value in changed.items():
+            self.trained[name].copy_(value)
+
+    def _values(self) -> Tensors:
+        return {n: p.detach() for n, p in self.trained.items()}
 
     def train_epoch(self, task: int, epoch: int) -> tuple[list[float], list[float]]:
         """One epoch; every member's mean task loss and training accuracy."""
@@ -172,12 +206,18 @@ class Fleet:
         """One optimizer step on the next `size` samples of every member."""
         x, y = self._batch(size)
         with self._precision():
-            logits, found = self.stack.forward(self.params, self.buffers, x, self.inhibitions.by_layer if self.inhibitions else None)
+            raw, found = self.stack.forward(self.params, self.buffers, x, self.inhibitions.by_layer if self.inhibitions else None)
         self._schedule()
-        value, given = self._task_loss(logits, y)
-        grads = self._gradients(value, given, self._penalty(found))
+        value, given = self._task_loss(raw, y)
+        penalty = self._penalty(found)
+        if self.preserve.distils and self.past:
+            penalty = self._distillation(x, raw, penalty)
+        grads = self._gradients(value, given, penalty)
         with torch.no_grad():
             self._update(grads)
+            if self.preserve.projects:
+                for name, right in self._mapped(self.preserve.project, self.state, self._values()).items():
+                    self.trained[name].copy_(right)
             self.clock += self._advance(size)
 
     def _advance(self, size: int) -> Tensor:
@@ -204,7 +244,7 @@ class Fleet:
 
     @property
     def recordable(self) -> bool:
-        return self.device.type == "cuda" and not self.data.first.mapped
+        return self.device.type == "cuda" and not self.data.first.mapped and self.preserve.recordable
 
     def _recorded(self, size: int) -> torch.cuda.CUDAGraph:
         """The step on `size` samples as a CUDA graph, recorded once a task; recording changes nothing."""
@@ -293,6 +333,16 @@ class Fleet:
             terms.append((self.lr * self.strength * costs).sum())
         return torch.stack(terms).sum() if terms else None
 
+    def _distillation(self, x: Tensor, logits: Tensor, penalty: Tensor | None) -> Tensor:
+        """The penalty and lr_f λ_f Σ_old heads distil(z, z*), z* the outputs of θ*."""
+        with torch.no_grad():
+            teacher = self.stack.outputs(self.params | self.state["anchor"], self.buffers, x)
+        costs = [
+            _each(self.preserve.distil, logits[..., head.start : head.stop], teacher[..., head.start : head.stop]) for head in self.past
+        ]
+        distilled = torch.dot(self.lr * self.strength, torch.stack(costs).sum(0))
+        return distilled if penalty is None else penalty + distilled
+
     def _warm(self, kind: Sparsifier, x: Tensor) -> None:
         """Once outside the map, where the formula can keep its kernel (inside, it would make it anew every step)."""
         if len(x) > 1 and (kind, x.shape[-1]) not in self._warmed:
@@ -356,8 +406,10 @@ class Fleet:
                 torch._foreach_lerp_([self.trained[n] for n in held], anchors, shares)
         if watched:  # in place: a recorded step reads and writes these tensors
             seen = self.preserve.observe(self.state, before, self.trained, self._task_gradient)
-            for name, path in seen["path"].items():
-                self.state["path"][name].copy_(path)
+            for group, tensors in seen.items():
+                for name, new in tensors.items():
+                    if new is not self.state[group][name]:
+                        self.state[group][name].copy_(new)
 
     # -------------------------------------------------------------------------------------------------------- after the epochs
     def consolidate(self) -> None:
@@ -382,9 +434,8 @@ class Fleet:
             )
         else:
             omega, alpha = {}, {}
-        trained = {n: p.detach() for n, p in self.trained.items()}
-        if isinstance(preserve, Quadratic):
-            self.state = torch.func.vmap(preserve.consolidate)(self.state, trained, omega)
+        if self.state:
+            self.state = self._mapped(preserve.consolidate, self.state, self._values(), omega)
         for name, a in alpha.items():
             old = self.alpha.get(name)
             new = a if old is None else old + a if self.run.alpha == "sum" else old + (a - old) / (self.tasks + 1)
@@ -393,8 +444,10 @@ class Fleet:
         self.share = {}
 
     @torch.no_grad()
-    def evaluate(self, data: FleetData, columns: range | None) -> list[float]:
-        """Every member's accuracy on `data`, judged among `columns` (None: all outputs)."""
+    def evaluate(self, data: FleetData, columns: range | None, task: int | None = None) -> list[float]:
+        """Every member's accuracy on `data`, judged among `columns` (None: all outputs); of task number `task`, with the parameters that
+        the preserver judges it with, or (None) with those being trained."""
+        other = self._evaluated(task)
         hits = torch.zeros(self.size, device=self.device)
         self.stack.module.eval()
         still = self.augment.still() if self.augment else None
@@ -402,11 +455,22 @@ class Fleet:
             self.footprint = self.stack.footprint(self._sample(data)[0])
         for x, y in data.passes(data.at_once(self.footprint), still):
             with self._precision():
-                logits, _ = self.stack.forward(self.params, self.buffers, x.to(self._dtype))
+                if other:
+                    logits = self.stack.outputs(self.params | other, self.buffers, x.to(self._dtype))
+                else:
+                    logits, _ = self.stack.forward(self.params, self.buffers, x.to(self._dtype))
             if columns is not None:
                 logits, y = logits[..., columns.start : columns.stop], y - columns.start
             hits += (logits.argmax(-1) == y).sum(1)
         return (hits.double() / data.n).tolist()
+
+    def _evaluated(self, task: int | None) -> Tensors:
+        """The parameters (those that differ) with which a task is judged; before the first task has ended, and within tasks, none do."""
+        if task is None or not self.preserve.evaluates or not self.tasks:
+            return {}
+        judged = min(task, self.tasks - 1)  # a task that is still to come: as the newest
+        found: Tensors = self._mapped(lambda state, params: self.preserve.evaluated(state, params, judged), self.state, self._values())
+        return found
 
     # ------------------------------------------------------------------------------------------------------- saving, restoring
     def tensors(self) -> Tensors:

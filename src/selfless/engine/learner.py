@@ -120,6 +120,7 @@ class Learner:
         _check_output(modules[0], shape, first.outputs, self.run.model)
         stack = Stack(modules[0], layers)
         self.fleet = Fleet(self.runs, stack, *stack.stacked(modules, self.device), self.device)
+        self.fleet.own_heads([task.heads for task in first.tasks], first.outputs)
         self.progress = Progress(history=[[] for _ in self.runs], capacity=[[] for _ in self.runs])
 
     # -------------------------------------------------------------------------------------------------------------- the loop
@@ -156,20 +157,24 @@ class Learner:
         if all(task.held_out is not None for task in first.evaluate):
             asides = [self._data([s.evaluate[u].held_out for s in self.streams]) for u in range(len(first.evaluate))]
         if not self.progress.baseline:
-            self.progress.baseline = [self.fleet.evaluate(d, _columns(t)) for d, t in zip(tests, first.evaluate, strict=True)]
+            self.progress.baseline = self._judged(tests)
         for t in range(self.progress.task, len(first.tasks)):
             self._task(t, begun)
-            self.progress.accuracy.append([self.fleet.evaluate(d, _columns(u)) for d, u in zip(tests, first.evaluate, strict=True)])
+            self.progress.accuracy.append(self._judged(tests))
             if any(task.group is not None for task in first.evaluate):
-                self.progress.accuracy_all.append([self.fleet.evaluate(d, None) for d in tests])
+                self.progress.accuracy_all.append([self.fleet.evaluate(d, None, u) for u, d in enumerate(tests)])
             if asides:
-                self.progress.held_out.append([self.fleet.evaluate(d, _columns(u)) for d, u in zip(asides, first.evaluate, strict=True)])
+                self.progress.held_out.append(self._judged(asides))
             self.progress.task, self.progress.epoch = t + 1, 0
             self.progress.seconds = time.perf_counter() - begun
             self._save(last=t + 1 == len(first.tasks))
             seen = [float(np.mean([row[m] for row in self.progress.accuracy[-1][: t + 1]])) for m in range(len(self.runs))]
             self.report(Event(t, len(first.tasks), first.tasks[t].name, self.epochs, self.epochs, [], seen, evaluated=True))
         return self.results()
+
+    def _judged(self, parts: Sequence[FleetData]) -> list[list[float]]:
+        """The accuracy of every member on each task."""
+        return [self.fleet.evaluate(data, _columns(self.streams[0].evaluate[u]), u) for u, data in enumerate(parts)]
 
     def results(self) -> list[Result]:
         """One a run, as far as the fleet has come."""
@@ -185,7 +190,8 @@ class Learner:
         }
         fresh = progress.epoch == 0
         saved = (fleet.lr.clone(), fleet.step_number.clone(), {n: v.clone() for n, v in fleet.momentum.items()})
-        fleet.begin_task(data, task.heads, self.streams[0].outputs)
+        past = [head for earlier in self.streams[0].tasks[:t] for head in earlier.heads]
+        fleet.begin_task(data, task.heads, self.streams[0].outputs, past)
         if fresh:
             progress.best, progress.best_held_out = [-1.0] * len(self.runs), [-1.0] * len(self.runs)
             progress.stalled, progress.over, self.best = [0] * len(self.runs), False, {}
@@ -199,6 +205,8 @@ class Learner:
             fleet.refresh_shares()
         for epoch in range(progress.epoch, 0 if progress.over else self.epochs):
             started = time.perf_counter()
+            if epoch and fleet.preserve.turning(epoch, self.run.epochs):  # a new phase: the best epoch is one of those to come
+                progress.best, self.best = [-1.0] * len(self.runs), {}
             loss, accuracy = fleet.train_epoch(t, epoch)
             going = [m for m, r in enumerate(self.runs) if epoch < r.epochs]
             progress.training += time.perf_counter() - started
@@ -248,7 +256,7 @@ class Learner:
         return any(s < STOP for s in stalled)
 
     def _count_free(self) -> None:
-        omega, alpha = self.fleet.state.get("omega", {}), self.fleet.alpha
+        omega, alpha = self.fleet.preserve.importance(self.fleet.state), self.fleet.alpha
         for m in range(len(self.runs)):
             parameters = {n: free_share(o[m]) for n, o in omega.items()}
             neurons = {n: free_share(a[m]) for n, a in alpha.items()}

@@ -94,6 +94,22 @@ class Stack:
         result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x)
         return result
 
+    def outputs(self, params: Tensors, buffers: Tensors, x: Tensor) -> Tensor:
+        """The logits (F, B, C) of other parameters than the stack's own, in eval mode and without gradients."""
+        with torch.no_grad(), evaluating(self.module):
+            if self.native:
+                return native.forward(self.module, params, x, native.Asked())
+            logits, _ = torch.func.vmap(self._one, randomness="different")(params, buffers, x)
+            found: Tensor = logits
+            return found
+
+    def output_layer(self, outputs: int) -> list[str]:
+        """The trainable parameters of the last nn.Linear: those whose rows are the network's outputs."""
+        linear = [(name, m) for name, m in self.module.named_modules() if isinstance(m, nn.Linear)]
+        if not linear or linear[-1][1].out_features != outputs:
+            raise ValueError(f"the last nn.Linear of the network does not give its {outputs} outputs, so a task's own head cannot be told")
+        return [n for n in (f"{linear[-1][0]}.weight", f"{linear[-1][0]}.bias") if n in self.trainable]
+
     def _one(self, params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         self._outputs = {}
         logits = torch.func.functional_call(self.module, (params, buffers), (x,))

@@ -1,0 +1,126 @@
+"""The rivals, each against an obvious reference and doing what its paper says it does."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests import oracles
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import selfless
+from selfless import LwF
+
+
+class Heads(nn.Module):
+    """Shared layers and a head for each task."""
+
+    def __init__(self, tasks: int = 3, classes: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU())
+        self.heads = nn.ModuleList([nn.Linear(16, classes) for _ in range(tasks)])
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        out: Tensor = self.heads[task](self.body(x))
+        return out
+
+
+NAMES = ["heads.0", "heads.1", "heads.2"]
+
+
+def made(dtype: torch.dtype = torch.float32) -> Heads:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Heads().to(dtype)
+
+
+def data(task: int, count: int = 5, size: int = 20) -> list[tuple[Tensor, Tensor]]:
+    """Labels that can be learnt: the largest of three sums, other ones for each task."""
+    g = torch.Generator().manual_seed(task)
+    turn = torch.randn(6, 3, generator=g)
+    return [(x, (x @ turn).argmax(1)) for x in (torch.randn(size, 6, generator=g) for _ in range(count))]
+
+
+def learn(model: nn.Module, keeper: Any, t: int, epochs: int = 6, optimizer: Any = None, **more: Any) -> None:
+    opt = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **more)
+    for epoch in range(epochs):
+        keeper.turn(epoch, epochs)
+        for x, y in data(t):
+            loss = F.cross_entropy(model(x, t), y) + keeper.penalty((x, y))
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    keeper.consolidate(data(t), forward=lambda m, b, t=t: m(b[0], t))
+
+
+def accuracy(model: nn.Module, t: int) -> float:
+    with torch.no_grad():
+        return float(torch.cat([(model(x, t).argmax(1) == y).float() for x, y in data(t)]).mean())
+
+
+# --------------------------------------------------------------------------------------------------------------------- LwF
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
+def test_lwf_is_the_papers_loss(temperature: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    z, old = torch.randn(7, 4, generator=g, requires_grad=True), torch.randn(7, 4, generator=g)
+    got, want = LwF(1.0, temperature).distil(z, old), oracles.lwf(z, old, temperature)
+    assert_close(got.double(), want)
+    assert_close(torch.autograd.grad(got, z)[0], torch.autograd.grad(want, z)[0])
+    assert float(LwF(1.0, temperature).distil(old, old)) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_lwf_keeps_old_outputs_on_new_inputs() -> None:
+    """The stronger, the nearer the old heads' outputs on the new task's images stay to those of the network before it."""
+    drift = []
+    for strength in (0.0, 1.0, 5.0):
+        model = made()
+        keeper = selfless.attach(model, LwF(strength), heads=NAMES)
+        learn(model, keeper, 0)
+        x = torch.cat([x for x, _ in data(1)])
+        before = model(x, 0).detach().softmax(1)
+        learn(model, keeper, 1)
+        assert accuracy(model, 1) > 0.8
+        drift.append(float((model(x, 0).detach().softmax(1) - before).abs().mean()))
+    assert drift[2] < drift[1] < drift[0]
+    assert drift[2] < 0.5 * drift[0]
+
+
+def test_lwf_warms_the_new_head_up_alone() -> None:
+    """During the warm-up nothing but the new head moves, whatever the optimizer does; afterwards everything does."""
+    model = made()
+    keeper = selfless.attach(model, LwF(1.0, warmup=2), heads=NAMES)
+    learn(model, keeper, 0, epochs=3)
+    assert not keeper.state["held"]  # the first task has nothing to wait for
+    before = copy.deepcopy(model.state_dict())
+    opt = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    for epoch in range(3):
+        keeper.turn(epoch, 3)
+        for x, y in data(1):
+            opt.zero_grad()
+            (F.cross_entropy(model(x, 1), y) + keeper.penalty((x, y))).backward()
+            opt.step()
+        moved = {n for n, v in model.state_dict().items() if not torch.equal(v, before[n])}
+        assert moved == ({"heads.1.weight", "heads.1.bias"} if epoch < 2 else {n for n in before if "heads.2" not in n})
+
+
+def test_lwf_in_a_loop_needs_the_batch_and_remembers_how_tasks_were_run() -> None:
+    model = made()
+    keeper = selfless.attach(model, LwF(1.0), sparsify="slni:1e-2", layers=["body.1", "body.3"])
+    learn(model, keeper, 0)
+    model(data(1)[0][0], 1)
+    with pytest.raises(RuntimeError, match=r"keeper.penalty\(\(x, y\)\)"):
+        keeper.penalty()
+    state = keeper.state_dict()
+    twin = selfless.attach(copy.deepcopy(model), LwF(1.0), sparsify="slni:1e-2", layers=["body.1", "body.3"])
+    with pytest.raises(ValueError, match="forwards="):
+        twin.load_state_dict(state)
+    twin.load_state_dict(state, forwards=[lambda m, b: m(b[0], 0)])
+    x, y = data(1)[0]
+    for m in (model, twin.model):
+        m(x, 1)
+    assert_close(keeper.penalty((x, y)), twin.penalty((x, y)))
+    assert not keeper._recording._records  # the pass that compares is not one of the loop's
