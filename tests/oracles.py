@@ -125,3 +125,11 @@ def lwf(z: Tensor, old: Tensor, temperature: float) -> Tensor:
         q = [torch.exp(v / temperature) / sum(torch.exp(u / temperature) for u in was) for v in was]
         total = total - sum(b * torch.log(a) for a, b in zip(p, q, strict=True)) + sum(b * torch.log(b) for b in q)
     return total / len(z)
+
+
+def merged(optima: list[dict[str, Tensor]], weights: list[dict[str, Tensor]] | None = None) -> dict[str, Tensor]:
+    """Σ_k F_k θ_k / Σ_k F_k of whole tasks kept side by side; the mean without weights."""
+    names = optima[0]
+    if weights is None:
+        return {n: sum(o[n] for o in optima) / len(optima) for n in names}  # type: ignore[misc]
+    return {n: sum(w[n] * o[n] for o, w in zip(optima, weights, strict=True)) / sum(w[n] for w in weights) for n in names}  # type: ignore[misc]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import EWC, MAS, SI, SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, LwF, NoPreserver, NoSparsifier, OrthReg
+from selfless import EWC, IMM, MAS, SI, SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, LwF, NoPreserver, NoSparsifier, OrthReg
 from selfless.preserve import PRESERVERS, Preserver, Quadratic
 from selfless.sparsify import SPARSIFIERS, Sparsifier
 from selfless.terms import parse
@@ -28,6 +28,8 @@ PRESERVE: dict[str, Preserver] = {
     "ewc exact": EWC(5.0, fisher="exact"),
     "ewc sampled": EWC(5.0, fisher="sampled"),
     "si": SI(2.0),
+    "imm mean": IMM(0.5, merge="mean"),
+    "imm mode": IMM(0.5),
     "lwf": LwF(2.0),
     "lwf cold": LwF(1.0, temperature=1.0, warmup=1),
 }

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import LwF
+from selfless import IMM, LwF
 
 
 class Heads(nn.Module):
@@ -124,3 +124,45 @@ def test_lwf_in_a_loop_needs_the_batch_and_remembers_how_tasks_were_run() -> Non
         m(x, 1)
     assert_close(keeper.penalty((x, y)), twin.penalty((x, y)))
     assert not keeper._recording._records  # the pass that compares is not one of the loop's
+
+
+# --------------------------------------------------------------------------------------------------------------------- IMM
+@pytest.mark.parametrize("merge", ["mean", "mode"])
+def test_imm_is_the_mean_or_the_fisher_weighted_mean_of_the_task_optima(merge: Any) -> None:
+    model = made(torch.float64)
+    keeper = selfless.attach(model, IMM(1e-3, merge=merge, damping=1e-8), heads=NAMES)
+    optima, fishers = [], []
+    for t in range(3):
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in data(t):
+            opt.zero_grad()
+            (F.cross_entropy(model(x.double(), t), y) + keeper.penalty()).backward()
+            opt.step()
+        task = [(x.double(), y) for x, y in data(t)]
+        call = lambda m, b, t=t: m(b[0], t)  # noqa: E731
+        keeper.consolidate(task, forward=call)
+        optima.append({n: p.detach().clone() for n, p in model.body.named_parameters(prefix="body")})
+        found = selfless.importance.ewc(model, task, forward=call)
+        fishers.append({n: found[n] + 1e-8 for n in optima[0]})
+        own = {n: p.detach().clone() for n, p in model.named_parameters() if n.startswith(f"heads.{t}")}
+        trained = {n: p.detach().clone() for n, p in model.named_parameters()}
+        with keeper.as_task(t):
+            for n, want in oracles.merged(optima, None if merge == "mean" else fishers).items():
+                assert_close(model.get_parameter(n).detach(), want)
+            for n, value in own.items():  # a task's own head is that of its own optimum
+                assert torch.equal(model.get_parameter(n), value)
+        for n, value in trained.items():  # weight-transfer: training goes on from the optimum, not from the merger
+            assert torch.equal(model.get_parameter(n), value)
+
+
+def test_imm_l2_transfer_holds_a_task_to_the_last_ones_optimum() -> None:
+    moved = []
+    for strength in (0.0, 0.05, 1.0):
+        model = made()
+        keeper = selfless.attach(model, IMM(strength), heads=NAMES)
+        learn(model, keeper, 0)
+        before = model.body[0].weight.detach().clone()
+        learn(model, keeper, 1)
+        moved.append(float((model.body[0].weight.detach() - before).norm()))
+    assert moved[2] < moved[1] < moved[0]
+    assert not keeper.capacity().parameters  # it knows no free parameters

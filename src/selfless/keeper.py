@@ -174,7 +174,7 @@ class Keeper:
         values = {n: p.detach() for n, p in parameters.items()}
         self._check_shapes(values)
         state = preserve.consolidate(self.state, values, omega)
-        for name, value in preserve.importance(state).items():
+        for name, value in (preserve.importance(state) or {}).items():
             if not bool(torch.isfinite(value).all()):
                 raise ValueError(
                     f"the importance of {name!r} is not finite; did training diverge? Lower the learning rate or clip gradients"
@@ -226,7 +226,7 @@ class Keeper:
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
         self._place()
-        omega = self.preserve.importance(self.state) if "omega" in self.state else None
+        omega = self.preserve.importance(self.state)
         named = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (omega and n in omega)}
         return Capacity(
             {n: free_share(omega.get(n, torch.zeros_like(p)), threshold) for n, p in named.items()} if omega is not None else {},

@@ -16,7 +16,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import EWC, MAS, SI, SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, LwF, NoPreserver, NoSparsifier, OrthReg, Run
+from selfless import EWC, IMM, MAS, SI, SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, LwF, NoPreserver, NoSparsifier, OrthReg, Run
 from selfless.data import stream
 from selfless.engine import draws
 from selfless.engine.learner import Event, Learner
@@ -87,6 +87,8 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         (NoPreserver(), NoSparsifier(), "implicit"),
         (MAS(0.1), SLNID(1e-2), "maxout"),
         (LwF(1.0), SLNID(1e-2), "implicit"),
+        (IMM(0.1), SLNID(1e-2), "implicit"),
+        (IMM(0.1, merge="mean"), L1Rep(1e-3), "explicit"),
         (LwF(2.0, temperature=1.0, warmup=1), OrthReg(1e-2), "implicit"),
     ],
     ids=str,
@@ -131,7 +133,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("preserve", [MAS(0.2), EWC(3.0), SI(0.5), MAS(0.1, estimator="per-batch"), LwF(0.5)], ids=str)
+@pytest.mark.parametrize("preserve", [MAS(0.2), EWC(3.0), SI(0.5), MAS(0.1, estimator="per-batch"), LwF(0.5), IMM(0.1)], ids=str)
 def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, preserve: Any) -> None:
     """Other seeds, strengths, rates and sparsifiers beside it change nothing."""
     runs = [
@@ -295,6 +297,7 @@ class Stop(Exception):
         {"schedule": "plateau"},
         {"preserve": SI(1.0)},
         {"preserve": LwF(1.0, warmup=1)},
+        {"preserve": IMM(0.1)},
         {"model": "mlp-12-lwta"},
     ],
     ids=str,

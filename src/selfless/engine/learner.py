@@ -256,7 +256,7 @@ class Learner:
         return any(s < STOP for s in stalled)
 
     def _count_free(self) -> None:
-        omega, alpha = self.fleet.preserve.importance(self.fleet.state), self.fleet.alpha
+        omega, alpha = self.fleet.preserve.importance(self.fleet.state) or {}, self.fleet.alpha
         for m in range(len(self.runs)):
             parameters = {n: free_share(o[m]) for n, o in omega.items()}
             neurons = {n: free_share(a[m]) for n, a in alpha.items()}

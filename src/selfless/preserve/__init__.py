@@ -1,10 +1,11 @@
 """What keeps old tasks. One file a family, one entry here."""
 
 from selfless.preserve.base import NoPreserver, Preserver, State
+from selfless.preserve.imm import IMM
 from selfless.preserve.lwf import LwF
 from selfless.preserve.quadratic import EWC, MAS, SI, Quadratic
 
-PRESERVERS: dict[str, type[Preserver]] = {kind.name: kind for kind in (NoPreserver, MAS, EWC, SI, LwF)}
+PRESERVERS: dict[str, type[Preserver]] = {kind.name: kind for kind in (NoPreserver, MAS, EWC, SI, LwF, IMM)}
 PRESERVERS["finetune"] = NoPreserver  # as tables call it
 
-__all__ = ["EWC", "MAS", "PRESERVERS", "SI", "LwF", "NoPreserver", "Preserver", "Quadratic", "State"]
+__all__ = ["EWC", "IMM", "MAS", "PRESERVERS", "SI", "LwF", "NoPreserver", "Preserver", "Quadratic", "State"]

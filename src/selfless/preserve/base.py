@@ -95,9 +95,9 @@ class Preserver(Term):
         """The parameters (those that differ) with which task `task`, counted from 0, is judged; between tasks."""
         return {}
 
-    def importance(self, state: State) -> Tensors:
-        """Ω by name, of which `capacity` counts what is free; {} where the method has no such thing."""
-        return state.get("omega", {})
+    def importance(self, state: State) -> Tensors | None:
+        """Ω by name, of which `capacity` counts what is free; None where the method has no such thing."""
+        return state.get("omega")
 
 
 @dataclass(frozen=True)
