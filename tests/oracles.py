@@ -133,3 +133,10 @@ def merged(optima: list[dict[str, Tensor]], weights: list[dict[str, Tensor]] | N
     if weights is None:
         return {n: sum(o[n] for o in optima) / len(optima) for n in names}  # type: ignore[misc]
     return {n: sum(w[n] * o[n] for o, w in zip(optima, weights, strict=True)) / sum(w[n] for w in weights) for n in names}  # type: ignore[misc]
+
+
+def packed(weights: list[float], owner: list[int], task: int, share: float) -> list[int]:
+    """PackNet's owners after a task: of the free weights (owner 0) the smallest `share` stay free, the others are the task's."""
+    free = sorted((abs(w), i) for i, w in enumerate(weights) if owner[i] == 0)
+    gone = {i for _, i in free[: int(share * len(free))]}
+    return [task if owner[i] == 0 and i not in gone else owner[i] for i in range(len(weights))]

@@ -99,6 +99,7 @@ class Keeper:
         auto = isinstance(layers, str) and layers == "auto"
         reads = sparsify.reads if sparsify.strength > 0 else ""
         taps = self._resolve(layers, auto, compiled, wanted=reads in ("activations", "weights"))
+        preserve.check_network(n for n, _ in self.model.named_buffers())
         self.state: State = preserve.init(self._parameters())
         self._place_heads()
         self._recording = Recording(self.model, taps, auto, reads == "activations", reads == "weights")

@@ -16,7 +16,26 @@ from torch import nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import EWC, IMM, MAS, SI, SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, LwF, NoPreserver, NoSparsifier, OrthReg, Run
+from selfless import (
+    EWC,
+    IMM,
+    MAS,
+    SI,
+    SLNI,
+    SLNID,
+    SNI,
+    SNID,
+    DeCov,
+    L1Param,
+    L1Rep,
+    L2Param,
+    LwF,
+    NoPreserver,
+    NoSparsifier,
+    OrthReg,
+    PackNet,
+    Run,
+)
 from selfless.data import stream
 from selfless.engine import draws
 from selfless.engine.learner import Event, Learner
@@ -88,6 +107,8 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         (MAS(0.1), SLNID(1e-2), "maxout"),
         (LwF(1.0), SLNID(1e-2), "implicit"),
         (IMM(0.1), SLNID(1e-2), "implicit"),
+        (PackNet(0.5, retrain=0.5), SLNID(1e-2), "implicit"),
+        (PackNet(0.75, retrain=0.0), L2Param(1e-3), "explicit"),
         (IMM(0.1, merge="mean"), L1Rep(1e-3), "explicit"),
         (LwF(2.0, temperature=1.0, warmup=1), OrthReg(1e-2), "implicit"),
     ],
@@ -133,7 +154,9 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("preserve", [MAS(0.2), EWC(3.0), SI(0.5), MAS(0.1, estimator="per-batch"), LwF(0.5), IMM(0.1)], ids=str)
+@pytest.mark.parametrize(
+    "preserve", [MAS(0.2), EWC(3.0), SI(0.5), MAS(0.1, estimator="per-batch"), LwF(0.5), IMM(0.1), PackNet(0.5)], ids=str
+)
 def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, preserve: Any) -> None:
     """Other seeds, strengths, rates and sparsifiers beside it change nothing."""
     runs = [
@@ -143,7 +166,7 @@ def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, preserve: Any) -> 
             seed=i % 3,
             lr=0.02 + 0.01 * i,
             sparsify=kind,
-            preserve=dataclasses.replace(preserve, strength=preserve.strength * (1 + i)),
+            preserve=preserve if preserve.alike else dataclasses.replace(preserve, strength=preserve.strength * (1 + i)),
         )
         for i, kind in enumerate(KINDS)
     ]
@@ -298,6 +321,8 @@ class Stop(Exception):
         {"preserve": SI(1.0)},
         {"preserve": LwF(1.0, warmup=1)},
         {"preserve": IMM(0.1)},
+        {"preserve": PackNet(0.5, retrain=0.5)},
+        {"preserve": PackNet(0.5, retrain=0.5), "select": "held-out"},
         {"model": "mlp-12-lwta"},
     ],
     ids=str,
@@ -347,3 +372,17 @@ def test_draws_are_fixed_and_even() -> None:
 
 
 PINNED = [294, 846, 360, 19, 321]
+
+
+@pytest.mark.parametrize("sparsify", [NoSparsifier(), SLNID(1e-2), L2Param(1e-2)], ids=str)
+@pytest.mark.parametrize("head", ["own", "shared"])
+def test_packnet_loses_nothing_of_old_tasks(tasks_npz: str, sparsify: Any, head: str) -> None:
+    """Accuracy on a task never changes after it was learnt, in a fleet, with weight decay, own heads and shared; capacity only falls."""
+    more: dict[str, Any] = {"epochs": 3, "weight_decay": 1e-3, "stream_options": {"head": head}}
+    runs = [small(tasks_npz, preserve=PackNet(0.6), sparsify=sparsify, seed=s, **more) for s in range(2)]
+    for result in Learner(runs).learn():
+        for u in range(3):
+            assert (result.accuracy[u:, u] == result.accuracy[u, u]).all()
+        assert result.summary()["forgetting"] <= 0.0
+        free = [c["free_parameters"] for c in result.capacity]
+        assert free[0] > free[1] > free[2] > 0

@@ -48,6 +48,7 @@ class Fleet:
         self.trained = {n: self.params[n] for n in stack.trainable}
         self.momentum = {n: torch.zeros_like(p) for n, p in self.trained.items()}
         self.preserve = self.run.preserve
+        self.preserve.check_network(buffers)
         self.state: State = self._mapped(self.preserve.init, {n: p.detach() for n, p in self.trained.items()})
         self.alpha: Tensors = {}
         self.tasks = 0

@@ -3,9 +3,10 @@
 from selfless.preserve.base import NoPreserver, Preserver, State
 from selfless.preserve.imm import IMM
 from selfless.preserve.lwf import LwF
+from selfless.preserve.packnet import PackNet
 from selfless.preserve.quadratic import EWC, MAS, SI, Quadratic
 
-PRESERVERS: dict[str, type[Preserver]] = {kind.name: kind for kind in (NoPreserver, MAS, EWC, SI, LwF, IMM)}
+PRESERVERS: dict[str, type[Preserver]] = {kind.name: kind for kind in (NoPreserver, MAS, EWC, SI, LwF, IMM, PackNet)}
 PRESERVERS["finetune"] = NoPreserver  # as tables call it
 
-__all__ = ["EWC", "IMM", "MAS", "PRESERVERS", "SI", "LwF", "NoPreserver", "Preserver", "Quadratic", "State"]
+__all__ = ["EWC", "IMM", "MAS", "PRESERVERS", "SI", "LwF", "NoPreserver", "PackNet", "Preserver", "Quadratic", "State"]

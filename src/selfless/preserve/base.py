@@ -14,7 +14,7 @@ What a method may do besides a penalty on θ; the keeper and the engine call the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +54,9 @@ class Preserver(Term):
     @property
     def how(self) -> Estimator:
         return "per-sample"
+
+    def check_network(self, buffers: Iterable[str]) -> None:
+        """Raise for a network, given by the names of its buffers, in which the method cannot do what it promises."""
 
     def init(self, parameters: Tensors) -> State:
         """The state before the first task."""
@@ -123,6 +126,16 @@ def foreign(state: State, name: str) -> Tensor | None:
     """Which entries are the heads of other tasks, which the present one has no say in; None: none."""
     head = state.get("head", {}).get(name)
     return None if head is None else (head >= 0) & (head != state["count"]["tasks"])
+
+
+def refuse_statistics(preserve: Preserver, buffers: Iterable[str]) -> None:
+    """For methods that keep old tasks exactly: running statistics would change them."""
+    moving = [name for name in buffers if name.rpartition(".")[2] in ("running_mean", "running_var")]
+    if moving:
+        raise ValueError(
+            f"{type(preserve).__name__} keeps old tasks to the bit, but {moving[0]!r} changes with every batch of a new one; "
+            "use a network without batch normalisation (LayerNorm or GroupNorm have no such statistics)"
+        )
 
 
 def widened(parameter: Tensor) -> Tensor:
