@@ -140,3 +140,31 @@ def packed(weights: list[float], owner: list[int], task: int, share: float) -> l
     free = sorted((abs(w), i) for i, w in enumerate(weights) if owner[i] == 0)
     gone = {i for _, i in free[: int(share * len(free))]}
     return [task if owner[i] == 0 and i not in gone else owner[i] for i in range(len(weights))]
+
+
+def hebbian(weights: list[Tensor], biases: list[Tensor], xs: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """(Ω of W, Ω of b) of a ReLU perceptron whose last layer is linear, layer by layer: mean_m |2 y_i x_j|, sample by sample."""
+    total = [(torch.zeros_like(w), torch.zeros_like(b)) for w, b in zip(weights, biases, strict=True)]
+    for sample in xs:
+        x = sample
+        for l, (w, b) in enumerate(zip(weights, biases, strict=True)):
+            n = w @ x + b
+            y = n if l == len(weights) - 1 else n.clamp(min=0)
+            for i in range(len(y)):
+                for j in range(len(x)):
+                    total[l][0][i, j] += (2 * y[i] * x[j]).abs() / len(xs)
+                total[l][1][i] += (2 * y[i]).abs() / len(xs)
+            x = y
+    return total
+
+
+def rwalk(steps: list[tuple[float, float, float]], average: float, every: int, damping: float, fisher: float = 0.0) -> tuple[float, float]:
+    """(F, s) of one parameter after steps of (θ before, θ after, g): the two recursions written out."""
+    score, path, start = 0.0, 0.0, steps[0][0]
+    for k, (before, after, g) in enumerate(steps, 1):
+        fisher = average * g * g + (1 - average) * fisher
+        path -= g * (after - before)
+        if k % every == 0 or k == len(steps):
+            score += max(0.0, path) / (0.5 * fisher * (after - start) ** 2 + damping)
+            path, start = 0.0, after
+    return fisher, score

@@ -26,11 +26,14 @@ from selfless import (
     L1Param,
     L1Rep,
     L2Param,
+    LocalMAS,
     LwF,
     NoPreserver,
     NoSparsifier,
+    OnlineEWC,
     OrthReg,
     PackNet,
+    RWalk,
 )
 from selfless.preserve import PRESERVERS, Preserver, Quadratic
 from selfless.sparsify import SPARSIFIERS, Sparsifier
@@ -46,6 +49,9 @@ PRESERVE: dict[str, Preserver] = {
     "ewc exact": EWC(5.0, fisher="exact"),
     "ewc sampled": EWC(5.0, fisher="sampled"),
     "si": SI(2.0),
+    "rwalk": RWalk(0.5, every=2),
+    "mas-local": LocalMAS(0.1),
+    "ewc-online": OnlineEWC(5.0),
     "imm mean": IMM(0.5, merge="mean"),
     "imm mode": IMM(0.5),
     "packnet": PackNet(0.5),
@@ -140,7 +146,7 @@ def test_preserver(name: str, dtype: torch.dtype) -> None:
     assert away.item() > 0 if name in KEEPING or preserve.distils else away.item() == 0.0
 
 
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", [n for n in KEEPING if n != "rwalk"])  # whose Ω is scaled anew after every task
 def test_importance_adds_up_over_tasks(name: str) -> None:
     preserve, model = PRESERVE[name], net(torch.float64)
     keeper = selfless.attach(model, preserve)

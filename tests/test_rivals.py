@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import IMM, LwF, PackNet
+from selfless import IMM, LocalMAS, LwF, PackNet, RWalk
 
 
 class Heads(nn.Module):
@@ -228,3 +228,73 @@ def test_methods_that_keep_to_the_bit_refuse_running_statistics() -> None:
     for bad in ({"strength": 1.0}, {"retrain": 1.0}, {"retrain": -0.1}):
         with pytest.raises(ValueError, match="share"):
             PackNet(**bad)
+
+
+# ------------------------------------------------------------------------------------------------- RWalk, MAS in its local form
+def test_rwalk_is_the_two_recursions_written_out() -> None:
+    """Every entry of a linear model, step by step, over two tasks; Ω is both parts over their largest."""
+    model = nn.Linear(3, 2).double()
+    keeper = selfless.attach(model, RWalk(1.0, average=0.7, every=4, damping=1e-3))
+    names = [n for n, _ in model.named_parameters()]
+    entries = [(n, i) for n, p in model.named_parameters() for i in range(p.numel())]
+    fishers, olds = dict.fromkeys(entries, 0.0), dict[tuple[str, int], float]()
+    for t in range(2):
+        g = torch.Generator().manual_seed(t)
+        opt, steps = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), dict[tuple[str, int], list[tuple[float, float, float]]]()
+        batches = [(torch.randn(8, 3, generator=g).double(), torch.randint(0, 2, (8,), generator=g)) for _ in range(10)]
+        for x, y in batches:
+            loss = F.cross_entropy(model(x), y)
+            task = dict(zip(names, torch.autograd.grad(loss, list(model.parameters()), retain_graph=True), strict=True))
+            before = {n: p.detach().clone() for n, p in model.named_parameters()}
+            opt.zero_grad()
+            (loss + keeper.penalty()).backward()
+            opt.step()
+            for n, i in entries:
+                after = model.get_parameter(n).detach().flatten()[i].item()
+                steps.setdefault((n, i), []).append((before[n].flatten()[i].item(), after, task[n].flatten()[i].item()))
+        keeper.consolidate(batches)
+        found = {e: oracles.rwalk(steps[e], 0.7, 4, 1e-3, fishers[e]) for e in entries}
+        fishers = {e: f for e, (f, _) in found.items()}
+        most_f, most_s = max(fishers.values()), max(s for _, s in found.values())
+        olds = {e: (s / most_s + olds[e]) / 2 if olds else s / most_s for e, (_, s) in found.items()}
+        for n, i in entries:
+            want = fishers[n, i] / most_f + olds[n, i]
+            assert keeper.state["omega"][n].flatten()[i].item() == pytest.approx(want, rel=1e-9)
+
+
+def test_local_mas_is_hebbs_rule() -> None:
+    model = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 2)).double()
+    batches = [torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k in range(3)]
+    keeper = selfless.attach(model, LocalMAS(1.0))
+    keeper.consolidate(batches)
+    linear: list[Any] = [model[0], model[2], model[4]]
+    want = oracles.hebbian([m.weight.detach() for m in linear], [m.bias.detach() for m in linear], torch.cat(batches))
+    for k, (weight, bias) in zip((0, 2, 4), want, strict=True):
+        assert_close(keeper.state["omega"][f"{k}.weight"], weight)
+        assert_close(keeper.state["omega"][f"{k}.bias"], bias)
+    plain = selfless.importance.mas(model, batches)
+    assert not torch.allclose(plain["0.weight"], keeper.state["omega"]["0.weight"], rtol=0.1)  # it is another measure
+    assert_close(plain["4.weight"], keeper.state["omega"]["4.weight"])  # of the last layer it is the same
+
+
+def test_local_mas_with_activations_as_functions_and_convolutions() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc, self.head = nn.Conv2d(1, 3, 3), nn.Linear(12, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(F.relu(self.fc(F.relu(self.conv(x)).flatten(1))))
+            return out
+
+    torch.manual_seed(0)
+    model, x = Net().double(), torch.randn(5, 1, 4, 4, dtype=torch.float64)
+    keeper = selfless.attach(model, LocalMAS(1.0))
+    keeper.consolidate([x])
+    total: Tensor = torch.zeros_like(model.conv.weight)
+    for one in x:  # ∂‖relu(conv(x))‖²/∂kernel, a sample at a time
+        total += torch.autograd.grad(F.relu(model.conv(one[None])).square().sum(), model.conv.weight)[0].abs()
+    assert_close(keeper.state["omega"]["conv.weight"], total / len(x))
+    other = nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="use MAS there"):
+        selfless.attach(other, LocalMAS(), layers=["1"]).consolidate([torch.randn(3, 4)])

@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from selfless.anchor import step_sizes
 from selfless.capacity import THRESHOLD, Capacity, free_share
-from selfless.importance import Forward, called_with, evaluating, measure, run_batch, to_device, unwrap
+from selfless.importance import Forward, Layerwise, called_with, evaluating, measure, run_batch, to_device, unwrap
 from selfless.layers import Discovery, Layers, Tap, resolve
 from selfless.path import PathWatch
 from selfless.persample import MEMORY
@@ -167,7 +167,7 @@ class Keeper:
                 taps={n: t for n, t in self.taps.items() if t.complete or self.sparsify.strength == 0},
                 parameters=preserve.measures,
                 estimator=preserve.how,
-                forward=forward,
+                forward=Layerwise(forward) if preserve.local else forward,
                 memory=memory,
                 lenient=self._recording.auto,
             )

@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 Layers = str | nn.Module | Iterable[str | nn.Module]
 
-_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 # Pointwise functions that count as an activation when they are applied to a layer's output.
 _FUNCTIONS = {
     *(getattr(F, n) for n in "relu relu6 gelu silu elu selu celu leaky_relu softplus mish hardswish hardtanh hardsigmoid".split()),
@@ -96,7 +96,7 @@ def _named(item: str | nn.Module, modules: Mapping[str, nn.Module]) -> list[str]
     names = []
     if any(c in item for c in "*?["):
         names = fnmatch.filter((n for n in modules if n), item)
-        names = [n for n in names if is_activation(modules[n])] or [n for n in names if isinstance(modules[n], _WEIGHTED)]
+        names = [n for n in names if is_activation(modules[n])] or [n for n in names if isinstance(modules[n], WEIGHTED)]
     if not names:
         leaves = [n for n, m in modules.items() if n and not any(True for _ in m.children())]
         close = difflib.get_close_matches(item, leaves, n=1)
@@ -113,14 +113,14 @@ def _static(model: nn.Module, name: str, module: nn.Module) -> Tap:
     """
     if is_activation(module):
         before = _neighbour(model, name, -1)
-        weighted = before if isinstance(before, _WEIGHTED) else None
+        weighted = before if isinstance(before, WEIGHTED) else None
         return Tap(module, at_input=True, weighted=weighted, axis=_axis(before) or _registered_axis(model, name))
-    weighted = module if isinstance(module, _WEIGHTED) else None
+    weighted = module if isinstance(module, WEIGHTED) else None
     after = _neighbour(model, name, +1)
     if after is not None and _sure(after):
         if _places(model, after) == 1:
             return Tap(after, at_input=True, weighted=weighted, axis=_axis(module))
-        if not any(isinstance(m, _NORMS) for m in _between(model, name, after)):
+        if not any(isinstance(m, NORMS) for m in _between(model, name, after)):
             return Tap(module, at_input=False, weighted=weighted, activation=after, axis=_axis(module))
     return Tap(module, at_input=False, weighted=weighted, axis=_axis(module))
 
@@ -128,7 +128,7 @@ def _static(model: nn.Module, name: str, module: nn.Module) -> Tap:
 def _axis(module: nn.Module | None) -> int | None:
     if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)):
         return -1
-    return 1 if isinstance(module, (*_WEIGHTED, *_NORMS)) else None
+    return 1 if isinstance(module, (*WEIGHTED, *NORMS)) else None
 
 
 def _registered_axis(model: nn.Module, name: str) -> int | None:
@@ -164,7 +164,7 @@ def _neighbour(model: nn.Module, name: str, step: int) -> nn.Module | None:
     place = [n for n, _ in children].index(child) + step
     while 0 <= place < len(children):
         module = children[place][1]
-        if not isinstance(module, (*_NORMS, nn.modules.dropout._DropoutNd)):
+        if not isinstance(module, (*NORMS, nn.modules.dropout._DropoutNd)):
             return module
         place += step
     return None
@@ -213,7 +213,7 @@ class Discovery:
             self.reached.add(name)
             given = first_tensor(args, kwargs)
             origin = None if given is None else self._made.get(id(given))
-            if origin is not None and isinstance(module, (*_NORMS, nn.modules.dropout._DropoutNd)):
+            if origin is not None and isinstance(module, (*NORMS, nn.modules.dropout._DropoutNd)):
                 self._behind[name] = origin[1]
             if origin is not None and is_activation(module) and isinstance(output, Tensor) and output.dim() == origin[0].dim():
                 self._behind[name] = origin[1]
@@ -261,7 +261,7 @@ class Discovery:
         before: str | None = name
         while tap.weighted is None and before is not None:
             module = self.model.get_submodule(before)
-            tap = replace(tap, weighted=module) if isinstance(module, _WEIGHTED) else tap
+            tap = replace(tap, weighted=module) if isinstance(module, WEIGHTED) else tap
             before = self._behind.get(before)
         return tap
 

@@ -29,12 +29,15 @@ from selfless import (
     L1Param,
     L1Rep,
     L2Param,
+    LocalMAS,
     LwF,
     NoPreserver,
     NoSparsifier,
+    OnlineEWC,
     OrthReg,
     PackNet,
     Run,
+    RWalk,
 )
 from selfless.data import stream
 from selfless.engine import draws
@@ -107,6 +110,11 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         (MAS(0.1), SLNID(1e-2), "maxout"),
         (LwF(1.0), SLNID(1e-2), "implicit"),
         (IMM(0.1), SLNID(1e-2), "implicit"),
+        (RWalk(1.0, every=3), SLNID(1e-2), "implicit"),
+        (RWalk(1.0, every=1), L1Param(1e-3), "explicit"),
+        (LocalMAS(0.01), SLNID(1e-2), "implicit"),
+        (LocalMAS(0.01), SLNID(1e-2), "maxout"),
+        (OnlineEWC(5.0), SLNID(1e-2), "implicit"),
         (PackNet(0.5, retrain=0.5), SLNID(1e-2), "implicit"),
         (PackNet(0.75, retrain=0.0), L2Param(1e-3), "explicit"),
         (IMM(0.1, merge="mean"), L1Rep(1e-3), "explicit"),
@@ -155,7 +163,9 @@ KINDS = [
 
 
 @pytest.mark.parametrize(
-    "preserve", [MAS(0.2), EWC(3.0), SI(0.5), MAS(0.1, estimator="per-batch"), LwF(0.5), IMM(0.1), PackNet(0.5)], ids=str
+    "preserve",
+    [MAS(0.2), EWC(3.0), SI(0.5), MAS(0.1, estimator="per-batch"), LwF(0.5), IMM(0.1), PackNet(0.5), RWalk(1.0), LocalMAS(0.01)],
+    ids=str,
 )
 def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, preserve: Any) -> None:
     """Other seeds, strengths, rates and sparsifiers beside it change nothing."""
@@ -321,6 +331,7 @@ class Stop(Exception):
         {"preserve": SI(1.0)},
         {"preserve": LwF(1.0, warmup=1)},
         {"preserve": IMM(0.1)},
+        {"preserve": RWalk(1.0)},
         {"preserve": PackNet(0.5, retrain=0.5)},
         {"preserve": PackNet(0.5, retrain=0.5), "select": "held-out"},
         {"model": "mlp-12-lwta"},

@@ -432,6 +432,7 @@ class Fleet:
                 preserve.measures,
                 head,
                 self.data.positive,
+                preserve.local,
             )
         else:
             omega, alpha = {}, {}

@@ -13,7 +13,7 @@ from selfless.activations import Maxout
 from selfless.closed import power_of
 from selfless.engine import native
 from selfless.engine.native import Inhibition
-from selfless.importance import Estimator, Objective, evaluating, measure
+from selfless.importance import Estimator, Layerwise, Objective, evaluating, measure
 from selfless.layers import Tap
 
 Tensors = dict[str, Tensor]
@@ -157,17 +157,18 @@ class Stack:
         wanted: bool,
         head: slice,
         positive: bool = False,
+        local: bool = False,
     ) -> tuple[Tensors, Tensors]:
         """(Ω, α) of every member, stacked, in one pass; f is the output in the columns `head`, and labels count from its first.
-        `positive`: no input is below zero.
+        `positive`: no input is below zero. `local`: of each layer's own output (`Layerwise`).
 
-        A native network is measured for the whole fleet at once, any other member by member.
+        A native network is measured for the whole fleet at once, any other (and any layer by layer) member by member.
         """
         with evaluating(self.module):
-            if self.native:
+            if self.native and not local:
                 return self._together(params, batches, objective, estimator, wanted, head, positive)
             members = range(len(next(iter(params.values()))))
-            parts = [self._alone(m, params, buffers, batches, objective, estimator, wanted, head) for m in members]
+            parts = [self._alone(m, params, buffers, batches, objective, estimator, wanted, head, local) for m in members]
             return _stack([p.omega for p in parts]), _stack([p.alpha for p in parts])
 
     def _together(
@@ -249,8 +250,13 @@ class Stack:
         estimator: Estimator,
         wanted: bool,
         head: slice,
+        local: bool,
     ) -> Any:
         self._load(m, params, buffers)
+
+        def forward(model: nn.Module, batch: Any) -> Tensor:
+            output: Tensor = self._fresh(model, batch[0])[:, head]
+            return output
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
             for x, y in batches():
@@ -263,7 +269,7 @@ class Stack:
             taps={name: Tap(self.module.get_submodule(name), at_input=name not in self._resized) for name in self.layers},
             parameters=wanted,
             estimator=estimator,
-            forward=lambda model, batch: self._fresh(model, batch[0])[:, head],
+            forward=Layerwise(forward) if local else forward,
             finite=False,  # a member that diverged is a failed result, not an error
         )
         self._outputs = {}

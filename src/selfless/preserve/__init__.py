@@ -4,9 +4,27 @@ from selfless.preserve.base import NoPreserver, Preserver, State
 from selfless.preserve.imm import IMM
 from selfless.preserve.lwf import LwF
 from selfless.preserve.packnet import PackNet
-from selfless.preserve.quadratic import EWC, MAS, SI, Quadratic
+from selfless.preserve.quadratic import EWC, MAS, SI, LocalMAS, OnlineEWC, Quadratic
+from selfless.preserve.rwalk import RWalk
 
-PRESERVERS: dict[str, type[Preserver]] = {kind.name: kind for kind in (NoPreserver, MAS, EWC, SI, LwF, IMM, PackNet)}
+PRESERVERS: dict[str, type[Preserver]] = {
+    kind.name: kind for kind in (NoPreserver, MAS, LocalMAS, EWC, OnlineEWC, SI, RWalk, LwF, IMM, PackNet)
+}
 PRESERVERS["finetune"] = NoPreserver  # as tables call it
 
-__all__ = ["EWC", "IMM", "MAS", "PRESERVERS", "SI", "LwF", "NoPreserver", "PackNet", "Preserver", "Quadratic", "State"]
+__all__ = [
+    "EWC",
+    "IMM",
+    "MAS",
+    "PRESERVERS",
+    "SI",
+    "LocalMAS",
+    "LwF",
+    "NoPreserver",
+    "OnlineEWC",
+    "PackNet",
+    "Preserver",
+    "Quadratic",
+    "RWalk",
+    "State",
+]

@@ -41,7 +41,7 @@ class Preserver(Term):
     evaluates: ClassVar[bool] = False  # whether `evaluated` gives other parameters than the trained ones
     identifies: ClassVar[bool] = False  # whether `evaluated` must be told the task: without it a task cannot be judged
     owns: ClassVar[bool] = False  # whether it must know whose head a parameter is: state["head"], see `mine`
-    local: ClassVar[bool] = False  # whether Ω is measured layer by layer (`selfless.importance.layerwise`)
+    local: ClassVar[bool] = False  # whether Ω is measured layer by layer (`selfless.importance.Layerwise`)
     alike: ClassVar[bool] = False  # whether the members of a fleet must have the same strength
     recordable: ClassVar[bool] = True  # whether a GPU may record a step with it
     loose: ClassVar[tuple[str, ...]] = ()  # groups of the state whose tensors are not shaped like the parameters they are named after
