@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from selfless.capacity import Capacity, free_share
-from selfless.data import Stream, Task, stream
-from selfless.engine import draws
+from selfless.data import Stream, stream
+from selfless.engine import draws, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.fleet import AUGMENT, Fleet
 from selfless.engine.stack import Stack, Tensors
@@ -100,6 +100,7 @@ class Learner:
         self.budget, self.checkpoint = budget, checkpoint
         self.report = report or (lambda event: None)
         self.streams = _streams(self.runs, data_dir)
+        scenario.warn(self.run.preserve, self.run.scenario)
         self.epochs = max(r.epochs for r in self.runs)
         self._saved_at, self._saving = time.perf_counter(), 0.0
         self._build()
@@ -120,7 +121,8 @@ class Learner:
         _check_output(modules[0], shape, first.outputs, self.run.model)
         stack = Stack(modules[0], layers)
         self.fleet = Fleet(self.runs, stack, *stack.stacked(modules, self.device), self.device)
-        self.fleet.own_heads([task.heads for task in first.tasks], first.outputs)
+        if self.run.scenario == "task":  # in the others no head is a task's own
+            self.fleet.own_heads([task.heads for task in first.tasks], first.outputs)
         self.progress = Progress(history=[[] for _ in self.runs], capacity=[[] for _ in self.runs])
 
     # -------------------------------------------------------------------------------------------------------------- the loop
@@ -174,7 +176,12 @@ class Learner:
 
     def _judged(self, parts: Sequence[FleetData]) -> list[list[float]]:
         """The accuracy of every member on each task."""
-        return [self.fleet.evaluate(data, _columns(self.streams[0].evaluate[u]), u) for u, data in enumerate(parts)]
+        tasks, fleet, kind = self.streams[0].evaluate, self.fleet, self.run.scenario
+        seen = fleet.tasks if len(self.streams[0].tasks) == len(tasks) else len(tasks)
+        newest = max(fleet.tasks - 1, 0)  # without the task's identity, every task is judged as this one
+        return [
+            fleet.evaluate(data, scenario.judged(tasks, kind, seen, u), u if kind == "task" else newest) for u, data in enumerate(parts)
+        ]
 
     def results(self) -> list[Result]:
         """One a run, as far as the fleet has come."""
@@ -191,6 +198,7 @@ class Learner:
         fresh = progress.epoch == 0
         saved = (fleet.lr.clone(), fleet.step_number.clone(), {n: v.clone() for n, v in fleet.momentum.items()})
         past = [head for earlier in self.streams[0].tasks[:t] for head in earlier.heads]
+        past = past[-1:] if self.run.scenario == "class" else past  # its head holds the earlier ones
         fleet.begin_task(data, task.heads, self.streams[0].outputs, past)
         if fresh:
             progress.best, progress.best_held_out = [-1.0] * len(self.runs), [-1.0] * len(self.runs)
@@ -211,7 +219,7 @@ class Learner:
             going = [m for m, r in enumerate(self.runs) if epoch < r.epochs]
             progress.training += time.perf_counter() - started
             progress.run_steps += len(going) * math.ceil(data.n / self.run.batch)
-            scores = {w: fleet.evaluate(d, _columns(task)) for w, d in watched.items()}
+            scores = {w: fleet.evaluate(d, scenario.columns(task)) for w, d in watched.items()}
             for m in going:
                 entry = {"loss": loss[m], "accuracy": accuracy[m]} | {w: s[m] for w, s in scores.items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
@@ -359,13 +367,6 @@ def _check_output(module: nn.Module, shape: tuple[int, int, int], outputs: int, 
         )
 
 
-def _columns(task: Task) -> range:
-    """The output columns a task is judged among: its group's, or its head's."""
-    if task.group is not None:
-        return task.group
-    return range(task.heads[0].start, task.heads[-1].stop)
-
-
 def _watched(run: Run) -> list[str]:
     """The parts that are evaluated after every epoch."""
     parts = ["held_out"] if run.held_out > 0 else []
@@ -377,5 +378,6 @@ def _streams(runs: Sequence[Run], data_dir: Path | None) -> list[Stream]:
     made: dict[int, Stream] = {}
     for r in runs:
         if r.seed not in made:
-            made[r.seed] = stream(r.stream, tasks=r.tasks, seed=r.seed, held_out=r.held_out, data_dir=data_dir, **r.stream_options)
+            found = stream(r.stream, tasks=r.tasks, seed=r.seed, held_out=r.held_out, data_dir=data_dir, **r.stream_options)
+            made[r.seed] = scenario.arranged(found, r.scenario)
     return [made[r.seed] for r in runs]
