@@ -168,3 +168,11 @@ def rwalk(steps: list[tuple[float, float, float]], average: float, every: int, d
             score += max(0.0, path) / (0.5 * fisher * (after - start) ** 2 + damping)
             path, start = 0.0, after
     return fisher, score
+
+
+def hat_gradient(e: Tensor, given: Tensor, s: float, s_max: float, clamp: float) -> Tensor:
+    """∂loss/∂e of a = σ(s·e) as the authors' code has it, in float64: the chain rule, then the compensation with cosh clamped."""
+    e = e.double()
+    a = torch.sigmoid(s * e)
+    q = given.double() * s * a * torch.sigmoid(-s * e)
+    return q * s_max / s * (torch.cosh((s * e).clamp(-clamp, clamp)) + 1) / (torch.cosh(e) + 1)

@@ -32,7 +32,7 @@ from selfless.layers import Discovery, Layers, Tap, resolve
 from selfless.path import PathWatch
 from selfless.persample import MEMORY
 from selfless.preserve import PRESERVERS, NoPreserver, Preserver, Quadratic, State
-from selfless.recording import Recording
+from selfless.recording import Gates, Recording
 from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import parse
 
@@ -94,6 +94,7 @@ class Keeper:
         self.implicit = False
         self._attached = True
         self._fresh = True  # no step of this task was seen yet
+        self._drawn = False  # what the next task's gates start from has been given
         self._shares: tuple[Any, dict[str, Tensor]] | None = None
         compiled = self.model is not model or model._compiled_call_impl is not None
         auto = isinstance(layers, str) and layers == "auto"
@@ -102,10 +103,14 @@ class Keeper:
         preserve.check_network(n for n, _ in self.model.named_buffers())
         self.state: State = preserve.init(self._parameters())
         self._place_heads()
+        self._gates = Gates(self.model, taps, preserve) if preserve.gates else None
+        if self._gates is not None:
+            self.state = preserve.wire(self.state, self._gates.wiring)
+            self._gates.follow(self.state)
         self._recording = Recording(self.model, taps, auto, reads == "activations", reads == "weights")
         self._watch = PathWatch() if preserve.watches else None
         self._step_hook = register_optimizer_step_post_hook(_weak_step(self))
-        weakref.finalize(self, _let_go, self._recording, self._step_hook, self._watch)
+        weakref.finalize(self, _let_go, self._recording, self._step_hook, self._watch, self._gates)
 
     @property
     def taps(self) -> dict[str, Tap]:
@@ -130,6 +135,9 @@ class Keeper:
         if self.preserve.strength > 0 and self.tasks and not self.implicit:
             self._check_shapes(parameters)
             parts.append(self.preserve.strength * self.preserve.penalty(self.state, parameters))
+        if self._gates is not None and training:
+            self._gates.follow(self.state)
+            parts.append(self.preserve.strength * self.preserve.gate_penalty(self.state, self._gates.leaves()))
         if self.preserve.distils and self.preserve.strength > 0 and self.tasks:
             parts.append(self.preserve.strength * self._distillation(batch, parameters))
         like = parts[0] if parts else next(iter(parameters.values()))
@@ -141,6 +149,8 @@ class Keeper:
             self._explain(found)
         if self._watch is not None and training:
             self._watch.penalised(total, depends)
+        if self._gates is not None and training:
+            total.register_hook(self._gates.scaled)
         return total
 
     def consolidate(self, batches: Iterable[Any], forward: Forward | None = None, *, memory: int = MEMORY) -> None:
@@ -182,6 +192,8 @@ class Keeper:
                 )
         self.state, self.tasks, self._fresh, self._shares = state, self.tasks + 1, True, None
         self.forwards.append(forward)
+        if self._gates is not None:
+            self._gates.follow(self.state)
         self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
 
     def anchor_with(self, optimizer: torch.optim.Optimizer) -> Keeper:
@@ -196,17 +208,35 @@ class Keeper:
         self.implicit = True
         return self
 
-    def turn(self, epoch: int, epochs: int) -> None:
-        """Epoch `epoch` of `epochs`, counted from 0, of a task begins: for preservers with phases (LwF's warm-up, PackNet's pruning)."""
+    def turn(self, epoch: int, epochs: int, batches: int | None = None) -> None:
+        """Epoch `epoch` of `epochs`, counted from 0, of a task begins, with so many `batches`: for preservers with phases (LwF's warm-up,
+        PackNet's pruning) or gates (HAT, which alone needs `batches`)."""
         self._check_attached()
         if not 0 <= epoch < epochs:
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
         self._place()
         self._place_heads()
+        if self._gates is not None:
+            if batches is None or batches < 1:
+                raise ValueError(
+                    f"{type(self.preserve).__name__} anneals its gates over an epoch: write keeper.turn(epoch, epochs, batches=len(loader))"
+                )
+            if epoch == 0 and not self._drawn:
+                self.draw_gates(torch.randn(self.state["fresh"]["all"].shape))
+            self._drawn = False
+            self._gates.begin(batches)
         if self.preserve.turning(epoch, epochs):
             parameters = self._parameters()
             self.state, changed = self.preserve.turn(self.state, {n: p.detach() for n, p in parameters.items()}, epoch, epochs)
             self._write(parameters, changed)
+        if self._gates is not None:
+            self._gates.follow(self.state)
+
+    def draw_gates(self, noise: Tensor) -> None:
+        """What the next task's gates start from, in place of `torch.randn`: call it before the task's first `turn`."""
+        held = self.state["fresh"]["all"]
+        self.state = {**self.state, "fresh": {"all": noise.to(held).view(held.shape)}}
+        self._drawn = True
 
     @contextmanager
     def as_task(self, task: int) -> Iterator[nn.Module]:
@@ -219,10 +249,14 @@ class Keeper:
         other = self.preserve.evaluated(self.state, values, task) if self.preserve.evaluates and self.tasks else {}
         before = {n: values[n].clone() for n in other}
         self._write(parameters, other)
+        if self._gates is not None:
+            self._gates.follow(self.state, task if self.tasks else None)
         try:
             yield self.model
         finally:
             self._write(parameters, before)
+            if self._gates is not None:
+                self._gates.follow(self.state)
 
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
@@ -279,6 +313,8 @@ class Keeper:
             )
         self.forwards = calls
         self.state, self.alpha, self.tasks, self._shares = new, alpha, int(state["tasks"]), None
+        if self._gates is not None:
+            self._gates.follow(self.state)
         self._fresh = not int(state.get("begun", torch.tensor(0)))
         if self._watch is not None:
             self._watch.follow(self._parameters())
@@ -317,6 +353,8 @@ class Keeper:
         self._step_hook.remove()
         if self._watch is not None:
             self._watch.stop()
+        if self._gates is not None:
+            self._gates.stop()
 
     def __enter__(self) -> Keeper:
         return self
@@ -490,6 +528,10 @@ class Keeper:
         if self.implicit and self.tasks and self.preserve.strength > 0 and isinstance(self.preserve, Quadratic):
             self._place()
             self._pull(optimizer, names)
+        if self._gates is not None and (found := self._gates.take()):
+            lr = torch.as_tensor(optimizer.param_groups[0]["lr"], dtype=torch.float32, device=next(iter(found[0].values())).device)
+            self.state = self.preserve.learn_gates(self.state, *found, lr)
+            self._gates.follow(self.state)
         if self.preserve.projects:
             self._place()
             live = {n: p for p, n in names.items()}
@@ -517,10 +559,12 @@ class Keeper:
                 p.copy_(torch.lerp(p.to(star.dtype), star, share))
 
 
-def _let_go(recording: Recording, step_hook: Any, watch: PathWatch | None) -> None:
+def _let_go(recording: Recording, step_hook: Any, watch: PathWatch | None, gates: Gates | None) -> None:
     """A keeper that nobody holds any more leaves no hooks behind."""
     recording.stop()
     step_hook.remove()
+    if gates is not None:
+        gates.stop()
     if watch is not None:
         watch.stop()
 

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 import selfless
 from selfless import (
     EWC,
+    HAT,
     IMM,
     MAS,
     SI,
@@ -74,7 +75,11 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
             keeper.anchor_with(opt)
         model.train()
         for epoch in range(run.epochs):
-            keeper.turn(epoch, run.epochs)
+            if keeper.preserve.gates and epoch == 0:
+                keeper.draw_gates(
+                    draws.normal(draws.stream_key(torch.tensor([run.seed]), "gates", t, 0), keeper.state["fresh"]["all"].numel())[0]
+                )
+            keeper.turn(epoch, run.epochs, batches=-(-len(data) // run.batch))
             order = draws.order(draws.stream_key(torch.tensor([run.seed]), "order", t, epoch), len(data))[0]
             for index in order.split(run.batch):
                 x, y = data.batch(index)
@@ -89,7 +94,7 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         for u, other in enumerate(tasks.evaluate):
             x, y = other.test.resident().batch(torch.arange(len(other.test)))
             start, stop = other.heads[0].start, other.heads[0].stop
-            with keeper.as_task(min(u, t)):
+            with keeper.as_task(min(u, t)), torch.no_grad():
                 row.append((model(x)[:, start:stop].argmax(1) == y - start).double().mean().item())
         rows.append(row)
     return model, keeper, rows
@@ -116,6 +121,8 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         (LocalMAS(0.01), SLNID(1e-2), "maxout"),
         (OnlineEWC(5.0), SLNID(1e-2), "implicit"),
         (PackNet(0.5, retrain=0.5), SLNID(1e-2), "implicit"),
+        (HAT(0.1, s_max=50.0), SLNID(1e-2), "implicit"),
+        (HAT(0.5), L1Param(1e-3), "explicit"),
         (PackNet(0.75, retrain=0.0), L2Param(1e-3), "explicit"),
         (IMM(0.1, merge="mean"), L1Rep(1e-3), "explicit"),
         (LwF(2.0, temperature=1.0, warmup=1), OrthReg(1e-2), "implicit"),
@@ -164,7 +171,7 @@ KINDS = [
 
 @pytest.mark.parametrize(
     "preserve",
-    [MAS(0.2), EWC(3.0), SI(0.5), MAS(0.1, estimator="per-batch"), LwF(0.5), IMM(0.1), PackNet(0.5), RWalk(1.0), LocalMAS(0.01)],
+    [MAS(0.2), EWC(3.0), SI(0.5), MAS(0.1, estimator="per-batch"), LwF(0.5), IMM(0.1), PackNet(0.5), RWalk(1.0), LocalMAS(0.01), HAT()],
     ids=str,
 )
 def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, preserve: Any) -> None:
@@ -332,6 +339,7 @@ class Stop(Exception):
         {"preserve": LwF(1.0, warmup=1)},
         {"preserve": IMM(0.1)},
         {"preserve": RWalk(1.0)},
+        {"preserve": HAT(0.1)},
         {"preserve": PackNet(0.5, retrain=0.5)},
         {"preserve": PackNet(0.5, retrain=0.5), "select": "held-out"},
         {"model": "mlp-12-lwta"},
@@ -385,15 +393,18 @@ def test_draws_are_fixed_and_even() -> None:
 PINNED = [294, 846, 360, 19, 321]
 
 
-@pytest.mark.parametrize("sparsify", [NoSparsifier(), SLNID(1e-2), L2Param(1e-2)], ids=str)
+@pytest.mark.parametrize("sparsify", [NoSparsifier(), SLNID(1e-3), L2Param(1e-3)], ids=str)
 @pytest.mark.parametrize("head", ["own", "shared"])
-def test_packnet_loses_nothing_of_old_tasks(tasks_npz: str, sparsify: Any, head: str) -> None:
+@pytest.mark.parametrize("preserve", [PackNet(0.6), HAT(0.1, s_max=50.0)], ids=str)
+def test_packnet_and_hat_lose_nothing_of_old_tasks(tasks_npz: str, preserve: Any, sparsify: Any, head: str) -> None:
     """Accuracy on a task never changes after it was learnt, in a fleet, with weight decay, own heads and shared; capacity only falls."""
-    more: dict[str, Any] = {"epochs": 3, "weight_decay": 1e-3, "stream_options": {"head": head}}
-    runs = [small(tasks_npz, preserve=PackNet(0.6), sparsify=sparsify, seed=s, **more) for s in range(2)]
+    more: dict[str, Any] = {"epochs": 6, "batch": 10, "weight_decay": 1e-3, "model": "mlp-24", "stream_options": {"head": head}}
+    runs = [small(tasks_npz, preserve=preserve, sparsify=sparsify, seed=s, **more) for s in range(2)]
     for result in Learner(runs).learn():
         for u in range(3):
             assert (result.accuracy[u:, u] == result.accuracy[u, u]).all()
-        assert result.summary()["forgetting"] <= 0.0
+        assert result.summary()["backward_transfer"] == 0.0
         free = [c["free_parameters"] for c in result.capacity]
-        assert free[0] > free[1] > free[2] > 0
+        assert free[0] >= free[1] >= free[2] >= 0
+        assert 1 > free[0] > free[2]
+        assert result.accuracy.diagonal().mean() > (0.7 if head == "own" else 0.3)  # one head, other classes: few steps for that

@@ -29,6 +29,7 @@ from selfless.engine.batches import FleetData
 from selfless.engine.inhibition import Inhibitions
 from selfless.engine.native import kernels
 from selfless.engine.stack import Stack, Tensors
+from selfless.layers import Wiring
 from selfless.preserve import Quadratic, State
 from selfless.sparsify import Sparsifier
 from selfless.spec import Run
@@ -98,6 +99,13 @@ class Fleet:
             rows = owner.to(self.device).view(1, -1, *[1] * (p.dim() - 2))
             self.state["head"][name] = rows.expand(p.shape).clone()
 
+    def wire(self, wiring: Wiring) -> None:
+        """Gates for a preserver that has them."""
+        states = [
+            self.preserve.wire({g: {n: t[m] for n, t in ts.items()} for g, ts in self.state.items()}, wiring) for m in range(self.size)
+        ]
+        self.state = {g: {n: torch.stack([s[g][n] for s in states]) for n in ts} for g, ts in states[0].items()}
+
     # ----------------------------------------------------------------------------------------------------------------- a task
     def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int, past: Sequence[range] = ()) -> None:
         """A fresh optimizer, as in the authors' code; the head's columns, and those of `past` tasks; the learning rates."""
@@ -163,6 +171,9 @@ class Fleet:
         if self.factors is None and epoch in self.epochs:
             self.set_lr(torch.where(torch.tensor([epoch < e for e in self.epochs], device=self.device), self.lr, 0.0))
         if self.preserve.turning(epoch, self.run.epochs):
+            if self.preserve.gates:
+                place = self.state["fresh"]["all"]
+                place.copy_(draws.normal(draws.stream_key(self.seeds, "gates", task, epoch), place.shape[1]))
             self._turn(epoch)
         self.order.copy_(self.data.order(self.seeds, task, epoch))
         self.noise_key.copy_(draws.stream_key(self.seeds, "augment", task, epoch))
@@ -206,6 +217,8 @@ class Fleet:
     def step(self, size: int) -> None:
         """One optimizer step on the next `size` samples of every member."""
         x, y = self._batch(size)
+        if self.preserve.gates:
+            self._open_gates()
         with self._precision():
             raw, found = self.stack.forward(self.params, self.buffers, x, self.inhibitions.by_layer if self.inhibitions else None)
         self._schedule()
@@ -213,13 +226,44 @@ class Fleet:
         penalty = self._penalty(found)
         if self.preserve.distils and self.past:
             penalty = self._distillation(x, raw, penalty)
+        if self.preserve.gates:
+            cost = torch.dot(self.lr * self.strength, self._mapped(self.preserve.gate_penalty, self.state, self.stack.gates))
+            penalty = cost if penalty is None else penalty + cost
         grads = self._gradients(value, given, penalty)
         with torch.no_grad():
+            if self.preserve.gates:
+                grads = self._learn_gates(grads)
             self._update(grads)
             if self.preserve.projects:
                 for name, right in self._mapped(self.preserve.project, self.state, self._values()).items():
                     self.trained[name].copy_(right)
             self.clock += self._advance(size)
+
+    def _open_gates(self) -> None:
+        """The gates of this step, as leaves that the loss is differentiated for."""
+        last = (self.data.n - 1) // self.run.batch * self.run.batch  # where the epoch's last batch begins
+        self._share = (self.cursor / last if last else torch.ones_like(self.cursor, dtype=torch.float32)).float().squeeze(0)
+        found = self._mapped(lambda state: self.preserve.gate(state, self._share), self.state)
+        self.stack.gates = {n: g.detach().requires_grad_() for n, g in found.items()}
+
+    def _learn_gates(self, grads: list[Tensor | None]) -> list[Tensor | None]:
+        """The embeddings take a step; the gradients of the parameters are left. The rate is in the gradients already."""
+        own, ours = grads[: len(self.trained)], grads[len(self.trained) :]
+        rates = self.lr.clamp(min=torch.finfo(torch.float32).tiny)
+        found = {
+            n: (torch.zeros_like(g) if d is None else d.float() / _column(rates, g))
+            for (n, g), d in zip(self.stack.gates.items(), ours, strict=True)
+        }
+        self.state = self._mapped(
+            lambda state, given, lr: self.preserve.learn_gates(state, given, self._share, lr), self.state, found, self.lr
+        )
+        return own
+
+    def _close_gates(self, task: int | None) -> None:
+        """The gates that a task is judged with; before the first task, none."""
+        if self.preserve.gates and "fresh" in self.state and (self.tasks or task is None):
+            judged = None if task is None else min(task, self.tasks - 1)
+            self.stack.gates = self._mapped(lambda state: self.preserve.kept_gate(state, judged), self.state)
 
     def _advance(self, size: int) -> Tensor:
         if size not in self._advances:
@@ -357,7 +401,7 @@ class Fleet:
     def _gradients(self, value: Tensor, given: Tensor, penalty: Tensor | None) -> list[Tensor | None]:
         extra = [penalty] if penalty is not None and penalty.requires_grad else []
         if not self.preserve.watches:
-            return self.stack.gradients([value, *extra], [given, *[None] * len(extra)], self.params)
+            return self.stack.gradients([value, *extra], [given, *[None] * len(extra)], self.params, more=list(self.stack.gates.values()))
         task = self.stack.gradients([value], [given], self.params, retain=bool(extra))
         unscaled = {n: g / _column(self.lr, g) for n, g in zip(self.trained, task, strict=True) if g is not None}
         self._task_gradient = {n: torch.where(torch.isfinite(g), g, 0.0) for n, g in unscaled.items()}  # a member at rate 0 has stopped
@@ -415,6 +459,7 @@ class Fleet:
     # -------------------------------------------------------------------------------------------------------- after the epochs
     def consolidate(self) -> None:
         """A task has ended: Ω, α and θ* of every member, in one pass over its training data."""
+        self._close_gates(None)
         head = slice(self.heads[0].start, self.heads[0].stop) if len(self.heads) == 1 else slice(0, None)
         preserve = self.preserve
         still = self.augment.still() if self.augment else None
@@ -450,6 +495,7 @@ class Fleet:
         """Every member's accuracy on `data`, judged among `columns` (None: all outputs); of task number `task`, with the parameters that
         the preserver judges it with, or (None) with those being trained."""
         other = self._evaluated(task)
+        self._close_gates(task)
         hits = torch.zeros(self.size, device=self.device)
         self.stack.module.eval()
         still = self.augment.still() if self.augment else None

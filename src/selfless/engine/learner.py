@@ -28,6 +28,7 @@ from selfless.engine.batches import FleetData
 from selfless.engine.fleet import AUGMENT, Fleet
 from selfless.engine.stack import Stack, Tensors
 from selfless.files import write_atomically
+from selfless.layers import chain
 from selfless.models import build, hidden_layers
 from selfless.spec import Matrix, Result, Run
 
@@ -119,8 +120,16 @@ class Learner:
         if not layers and any(r.sparsify.strength > 0 and r.sparsify.reads != "parameters" for r in self.runs):
             raise ValueError(f"{self.run.model} names no hidden activation module for {self.run.sparsify} to act on; use nn.ReLU() modules")
         _check_output(modules[0], shape, first.outputs, self.run.model)
-        stack = Stack(modules[0], layers)
+        gated = (*hidden_layers(modules[0], conv=True), *hidden_layers(modules[0])) if self.run.preserve.gates else ()
+        if gated and self.run.select != "last":
+            raise ValueError(
+                f"{self.run.preserve.name} learns its gates epoch by epoch, and select={self.run.select!r} would keep one epoch's weights "
+                "with another's gates; use --select last"
+            )
+        stack = Stack(modules[0], layers, gated)
         self.fleet = Fleet(self.runs, stack, *stack.stacked(modules, self.device), self.device)
+        if self.run.preserve.gates:
+            self.fleet.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in gated}))
         if self.run.scenario == "task":  # in the others no head is a task's own
             self.fleet.own_heads([task.heads for task in first.tasks], first.outputs)
         self.progress = Progress(history=[[] for _ in self.runs], capacity=[[] for _ in self.runs])

@@ -1,6 +1,7 @@
 """What keeps old tasks. One file a family, one entry here."""
 
 from selfless.preserve.base import NoPreserver, Preserver, State
+from selfless.preserve.hat import HAT
 from selfless.preserve.imm import IMM
 from selfless.preserve.lwf import LwF
 from selfless.preserve.packnet import PackNet
@@ -8,12 +9,13 @@ from selfless.preserve.quadratic import EWC, MAS, SI, LocalMAS, OnlineEWC, Quadr
 from selfless.preserve.rwalk import RWalk
 
 PRESERVERS: dict[str, type[Preserver]] = {
-    kind.name: kind for kind in (NoPreserver, MAS, LocalMAS, EWC, OnlineEWC, SI, RWalk, LwF, IMM, PackNet)
+    kind.name: kind for kind in (NoPreserver, MAS, LocalMAS, EWC, OnlineEWC, SI, RWalk, LwF, IMM, HAT, PackNet)
 }
 PRESERVERS["finetune"] = NoPreserver  # as tables call it
 
 __all__ = [
     "EWC",
+    "HAT",
     "IMM",
     "MAS",
     "PRESERVERS",

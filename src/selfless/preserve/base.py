@@ -10,6 +10,7 @@ What a method may do besides a penalty on θ; the keeper and the engine call the
     project     after each step   put parameters back to where they may be                                      (PackNet, warm-ups)
     turn        before an epoch   go from one phase of a task to the next: prune, end a warm-up                 (PackNet, LwF)
     evaluated   to judge a task   the parameters that a task is judged with                                     (PackNet, IMM)
+    gate …      in the forward    multiply hidden neurons by gates of the task, which learn by `learn_gates`    (HAT)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from selfless.importance import Estimator, FunctionNorm, Objective
+from selfless.layers import Wiring
 from selfless.terms import Term
 
 State = dict[str, dict[str, Tensor]]
@@ -40,6 +42,7 @@ class Preserver(Term):
     turns: ClassVar[bool] = False  # whether `turn` wants the start of every epoch
     evaluates: ClassVar[bool] = False  # whether `evaluated` gives other parameters than the trained ones
     identifies: ClassVar[bool] = False  # whether `evaluated` must be told the task: without it a task cannot be judged
+    gates: ClassVar[bool] = False  # whether hidden neurons are multiplied by gates: `wire` and the four functions below it
     owns: ClassVar[bool] = False  # whether it must know whose head a parameter is: state["head"], see `mine`
     local: ClassVar[bool] = False  # whether Ω is measured layer by layer (`selfless.importance.Layerwise`)
     alike: ClassVar[bool] = False  # whether the members of a fleet must have the same strength
@@ -97,6 +100,26 @@ class Preserver(Term):
     def evaluated(self, state: State, parameters: Tensors, task: int) -> dict[str, Tensor]:
         """The parameters (those that differ) with which task `task`, counted from 0, is judged; between tasks."""
         return {}
+
+    def wire(self, state: State, wiring: Wiring) -> State:
+        """For methods with gates: the state of a network wired like this."""
+        return state
+
+    def gate(self, state: State, share: Tensor | float) -> dict[str, Tensor]:
+        """{layer: its neurons' gates (N,)} while training, `share` (0 to 1) of the epoch's batches being over."""
+        return {}
+
+    def kept_gate(self, state: State, task: int | None) -> dict[str, Tensor]:
+        """The gates that task `task` is judged with; None: the present task, which has not ended."""
+        return {}
+
+    def gate_penalty(self, state: State, gates: Tensors) -> Tensor:
+        """What the gates cost, without the strength."""
+        return next(iter(gates.values())).new_zeros(())
+
+    def learn_gates(self, state: State, gradients: Tensors, share: Tensor | float, lr: Tensor) -> State:
+        """The state after one step of what the gates are made of, `gradients` being ∂loss/∂gate."""
+        return state
 
     def importance(self, state: State) -> Tensors | None:
         """Ω by name, of which `capacity` counts what is free; None where the method has no such thing."""
