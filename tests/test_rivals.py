@@ -422,3 +422,37 @@ def test_hat_through_convolutions(tmp_path: Any) -> None:
     rows = (kept[0] | kept[1])[5:]
     want = rows[:, None] & used.repeat_interleave(4)[None, :]
     assert torch.equal(keeper.state["frozen"]["4.weight"], want)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1024.0])
+def test_hats_gates_do_not_see_how_a_loss_is_scaled(factor: float) -> None:
+    """A GradScaler's factor, or a loss divided over accumulated batches; and a step whose gradients overflowed leaves the gates alone."""
+    model = made()
+    keeper = selfless.attach(model, HAT(0.2, s_max=50.0, rate=0.1), layers=["body.1", "body.3"], heads=NAMES)
+    keeper.draw_gates(torch.linspace(-2, 2, 40))
+    keeper.turn(0, 1, batches=4)
+    opt = torch.optim.SGD(model.parameters(), lr=0.0)
+    x, y = data(0)[0]
+    for half in (0, 1):
+        rows = slice(10 * half, 10 * half + 10)
+        ((F.cross_entropy(model(x[rows], 0), y[rows]) + keeper.penalty()) * factor / 2).backward()
+    opt.step()
+    moved = keeper.state["embedding"]["all"]
+    assert torch.equal(moved, torch.linspace(-2, 2, 40))  # a rate of 0 is a rate of 0
+    opt.param_groups[0]["lr"] = 1e-9
+    for half in (0, 1):
+        rows = slice(10 * half, 10 * half + 10)
+        ((F.cross_entropy(model(x[rows], 0), y[rows]) + keeper.penalty()) * factor / 2).backward()
+    opt.step()
+    twin_model = made()
+    twin = selfless.attach(twin_model, HAT(0.2, s_max=50.0, rate=0.1), layers=["body.1", "body.3"], heads=NAMES)
+    twin.draw_gates(torch.linspace(-2, 2, 40))
+    twin.turn(0, 1, batches=4)
+    twin._gates._steps = 1  # type: ignore[union-attr]
+    (F.cross_entropy(twin_model(x, 0), y) + twin.penalty()).backward()
+    torch.optim.SGD(twin_model.parameters(), lr=1e-9).step()
+    assert_close(keeper.state["embedding"]["all"], twin.state["embedding"]["all"], rtol=1e-4, atol=1e-5)
+    before = keeper.state["embedding"]["all"].clone()
+    ((F.cross_entropy(model(x, 0), y) + keeper.penalty()) * float("inf")).backward()
+    opt.step()
+    assert torch.equal(keeper.state["embedding"]["all"], before)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from selfless.spec import Result
 
 app = typer.Typer(
-    help="Continual learning that leaves room: MAS, EWC and SI beside SLNID (Selfless Sequential Learning, ICLR 2019).",
+    help="Continual learning that leaves room: MAS, EWC, SI and their rivals beside SLNID (Selfless Sequential Learning, ICLR 2019).",
     epilog="Examples:  selfless run --sparsify slnid:1e-3  ·  selfless run --help  ·  selfless report results",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -65,7 +65,7 @@ def run(
     stream: str | None = _flag("Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.", "permuted-mnist", _WHAT),
     model: str | None = _flag("Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.", "mlp-128", _WHAT),
     preserve: str | None = _flag(
-        "What keeps old tasks: mas:0.1, mas-local, ewc:10, ewc-online, si:1, rwalk, lwf:1, imm, packnet:0.5, finetune (none), "
+        "What keeps old tasks: mas:0.1, mas-local, ewc:10, ewc-online, si:1, rwalk, lwf:1, imm, packnet:0.5, hat:0.75, finetune (none), "
         "as name\\[:strength\\[,option=value]].",
         "mas:0.1",
         _WHAT,

@@ -53,7 +53,7 @@ def attach(
     layers        where the sparsifier acts and neurons are counted: names, globs ("blocks.*.act"), modules, or "auto": the activation
                   after every hidden nn.Linear. A layer is named by its activation module or by the module before it.
     heads         where each task has an output layer of its own: its name, task by task (["heads.0", "heads.1"]); it may be added to the
-                  model later. LwF, IMM and PackNet treat it apart from what tasks share
+                  model later. LwF, IMM, PackNet and HAT treat it apart from what tasks share
     check_finite  raise on NaN or infinite activations (one synchronisation a step on a GPU; False skips it)
     """
     if not isinstance(model, nn.Module):
@@ -240,7 +240,8 @@ class Keeper:
 
     @contextmanager
     def as_task(self, task: int) -> Iterator[nn.Module]:
-        """The model as the preserver judges task `task`, counted from 0: PackNet's masks, IMM's merged network. Afterwards as before."""
+        """The model as the preserver judges task `task`, counted from 0: PackNet's masks, IMM's merged network, HAT's gates. Afterwards as
+        before. Use it to evaluate, in eval mode or under no_grad: a pass in training mode with gradients has the gates of training."""
         if not 0 <= task < max(self.tasks, 1):
             raise ValueError(f"task {task} has not ended yet: consolidate() has been called for {self.tasks}; count from 0")
         self._place()

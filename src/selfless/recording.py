@@ -204,7 +204,9 @@ class Gates:
             return None
         self._leaves, self._steps, self._scale = {}, self._steps + 1, 0.0
         factor = scale if isinstance(scale, Tensor) else 1.0
-        return {n: torch.zeros_like(a) if a.grad is None else a.grad / factor for n, a in leaves.items()}, share
+        found = {n: torch.zeros_like(a) if a.grad is None else a.grad / factor for n, a in leaves.items()}
+        finite = all(bool(torch.isfinite(g).all()) for g in found.values())  # not what a step that a GradScaler skipped has left
+        return (found, share) if finite else None
 
     def _gate(self, name: str) -> Callable[..., Tensor | None]:
         def hook(module: nn.Module, _inputs: Any, output: Tensor) -> Tensor | None:

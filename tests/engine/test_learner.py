@@ -408,3 +408,30 @@ def test_packnet_and_hat_lose_nothing_of_old_tasks(tasks_npz: str, preserve: Any
         assert free[0] >= free[1] >= free[2] >= 0
         assert 1 > free[0] > free[2]
         assert result.accuracy.diagonal().mean() > (0.7 if head == "own" else 0.3)  # one head, other classes: few steps for that
+
+
+@pytest.mark.parametrize("preserve", [LwF(0.5), PackNet(0.5), HAT(0.1, s_max=50.0), LocalMAS(0.01)], ids=str)
+def test_the_rivals_in_a_fleet_of_anybodys_module(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, preserve: Any) -> None:
+    """A module with a forward of its own, convolutions and all: mapped by vmap in a fleet, run as it is alone."""
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, outputs):\n"
+        "        super().__init__()\n"
+        "        self.conv, self.act1, self.fc = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Linear(64, 8)\n"
+        "        self.act2, self.head = nn.ReLU(), nn.Linear(8, outputs)\n"
+        "    def forward(self, x):\n"
+        "        return self.head(self.act2(self.fc(self.act1(self.conv(x)).flatten(1))))\n"
+        "def build(outputs, input_shape):\n"
+        "    return Net(outputs)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    runs = [small(tasks_npz, model="mine:build", preserve=preserve, seed=s, tasks=2) for s in range(2)]
+    learner = Learner(runs)
+    assert not learner.fleet.stack.native
+    together = learner.learn()
+    for m, run in enumerate(runs):
+        alone = Learner([run])
+        assert_allclose(alone.learn()[0].accuracy, together[m].accuracy, atol=0.026)
+        for name, p in alone.fleet.params.items():
+            assert_close(learner.fleet.params[name][m], p[0], rtol=1e-3, atol=1e-4)

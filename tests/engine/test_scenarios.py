@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfless import IMM, MAS, LwF, NoPreserver, NoSparsifier, PackNet, Run
+from selfless import HAT, IMM, MAS, LwF, NoPreserver, NoSparsifier, PackNet, Run
 from selfless.data import stream
 from selfless.engine.learner import Learner
 from selfless.engine.scenario import arranged
@@ -74,9 +74,10 @@ def test_domain_gives_all_tasks_the_same_outputs(tasks_npz: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", ["domain", "class"])
-def test_methods_that_need_the_task_say_so(tasks_npz: str, scenario: Any) -> None:
+@pytest.mark.parametrize("preserve", [PackNet(0.5), HAT(0.1)], ids=str)
+def test_methods_that_need_the_task_say_so(tasks_npz: str, scenario: Any, preserve: Any) -> None:
     with pytest.warns(UserWarning, match=f"in the {scenario} scenario the task is not known"):
-        learner = Learner([small(tasks_npz, preserve=PackNet(0.5), scenario=scenario)])
+        learner = Learner([small(tasks_npz, preserve=preserve, scenario=scenario)])
     result = learner.learn()[0]
     assert result.status == "done"
     Learner([small(tasks_npz, preserve=IMM(0.1), scenario=scenario)]).learn()  # one network for all: nothing to say
@@ -100,3 +101,17 @@ def test_a_member_of_a_fleet_is_the_run_alone_in_the_class_scenario_too(tasks_np
     for m, run in enumerate(runs):
         alone = Learner([run]).learn()[0]
         assert abs(together[m].accuracy - alone.accuracy).max() <= 0.026
+
+
+def test_fleets_keep_apart_what_cannot_train_together(tasks_npz: str) -> None:
+    """PackNet's share of pruned weights and the epochs of methods with phases are common to a fleet; other strengths are a member's own."""
+    assert len(fleets([small(tasks_npz, preserve=PackNet(s)) for s in (0.25, 0.5, 0.5)])) == 2
+    assert len(fleets([small(tasks_npz, preserve=LwF(s)) for s in (0.5, 1.0)])) == 1
+    assert len(fleets([small(tasks_npz, preserve=HAT(s, rate=0.1), seed=k) for k, s in enumerate((0.1, 0.5))])) == 1
+    assert len(fleets([small(tasks_npz, preserve=LwF(1.0), epochs=e) for e in (2, 3)])) == 2
+    assert len(fleets([small(tasks_npz, preserve=MAS(1.0), epochs=e) for e in (2, 3)])) == 1
+
+
+def test_hat_refuses_to_choose_an_epoch(tasks_npz: str) -> None:
+    with pytest.raises(ValueError, match="--select last"):
+        Learner([small(tasks_npz, preserve=HAT(), select="held-out")])

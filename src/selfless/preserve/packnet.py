@@ -52,7 +52,7 @@ class PackNet(Preserver):
         return {"owner": {}, "anchor": {}, "pruned": {}, "head": {}, "count": counted(parameters)}
 
     def turning(self, epoch: int, epochs: int) -> bool:
-        return epoch == 0 or epoch == epochs - round(epochs * self.retrain)
+        return epoch == 0 or epoch == max(1, epochs - round(epochs * self.retrain))
 
     def turn(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
         """At first: what is free starts from 0, except for the first task. Later: prune, and train what is left."""
