@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,3 +52,56 @@ def test_figures_in_the_results_page_are_the_recorded_ones() -> None:
         values = recorded[model, parse(preserve, PRESERVERS, "preserver"), parse(sparsify, SPARSIFIERS, "sparsifier")]
         assert len(values) == 5
         assert (f"{spread(values)[0]:.2f}", f"{spread(values)[1]:.2f}") == (mean, std)
+
+
+def test_figures_in_the_performance_page_are_the_recorded_ones() -> None:
+    """Each is formatted from results/bench/ and must stand on the page; the marks must be those of the files."""
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    cpu, gpu, steps, peers = (
+        json.loads((ROOT / "results/bench" / name).read_text(encoding="utf-8"))
+        for name in ("cpu/bench.json", "h200/bench.json", "h200/steps.json", "peers-cpu/bench.json")
+    )
+    wanted = []
+    sixty, *cifar = gpu["sequence"]
+    wanted.append(f"**{sixty['seconds']:.2f} s** {mark(sixty)}")
+    for tf32, bf16 in ((cifar[0], cifar[1]), (cifar[2], cifar[3])):
+        wanted.append(f"**{bf16['seconds_a_run']:.2f} s** {mark(bf16)} / {tf32['seconds_a_run']:.2f} s {mark(tf32)}")
+    wanted.append(f"**{next(r for r in steps['steps'] if r['target'])['times_eager']:.0f}×** ✓")
+    wanted.append(f"**{100 * next(r for r in gpu['penalty'] if r['target'])['share']:.1f} %** ✓")
+    shares = {r["n"]: f"{100 * r['share']:.1f} %" for r in gpu["penalty"] if r["kind"] == "share"}
+    wanted += [shares[128] + " at N = 128", shares[256] + " at 256", shares[512] + " at 512", shares[1024] + " at 1,024"]
+    wanted += [shares[2048] + " at 2,048", shares[4096] + " at 4,096", shares[8192] + " at\n8,192", shares[16384] + " at 16,384"]
+    passes = [f"**{r['target']['value']:.2f}×**" for r in steps["importance"]]
+    wanted += [f"{passes[0]} / {passes[1]} ✓", f"{passes[2]} / {passes[3]} ✓"]
+    for n in (128, 512, 2048, 4096, 16384):
+        formula, share = (next(r for r in cpu["penalty"] if r["n"] == n and r["kind"] == kind) for kind in ("formula", "share"))
+        wanted.append(
+            f"| {n:,} | {significant(1e3 * formula['seconds'])} ms | {significant(formula['times_dense'])} | {100 * share['share']:.1f} % |"
+        )
+        wanted.append(f"{100 * share['share_eager']:.1f} % |")
+    by_name = {r["what"].removesuffix(", a task-epoch"): r for r in peers["peers"]}
+    rows = {
+        "Avalanche MAS, its PermutedMNIST": ["Avalanche MAS, its PermutedMNIST"],
+        "Avalanche MAS, fed from memory": ["Avalanche MAS, fed from memory"],
+        "selfless MAS (exact Ω), one run": ["selfless MAS, one run"],
+        "selfless MAS + SLNID, one run": ["selfless MAS + SLNID, one run"],
+    }
+    for kind in ("selfless MAS", "selfless MAS + SLNID", "selfless MAS in bf16"):
+        fleet = f"{kind}, a run in a fleet of 8"
+        rows[fleet] = [f"{fleet}, one process", f"{fleet}, 2 workers"]
+    plain = page.replace("**", "")
+    for title, names in rows.items():
+        best = min((by_name[name] for name in names), key=lambda r: r["seconds"])
+        ratios = f"{best['times_its_permuted_mnist']:.1f} | {best['times_from_memory']:.1f} |"
+        assert f"| {title} | {best['seconds']:.2f} | {ratios}" in plain, (title, best["seconds"], ratios)
+    missing = [figure for figure in wanted if figure not in page]
+    assert not missing, missing
+
+
+def mark(row: dict[str, Any]) -> str:
+    return "✓" if row["target"]["met"] else "✗"
+
+
+def significant(x: float) -> str:
+    """Two decimals below 10, one above."""
+    return f"{x:.2f}" if x < 10 else f"{x:.1f}"

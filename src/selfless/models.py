@@ -30,6 +30,10 @@ from selfless.activations import LWTA, Maxout
 __all__ = ["Network", "build", "hidden_layers", "names"]
 
 Shape = tuple[int, int, int]
+_NOT_ACTIVATIONS = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Flatten, nn.Unflatten, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    *(nn.AdaptiveMaxPool2d, nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.modules.dropout._DropoutNd),
+)
 
 
 class Network(nn.Sequential):
@@ -96,6 +100,10 @@ def hidden_layers(model: nn.Module, *, conv: bool = False) -> tuple[str, ...]:
     for layer in declared:
         if layer not in known:
             raise ValueError(f"layer {layer!r} of {attribute} is not in the model; its modules are {', '.join(filter(None, known))}")
+        if isinstance(known[layer], _NOT_ACTIVATIONS):
+            raise ValueError(
+                f"{attribute} names {layer!r}, a {type(known[layer]).__name__}; it must name activation modules, such as the ReLU after it"
+            )
     return tuple(declared)
 
 

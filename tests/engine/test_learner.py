@@ -435,3 +435,52 @@ def test_the_rivals_in_a_fleet_of_anybodys_module(tasks_npz: str, monkeypatch: p
         assert_allclose(alone.learn()[0].accuracy, together[m].accuracy, atol=0.026)
         for name, p in alone.fleet.params.items():
             assert_close(learner.fleet.params[name][m], p[0], rtol=1e-3, atol=1e-4)
+
+
+UNUSUAL = """
+from torch import nn
+from selfless.activations import LWTA, Maxout
+def maps(outputs, input_shape):
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), Maxout(2), nn.Conv2d(4, 6, 3), LWTA(2), nn.Flatten(), nn.Linear(24, outputs))
+    net.hidden, net.hidden_conv = (), ("1", "3")
+    return net
+def frozen(outputs, input_shape):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, outputs))
+    net[1].weight.requires_grad_(False)
+    return net
+def named_linear(outputs, input_shape):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.ReLU(), nn.Linear(12, outputs))
+    net.hidden = ("1",)
+    return net
+def positions(outputs, input_shape):
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Flatten(), nn.Linear(30, outputs))
+"""
+
+
+def test_unusual_networks_of_ones_own(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "unusual.py").write_text(UNUSUAL)
+    monkeypatch.chdir(tmp_path)
+    for name, change in (("maps", {"layers": "all"}), ("frozen", {"sparsify": OrthReg(1e-2)})):
+        runs = [small(tasks_npz, model=f"unusual:{name}", epochs=1, seed=s, **change) for s in range(2)]
+        learner = Learner(runs)
+        learner.learn()
+        alone = Learner([runs[1]])
+        alone.learn()
+        for key, p in alone.fleet.params.items():
+            assert_close(learner.fleet.params[key][1], p[0], rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match="hidden names '1', a Linear; it must name activation modules"):
+        Learner([small(tasks_npz, model="unusual:named_linear")])
+    with pytest.raises(ValueError, match=r"layer '1' gives \(1, 1, 6, 5\) from a Linear: .* flatten the positions"):
+        Learner([small(tasks_npz, model="unusual:positions")]).learn()
+
+
+def test_a_member_that_has_stopped_records_nothing_more(tasks_npz: str) -> None:
+    runs = [small(tasks_npz, schedule="plateau", epochs=16, lr=lr) for lr in (0.0, 0.05)]
+    together, alone = Learner(runs).learn()[0], Learner(runs[:1]).learn()[0]
+    assert [len(task) for task in together.history] == [len(task) for task in alone.history] == [11, 11, 11]
+
+
+def test_a_run_that_blows_up_in_its_last_step_has_failed(tasks_npz: str) -> None:
+    result = Learner([small(tasks_npz, tasks=1, epochs=1, batch=130, lr=1e18)]).learn()[0]
+    assert result.status == "failed"
+    assert "not finite after task 1" in result.error

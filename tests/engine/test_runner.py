@@ -22,7 +22,7 @@ import selfless.engine.learner as learner_module
 from selfless import MAS, SLNID, Run
 from selfless.engine.learner import Learner
 from selfless.runner import memory
-from selfless.runner.local import fleets
+from selfless.runner.local import _at_most, fleets
 from selfless.runner.store import Store
 from selfless.spec import Result
 
@@ -48,7 +48,6 @@ def test_results_are_recorded_and_not_trained_again(tasks_npz: str, tmp_path: Pa
 
 
 def test_the_checkpoint_is_the_trained_network(tasks_npz: str, tmp_path: Path) -> None:
-    import torch
     from safetensors.torch import load_file
 
     from selfless.data import stream
@@ -267,16 +266,11 @@ def test_a_fleet_is_cut_to_what_fits(tasks_npz: str, tmp_path: Path, monkeypatch
 
 
 def test_rehearsing_measures_a_step(tasks_npz: str) -> None:
-    """In a process of its own: memory that earlier tests have freed is used again, and would not be counted."""
-    code = (
-        "import sys; from selfless import Run; from selfless.engine.learner import Learner; from selfless.runner import memory\n"
-        "runs = [Run(stream=sys.argv[1], model='mlp-2048', batch=50, lr=lr) for lr in (0.01, 0.02)]\n"
-        "taken = memory._taken(runs, Learner, 'cpu')\n"
-        "print(taken, sum(p.numel() for p in Learner(runs[:1]).fleet.params.values()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, tasks_npz], capture_output=True, text=True)
-    taken, parameters = map(int, done.stdout.split())
-    assert taken > 2 * 2 * 4 * parameters  # parameters and momentum of both, at least
+    runs = [Run(stream=tasks_npz, model="mlp-2048", batch=50, lr=lr) for lr in (0.01, 0.02)]
+    parameters = sum(p.numel() for p in Learner(runs[:1]).fleet.params.values())
+    one, two = (memory._taken(runs[:n], Learner, "cpu") for n in (1, 2))
+    assert two - one > 2 * 4 * parameters  # the other's parameters and momentum, at least
+    assert one < two < 2.5 * one
 
 
 def test_a_fleet_too_large_for_the_memory_is_halved(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +279,7 @@ def test_a_fleet_too_large_for_the_memory_is_halved(tasks_npz: str, tmp_path: Pa
 
     def limited(self: Learner) -> Any:
         if len(self.runs) > limit:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] … DefaultCPUAllocator: can't allocate memory")
         return learn(self)
 
     monkeypatch.setattr(Learner, "learn", limited)
@@ -312,3 +306,84 @@ def test_a_large_fleet_is_not_saved_after_every_epoch(tasks_npz: str, tmp_path: 
     monkeypatch.setattr(learner_module, "write_atomically", slow)
     Learner([run], checkpoint=tmp_path / "x.safetensors").learn()
     assert len(saves) == 1  # three tasks of five epochs take less than the six seconds that one save is to be spread over
+
+
+def test_convolutions_train_one_by_one_on_a_cpu() -> None:
+    runs = [Run(stream="split-cifar-100", model="cnn-16", seed=s) for s in range(3)]
+    assert [len(f) for f in fleets(runs)] == [3]
+    assert [len(f) for f in _at_most(runs, "cpu", None, None, 1)] == [1, 1, 1]
+
+
+ODD = """
+import torch
+from torch import nn
+class Stops(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.ReLU(), nn.Linear(12, outputs))
+    def forward(self, x):
+        return self.body(x) if x.sum() > -1e9 else self.body(-x)
+def control(outputs, input_shape):
+    return Stops(outputs)
+def dropping(outputs, input_shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, outputs))
+"""
+
+
+@pytest.mark.parametrize("name", ["control", "dropping"])
+def test_networks_that_cannot_share_a_fleet_train_alone(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "loners.py").write_text(ODD)
+    monkeypatch.chdir(tmp_path)
+    runs = [Run(stream=tasks_npz, **(BASE | {"model": f"loners:{name}", "lr": lr})) for lr in (0.05, 0.06, 0.07)]
+    together = selfless.train(runs, workers=1)
+    assert {r.about["fleet"] for r in together} == {1}
+    assert_array_equal(together[1].accuracy, selfless.train(runs[1]).accuracy)
+    with pytest.raises(ValueError, match=f"loners:{name} .*train its runs one by one"):
+        Learner(runs)
+
+
+def stopping(after: int) -> Any:
+    seen = 0
+
+    def watch(*_: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == after:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+def test_one_of_a_stopped_fleet_may_be_trained_meanwhile(tasks_npz: str, tmp_path: Path) -> None:
+    runs = [Run(stream=tasks_npz, **(BASE | {"lr": lr})) for lr in (0.05, 0.06)]
+    with pytest.raises(KeyboardInterrupt):
+        selfless.train(runs, out=tmp_path, workers=1, watch=stopping(5))
+    selfless.train(runs[0], out=tmp_path)
+    assert list(tmp_path.glob("*/training-*"))  # the other's progress is still there
+    events: list[Any] = []
+    results = selfless.train(runs, out=tmp_path, workers=1, watch=lambda fleet, event: events.append(event))
+    assert len(events) == 9 - 5  # three tasks of two epochs and an evaluation each
+    assert_array_equal(results[1].accuracy, selfless.train(runs[1]).accuracy)
+    assert not list(tmp_path.glob("*/training-*"))
+
+
+def test_a_stopped_run_does_not_go_on_with_another_network(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "changing.py").write_text(NET.format(8))
+    run = Run(stream=tasks_npz, **(BASE | {"model": "changing:build"}))
+    with pytest.raises(KeyboardInterrupt):
+        selfless.train(run, out="out", watch=stopping(5))
+    (tmp_path / "changing.py").write_text(NET.format(8).replace("nn.ReLU()", "nn.Tanh()"))
+    sys.modules.pop("changing")
+    events: list[Any] = []
+    with pytest.warns(UserWarning, match="its data or network has changed since"):
+        result = selfless.train(run, out="out", watch=lambda fleet, event: events.append(event))
+    assert len(events) == 9
+    assert_array_equal(result.accuracy, selfless.train(run).accuracy)
+
+
+def test_a_diverged_members_log_is_json(tasks_npz: str, tmp_path: Path) -> None:
+    run = Run(stream=tasks_npz, **(BASE | {"lr": 1e18}))
+    assert selfless.train(run, out=tmp_path).status == "failed"
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in next(tmp_path.glob("*/log.jsonl")).read_text().splitlines()]
+    assert any(line.get("loss", 0) is None for line in lines)

@@ -8,16 +8,14 @@ import platform
 import statistics
 import subprocess
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+
+from selfless.runner.memory import Count
 
 T = TypeVar("T")
 
@@ -70,7 +68,7 @@ def peak(function: Callable[[], T], device: torch.device) -> tuple[T, int]:
     """(what the call gives, the most bytes of tensors it made and held at a time, what it keeps for later included)."""
     gc.collect()
     if device.type != "cuda":
-        with _Count() as count:
+        with Count() as count:
             made = function()
         return made, count.peak
     torch.cuda.empty_cache()
@@ -80,32 +78,6 @@ def peak(function: Callable[[], T], device: torch.device) -> tuple[T, int]:
     made = function()
     synchronise(device)
     return made, torch.cuda.max_memory_allocated(device) - before
-
-
-class _Count(TorchDispatchMode):
-    """Every storage that an operator returns counts while it lives (views share theirs; scratch inside an operator is not seen)."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {t.untyped_storage()._cdata for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in inputs and storage._cdata not in self.known:
-                    self.known.add(storage._cdata)
-                    self.now += storage.nbytes()
-                    self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
-        return result
-
-    def _gone(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.now -= size
 
 
 def free_bytes(device: torch.device) -> int:

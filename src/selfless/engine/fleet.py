@@ -367,7 +367,8 @@ class Fleet:
             if reads == "activations":
                 xs = [(h[members], self._alpha_of(name, kind, members)) for name, h in zip(self.stack.layers, found, strict=True)]
             elif reads == "weights":
-                xs = [(live[self.stack.weight_behind(name)][members], None) for name in self.stack.layers]
+                every = self.params | live  # also frozen weights, which cost the same whatever is learnt
+                xs = [(every[self.stack.weight_behind(name)][members], None) for name in self.stack.layers]
             else:
                 xs = [(p[members], None) for p in live.values()]
             for x, alpha in xs:
@@ -489,6 +490,14 @@ class Fleet:
             self.alpha[name] = new
         self.tasks += 1
         self.share = {}
+
+    def finite(self) -> list[bool]:
+        """Whether a member's parameters and importances are numbers, all of them."""
+        held = [*self.params.values(), *self.state.get("omega", {}).values(), *self.alpha.values()]
+        fine = torch.ones(self.size, dtype=torch.bool, device=self.device)
+        for t in held:
+            fine &= torch.isfinite(t.detach()).flatten(1).all(1)
+        return [bool(x) for x in fine.tolist()]
 
     @torch.no_grad()
     def evaluate(self, data: FleetData, columns: range | None, task: int | None = None) -> list[float]:

@@ -6,6 +6,7 @@ depend on (seed, task, epoch) alone, and on a CPU the numbers are the same to th
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -26,6 +27,7 @@ from selfless.data import Stream, stream
 from selfless.engine import draws, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.fleet import AUGMENT, Fleet
+from selfless.engine.native import native
 from selfless.engine.stack import Stack, Tensors
 from selfless.files import write_atomically
 from selfless.layers import chain
@@ -34,6 +36,10 @@ from selfless.spec import Matrix, Result, Run
 
 PATIENCE, STOP, DROP = 5, 10, 0.1  # the paper's plateau rule: ×0.1 after 5 stalled epochs, stop after 10
 SAVING = 0.05  # saving a large fleet may take this share of the time; what takes no quarter of a second is saved after every epoch
+
+
+class Alone(ValueError):
+    """These runs cannot train as one fleet; each can by itself."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,8 @@ class Progress:
 
 
 class Learner:
-    """Trains one fleet. `checkpoint` is the file its state is kept in while it trains (None: nowhere)."""
+    """Trains one fleet. `checkpoint` is the file its state is kept in while it trains (None: nowhere); one with another `stamp` (of the
+    data and networks it was made from) is not continued."""
 
     def __init__(
         self,
@@ -95,10 +102,11 @@ class Learner:
         data_dir: Path | None = None,
         budget: int | None = None,
         checkpoint: Path | None = None,
+        stamp: str = "",
         report: Report | None = None,
     ) -> None:
         self.runs, self.run, self.device = list(runs), runs[0], torch.device(device)
-        self.budget, self.checkpoint = budget, checkpoint
+        self.budget, self.checkpoint, self.stamp = budget, checkpoint, stamp
         self.report = report or (lambda event: None)
         self.streams = _streams(self.runs, data_dir)
         scenario.warn(self.run.preserve, self.run.scenario)
@@ -126,6 +134,7 @@ class Learner:
                 f"{self.run.preserve.name} learns its gates epoch by epoch, and select={self.run.select!r} would keep one epoch's weights "
                 "with another's gates; use --select last"
             )
+        _check_together(modules, shape, self.run.model)
         stack = Stack(modules[0], layers, gated)
         self.fleet = Fleet(self.runs, stack, *stack.stacked(modules, self.device), self.device)
         if self.run.preserve.gates:
@@ -225,7 +234,8 @@ class Learner:
             if epoch and fleet.preserve.turning(epoch, self.run.epochs):  # a new phase: the best epoch is one of those to come
                 progress.best, self.best = [-1.0] * len(self.runs), {}
             loss, accuracy = fleet.train_epoch(t, epoch)
-            going = [m for m, r in enumerate(self.runs) if epoch < r.epochs]
+            stopped = progress.stalled if self.run.schedule == "plateau" else [0] * len(self.runs)
+            going = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
             progress.training += time.perf_counter() - started
             progress.run_steps += len(going) * math.ceil(data.n / self.run.batch)
             scores = {w: fleet.evaluate(d, scenario.columns(task)) for w, d in watched.items()}
@@ -250,6 +260,9 @@ class Learner:
         with torch.random.fork_rng(devices=[]):  # a sampled Fisher draws from here
             torch.manual_seed(draws.one_seed(self.run.seed, "consolidate", t))
             fleet.consolidate()
+        for m, finite in enumerate(fleet.finite()):
+            if not finite and m not in progress.failed:
+                progress.failed[m] = f"parameters or importances were not finite after task {t + 1} ({task.name})"
         self._count_free()
 
     def _keep_best(self, scores: list[float]) -> None:
@@ -291,7 +304,7 @@ class Learner:
             tensors = self.fleet.tensors() | {f"best.{n}": t for n, t in self.best.items()}
             plain = {n: t.cpu().contiguous() for n, t in tensors.items()}
             meta = {"progress": self.progress.text(), "tasks": str(self.fleet.tasks), "threads": str(torch.get_num_threads())}
-            meta["keys"] = json.dumps([run.key for run in self.runs])
+            meta |= {"keys": json.dumps([run.key for run in self.runs]), "stamp": self.stamp}
             write_atomically(self.checkpoint, lambda path: save_file(plain, path, meta))
             self._saved_at = time.perf_counter()
             self._saving = self._saved_at - now
@@ -302,6 +315,8 @@ class Learner:
         try:
             with safe_open(self.checkpoint, framework="pt") as file:
                 meta = file.metadata()
+            if meta.get("stamp", "") != self.stamp:
+                raise ValueError("its data or network has changed since")
             tensors = load_file(self.checkpoint, device=str(self.device))
             progress = Progress.parse(meta["progress"])
             self.fleet.restore(tensors, int(meta["tasks"]))
@@ -357,6 +372,25 @@ class Learner:
         kept = ("params.", "buffers.", "alpha.", "state.")
         tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(kept)}
         return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
+
+
+def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], name: str) -> None:
+    """Networks that would learn otherwise in company, or cannot be mapped over members, train alone."""
+    if len(modules) == 1:
+        return
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules[0].modules()):
+        raise Alone(f"{name} has dropout, whose draws the members of a fleet would share; train its runs one by one")
+    if not native(modules[0]):
+        states = [dict(m.state_dict()) for m in modules[:2]]
+        stacked = {n: torch.stack([s[n].detach() for s in states]) for n in states[0]}
+        probe = copy.deepcopy(modules[0]).eval()
+        try:
+            with torch.no_grad():
+                torch.func.vmap(lambda state, x: torch.func.functional_call(probe, state, (x,)))(stacked, torch.zeros(2, 2, *shape))
+        except Exception as error:
+            raise Alone(
+                f"{name} cannot run for several members at once ({str(error).splitlines()[0][:120]}); train its runs one by one"
+            ) from error
 
 
 def _check_output(module: nn.Module, shape: tuple[int, int, int], outputs: int, name: str) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, Tensor]
 
+_OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # bmm(..., out_dtype=)
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Dropout)
 _POSITIVE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten, nn.Identity, nn.Dropout, Maxout, LWTA)
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
@@ -170,7 +171,7 @@ def _other(layer: nn.Module, x: Tensor) -> Tensor:
     if isinstance(layer, nn.Flatten):
         return x.flatten(2)
     if isinstance(layer, _POOLS) or (isinstance(layer, Maxout | LWTA) and x.dim() > 3):
-        pooled: Tensor = layer(x.flatten(0, 1))
+        pooled: Tensor = layer.forward(x.flatten(0, 1))
         return pooled.view(*x.shape[:2], *pooled.shape[1:])
     result: Tensor = layer.forward(x)
     return result
@@ -228,7 +229,7 @@ def _bmm_wide(a: Tensor, b: Tensor) -> Tensor:
     """The product in float32, also of half precisions."""
     if a.dtype == torch.float32:
         return torch.bmm(a, b)
-    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a, b).float()
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda and _OUT_DTYPE else torch.bmm(a, b).float()
 
 
 class _Conv(torch.autograd.Function):
@@ -372,8 +373,8 @@ def kernels(x: Tensor) -> ModuleType | None:
 
 @cache
 def _triton() -> ModuleType | None:
-    if find_spec("triton") is None or torch.version.hip:
-        return None
+    if find_spec("triton") is None or torch.version.hip or torch.cuda.get_device_capability() < (8, 0):
+        return None  # older matrix units know neither TF32 nor bfloat16
     from selfless.engine import kernels as found
 
     return found

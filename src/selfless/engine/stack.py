@@ -147,14 +147,18 @@ class Stack:
 
     def weight_behind(self, layer: str) -> str:
         """The weight of the Linear or convolution registered last before an activation: what OrthReg acts on."""
-        last = ""
+        found = self._weighted_behind(layer)
+        if found is None:
+            raise ValueError(f"no linear layer or convolution stands before {layer!r}; orth-reg has nothing to act on")
+        return next(f"{name}.weight" for name, module in self.module.named_modules() if module is found)
+
+    def _weighted_behind(self, layer: str) -> nn.Module | None:
+        last = None
         for name, module in self.module.named_modules():
             if name == layer:
                 break
-            if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-                last = f"{name}.weight"
-        if not last:
-            raise ValueError(f"no linear layer or convolution stands before {layer!r}; orth-reg has nothing to act on")
+            if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                last = module
         return last
 
     # ------------------------------------------------------------------------------------------------------------- importance
@@ -239,6 +243,12 @@ class Stack:
         """The number of neurons (or channels) of each layer."""
         with evaluating(self.module), torch.no_grad():
             _, found = self.forward(params, buffers, x)
+        for name, h in zip(self.layers, found, strict=True):
+            if h.dim() > 4 and isinstance(self._weighted_behind(name), nn.Linear):
+                raise ValueError(
+                    f"layer {name!r} gives {tuple(h.shape[1:])} from a Linear: its neurons are the last axis, where a feature map's are "
+                    "the second; flatten the positions into one axis first, (batch, positions, neurons)"
+                )
         return {n: h.shape[2] if h.dim() > 4 else h.shape[-1] for n, h in zip(self.layers, found, strict=True)}
 
     def _fresh(self, model: nn.Module, x: Tensor) -> Any:

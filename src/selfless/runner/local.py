@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import platform
 import queue
@@ -22,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
-from selfless.engine.learner import Event, Learner
+from selfless.engine.learner import Alone, Event, Learner
 from selfless.preserve import Preserver
 from selfless.runner.memory import available, most
 from selfless.runner.store import Store, made_from
@@ -107,6 +108,8 @@ def _common(run: Run) -> str:
         fields["epochs"] = run.epochs  # draws after the last epoch, or running statistics: a member cannot wait for the others
     if run.preserve.turns:
         fields["epochs"] = run.epochs  # phases of a task begin at the same epoch for all
+    if run.schedule == "plateau" and (":" in run.model or run.model_options.get("batch_norm")):
+        fields["key"] = run.key  # running statistics would go on after a member has stopped
     if run.model_options.get("dropout") or getattr(run.preserve, "fisher", "") == "sampled":
         fields["key"] = run.key  # draws from a generator that a fleet would share: such a run trains alone
     return json.dumps(fields, sort_keys=True)
@@ -131,15 +134,20 @@ def _execute(
     count = min(workers or cores, len(runs) + len(stopped)) if device == "cpu" else 1
     at_most = partial(_at_most, device=device, data_dir=data_dir, budget=budget, shares=max(1, count))
     parts = stopped + [fleet for group in fleets(runs) for part in at_most(group) for fleet in _spread(part, max(1, count))]
+    found: list[list[Result]] = []
     if count > 1:
         _in_workers(parts, count, store, data_dir, budget, watch, waiting, force)
-        return {}
-    found = [train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force) for fleet in parts]
+    else:
+        found = [train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force) for fleet in parts]
+    store.sweep()
     return {result.run: result for results in found for result in results}
 
 
 def _at_most(group: list[Run], device: str, data_dir: Path | str | None, budget: int | None, shares: int) -> Iterator[list[Run]]:
     """A group that may train as one, in parts that fit into memory (together, where `shares` processes hold a part)."""
+    if device == "cpu" and group[0].model.startswith(("cnn-", "vgg-", "alexnet")):
+        yield from ([run] for run in group)  # stacking convolutions costs a CPU more than it saves (docs/performance.md)
+        return
     place = Path(data_dir) if data_dir else None
     size = most(group, lambda runs: Learner(runs, device=device, data_dir=place, budget=budget), device)
     size = size if size >= len(group) else max(1, size // shares) * shares
@@ -181,6 +189,7 @@ def train_fleet(
     """Train one fleet here and record each member. If another process was quicker, its results are taken."""
     with store.lock(runs, waiting or (lambda run: None)):
         if force:
+            store.training(runs).unlink(missing_ok=True)
             for run in runs:
                 store.clear(run)
         todo = [run for run in runs if store.load(run) is None]
@@ -207,7 +216,7 @@ def _trained(
     def report(event: Event) -> None:
         for m, run in enumerate(runs):
             line = {"task": event.task + 1, "epoch": event.epoch, "evaluated": event.evaluated, "accuracy": event.accuracy[m]}
-            store.log(run, line | ({"loss": event.loss[m]} if event.loss else {}))
+            store.log(run, line | ({"loss": event.loss[m] if math.isfinite(event.loss[m]) else None} if event.loss else {}))
         if watch is not None:
             watch(runs, event)
 
@@ -237,17 +246,28 @@ def _trained(
 def _learnt(
     runs: list[Run], device: str, data_dir: Path | None, budget: int | None, place: Path, report: Callable[[Event], None]
 ) -> Learner | None:
-    """The fleet at its end, or None where the memory did not suffice for it."""
+    """The fleet at its end, or None where it must be smaller: the memory does not suffice, or the members disturb each other."""
     import torch
 
     try:
-        learner = Learner(runs, device=device, data_dir=data_dir, budget=budget, checkpoint=place, report=report)
+        stamp = json.dumps([made_from(run) for run in runs]) if any(made_from(run) for run in runs) else ""
+        learner = Learner(runs, device=device, data_dir=data_dir, budget=budget, checkpoint=place, stamp=stamp, report=report)
         learner.learn()
         return learner
-    except torch.OutOfMemoryError:
-        pass
+    except Alone:
+        if len(runs) == 1:
+            raise
+    except (RuntimeError, MemoryError) as error:
+        if not _out_of_memory(error):
+            raise
     torch.cuda.empty_cache()
     return None
+
+
+def _out_of_memory(error: Exception) -> bool:
+    import torch
+
+    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 @contextlib.contextmanager

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from selfless.engine.learner import Learner
 from selfless.spec import Run
@@ -29,39 +36,67 @@ def most(runs: Sequence[Run], make: Callable[[Sequence[Run]], Learner], device: 
 
 
 def _taken(runs: Sequence[Run], make: Callable[[Sequence[Run]], Learner], device: str) -> int:
-    """Bytes that a step of these runs takes at its peak, data and all (on a CPU: what it has left behind afterwards)."""
-    import torch
-
+    """Bytes that a step of these runs takes at its peak, data and all."""
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
+        try:
+            make(runs).rehearse()
+        except torch.cuda.OutOfMemoryError:
+            return available(device) or 1  # all there is, and more
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    with Count() as count:
         make(runs).rehearse()
-        return torch.cuda.max_memory_allocated(device) - before
-    before = _resident()
-    learner = make(runs)
-    learner.rehearse()
-    return max(_resident() - before, 0)
+    return int(count.peak)
+
+
+class Count(TorchDispatchMode):
+    """Every storage that an operator returns counts while it lives (views share theirs; scratch inside an operator is not seen)."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = {t.untyped_storage()._cdata for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in inputs and storage._cdata not in self.known:
+                    self.known.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        return result
+
+    def _gone(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
 
 
 def available(device: str) -> int | None:
     """Free bytes of the device, None where that cannot be known."""
-    import torch
-
     if device.startswith("cuda"):
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    found = [free for free in (_machine(), _container()) if free is not None]
+    return min(found) if found else None
+
+
+def _machine() -> int | None:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))) * 1024
     return None
 
 
-def _resident() -> int:
-    """Bytes of this process that are in memory."""
-    import os
-
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+def _container() -> int | None:
+    """What a container's limit leaves (cgroup 2)."""
+    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+        return max(limit - used, 0)
+    return None

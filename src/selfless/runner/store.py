@@ -52,10 +52,16 @@ class Store:
         return None if result is not None and result.about.get("made_from", "") != made_from(run) else result
 
     def clear(self, run: Run) -> None:
-        """Forget what is recorded of a run. Hold its lock."""
+        """Forget what is recorded of a run. Hold its lock. The file of a fleet that was stopped stays: it is the others' too."""
         for path in self.folder(run).glob("[!.]*"):
-            if path.name != "lock":
+            if path.name != "lock" and not path.name.startswith("training-"):
                 path.unlink()
+
+    def sweep(self) -> None:
+        """Remove the files of stopped fleets all of whose members have been recorded since."""
+        for path, keys in self.unfinished():
+            if all((self.out / key / "metrics.json").exists() for key in keys):
+                path.unlink(missing_ok=True)
 
     def unfinished(self) -> list[tuple[Path, list[str]]]:
         """The fleets that were stopped while they trained: (their file, the keys of their members)."""
