@@ -115,3 +115,64 @@ def alpha(model: nn.Module, pre: Callable[[nn.Module, Tensor], Tensor], post: Ca
         (g,) = torch.autograd.grad(post(model, n).square().sum(), n)
         total = total + g[0].abs()
     return total / len(xs)
+
+
+def lwf(z: Tensor, old: Tensor, temperature: float) -> Tensor:
+    """Li & Hoiem's modified cross-entropy, sample by sample and class by class, less its value at z = old."""
+    total = torch.zeros((), dtype=torch.float64)
+    for row, was in zip(z.double(), old.double(), strict=True):
+        p = [torch.exp(v / temperature) / sum(torch.exp(u / temperature) for u in row) for v in row]
+        q = [torch.exp(v / temperature) / sum(torch.exp(u / temperature) for u in was) for v in was]
+        total = total - sum(b * torch.log(a) for a, b in zip(p, q, strict=True)) + sum(b * torch.log(b) for b in q)
+    return total / len(z)
+
+
+def merged(optima: list[dict[str, Tensor]], weights: list[dict[str, Tensor]] | None = None) -> dict[str, Tensor]:
+    """Σ_k F_k θ_k / Σ_k F_k of whole tasks kept side by side; the mean without weights."""
+    names = optima[0]
+    if weights is None:
+        return {n: sum(o[n] for o in optima) / len(optima) for n in names}  # type: ignore[misc]
+    return {n: sum(w[n] * o[n] for o, w in zip(optima, weights, strict=True)) / sum(w[n] for w in weights) for n in names}  # type: ignore[misc]
+
+
+def packed(weights: list[float], owner: list[int], task: int, share: float) -> list[int]:
+    """PackNet's owners after a task: of the free weights (owner 0) the smallest `share` stay free, the others are the task's."""
+    free = sorted((abs(w), i) for i, w in enumerate(weights) if owner[i] == 0)
+    gone = {i for _, i in free[: int(share * len(free))]}
+    return [task if owner[i] == 0 and i not in gone else owner[i] for i in range(len(weights))]
+
+
+def hebbian(weights: list[Tensor], biases: list[Tensor], xs: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """(Ω of W, Ω of b) of a ReLU perceptron whose last layer is linear, layer by layer: mean_m |2 y_i x_j|, sample by sample."""
+    total = [(torch.zeros_like(w), torch.zeros_like(b)) for w, b in zip(weights, biases, strict=True)]
+    for sample in xs:
+        x = sample
+        for l, (w, b) in enumerate(zip(weights, biases, strict=True)):
+            n = w @ x + b
+            y = n if l == len(weights) - 1 else n.clamp(min=0)
+            for i in range(len(y)):
+                for j in range(len(x)):
+                    total[l][0][i, j] += (2 * y[i] * x[j]).abs() / len(xs)
+                total[l][1][i] += (2 * y[i]).abs() / len(xs)
+            x = y
+    return total
+
+
+def rwalk(steps: list[tuple[float, float, float]], average: float, every: int, damping: float, fisher: float = 0.0) -> tuple[float, float]:
+    """(F, s) of one parameter after steps of (θ before, θ after, g): the two recursions written out."""
+    score, path, start = 0.0, 0.0, steps[0][0]
+    for k, (before, after, g) in enumerate(steps, 1):
+        fisher = average * g * g + (1 - average) * fisher
+        path -= g * (after - before)
+        if k % every == 0 or k == len(steps):
+            score += max(0.0, path) / (0.5 * fisher * (after - start) ** 2 + damping)
+            path, start = 0.0, after
+    return fisher, score
+
+
+def hat_gradient(e: Tensor, given: Tensor, s: float, s_max: float, clamp: float) -> Tensor:
+    """∂loss/∂e of a = σ(s·e) as the authors' code has it, in float64: the chain rule, then the compensation with cosh clamped."""
+    e = e.double()
+    a = torch.sigmoid(s * e)
+    q = given.double() * s * a * torch.sigmoid(-s * e)
+    return q * s_max / s * (torch.cosh((s * e).clamp(-clamp, clamp)) + 1) / (torch.cosh(e) + 1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from selfless.spec import Result
 
 app = typer.Typer(
-    help="Continual learning that leaves room: MAS, EWC and SI beside SLNID (Selfless Sequential Learning, ICLR 2019).",
+    help="Continual learning that leaves room: MAS, EWC, SI and their rivals beside SLNID (Selfless Sequential Learning, ICLR 2019).",
     epilog="Examples:  selfless run --sparsify slnid:1e-3  ·  selfless run --help  ·  selfless report results",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -55,6 +55,7 @@ _EXAMPLES = """[bold]Examples[/bold]
   selfless run --sparsify slnid:1e-3 --seeds 5                     [dim]# mean ± std over five seeds[/dim]
   selfless run --preserve mas:0.1,estimator=per-batch              [dim]# the authors' estimate of Ω[/dim]
   selfless run --stream split-cifar-100 --model cnn-256 --tasks 10 --epochs 50 --preserve mas:1 --sparsify slnid:3e-3
+  selfless run --preserve lwf:1,warmup=2 --stream split-mnist --scenario class   [dim]# one head over all classes seen so far[/dim]
   selfless run --stream folders:my/tasks --model mypkg.nets:build  [dim]# your data and your network[/dim]
   selfless run --config my.toml --lr 0.03 --json"""
 
@@ -64,11 +65,19 @@ def run(
     stream: str | None = _flag("Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.", "permuted-mnist", _WHAT),
     model: str | None = _flag("Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.", "mlp-128", _WHAT),
     preserve: str | None = _flag(
-        "What keeps old tasks: mas:0.1, ewc:10, si:1, none, as name\\[:strength\\[,option=value]].", "mas:0.1", _WHAT
+        "What keeps old tasks: mas:0.1, mas-local, ewc:10, ewc-online, si:1, rwalk, lwf:1, imm, packnet:0.5, hat:0.75, finetune (none), "
+        "as name\\[:strength\\[,option=value]].",
+        "mas:0.1",
+        _WHAT,
     ),
     sparsify: str | None = _flag("What leaves room: slnid:1e-3, slni, snid, sni, l1-rep, decov, …", "none", _WHAT),
     tasks: int | None = _flag("The first so many tasks.", "5 permuted or rotated ones, else all", _WHAT),
     layers: str | None = _flag("Where the sparsifier acts: hidden, all.", "hidden", _WHAT),
+    scenario: str | None = _flag(
+        "What is known when a task is judged: task (which one), domain (nothing; tasks share outputs), class (nothing; among all classes).",
+        "task",
+        _WHAT,
+    ),
     stream_option: Annotated[
         list[str] | None, typer.Option(help="key=value for the stream, repeatable: classes_per_task=5.", rich_help_panel=_WHAT)
     ] = None,
@@ -116,8 +125,8 @@ def run(
             raise ValueError(f"engine {engine!r} is not available in this version; use --engine local")
         flags = dict(locals())
         names = (
-            "stream model preserve sparsify tasks layers epochs batch lr momentum weight_decay schedule augment anchor alpha select "
-            "held_out precision seed seeds out data_dir device workers budget"
+            "stream model preserve sparsify tasks layers scenario epochs batch lr momentum weight_decay schedule augment anchor alpha "
+            "select held_out precision seed seeds out data_dir device workers budget"
         ).split()
         given = {name: flags[name] for name in names}
         given["stream_options"] = configuration.options(stream_option, "--stream-option")

@@ -17,7 +17,8 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,12 +27,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from selfless.anchor import step_sizes
 from selfless.capacity import THRESHOLD, Capacity, free_share
-from selfless.importance import Forward, evaluating, measure, run_batch, to_device, unwrap
+from selfless.importance import Forward, Layerwise, called_with, evaluating, measure, run_batch, to_device, unwrap
 from selfless.layers import Discovery, Layers, Tap, resolve
 from selfless.path import PathWatch
 from selfless.persample import MEMORY
 from selfless.preserve import PRESERVERS, NoPreserver, Preserver, Quadratic, State
-from selfless.recording import Recording
+from selfless.recording import Gates, Recording
 from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import parse
 
@@ -42,14 +43,17 @@ def attach(
     sparsify: Sparsifier | str | None = None,
     layers: Layers = "auto",
     *,
+    heads: Sequence[str] = (),
     check_finite: bool = True,
 ) -> Keeper:
     """A keeper for `model`.
 
-    preserve      MAS(0.1), EWC(10), SI(1) or "mas:0.1"; None keeps nothing
+    preserve      MAS(0.1), EWC(10), LwF(1) and the others of `selfless.preserve`, or "mas:0.1"; None keeps nothing
     sparsify      SLNID(1e-3) or any other of `selfless.sparsify`, or "slnid:1e-3"; None leaves the activations alone
     layers        where the sparsifier acts and neurons are counted: names, globs ("blocks.*.act"), modules, or "auto": the activation
                   after every hidden nn.Linear. A layer is named by its activation module or by the module before it.
+    heads         where each task has an output layer of its own: its name, task by task (["heads.0", "heads.1"]); it may be added to the
+                  model later. LwF, IMM, PackNet and HAT treat it apart from what tasks share
     check_finite  raise on NaN or infinite activations (one synchronisation a step on a GPU; False skips it)
     """
     if not isinstance(model, nn.Module):
@@ -59,6 +63,7 @@ def attach(
         _term(preserve, PRESERVERS, Preserver, NoPreserver(), "preserve"),
         _term(sparsify, SPARSIFIERS, Sparsifier, NoSparsifier(), "sparsify"),
         layers,
+        heads,
         check_finite,
     )
 
@@ -75,34 +80,48 @@ def _term(value: Any, kinds: Mapping[str, Any], base: type, none: Any, role: str
 class Keeper:
     """State and hooks over one model; made by `attach`. `state`, `alpha` and `tasks` are what it has learned so far."""
 
-    def __init__(self, model: nn.Module, preserve: Preserver, sparsify: Sparsifier, layers: Layers, check_finite: bool) -> None:
+    def __init__(
+        self, model: nn.Module, preserve: Preserver, sparsify: Sparsifier, layers: Layers, heads: Sequence[str], check_finite: bool
+    ) -> None:
+        if isinstance(heads, str):
+            raise TypeError(f"heads= takes a list of names, one a task, not {heads!r}; write heads=[{heads!r}]")
         self.model = unwrap(model)
         self.preserve, self.sparsify, self.check_finite = preserve, sparsify, check_finite
+        self.heads = tuple(heads)
+        self.forwards: list[Forward | None] = []  # how the tasks that ended were run: what LwF compares
         self.alpha: dict[str, Tensor] = {}
         self.tasks = 0
         self.implicit = False
         self._attached = True
         self._fresh = True  # no step of this task was seen yet
+        self._drawn = False  # what the next task's gates start from has been given
         self._shares: tuple[Any, dict[str, Tensor]] | None = None
         compiled = self.model is not model or model._compiled_call_impl is not None
         auto = isinstance(layers, str) and layers == "auto"
         reads = sparsify.reads if sparsify.strength > 0 else ""
         taps = self._resolve(layers, auto, compiled, wanted=reads in ("activations", "weights"))
+        preserve.check_network(n for n, _ in self.model.named_buffers())
         self.state: State = preserve.init(self._parameters())
+        self._place_heads()
+        self._gates = Gates(self.model, taps, preserve) if preserve.gates else None
+        if self._gates is not None:
+            self.state = preserve.wire(self.state, self._gates.wiring)
+            self._gates.follow(self.state)
         self._recording = Recording(self.model, taps, auto, reads == "activations", reads == "weights")
         self._watch = PathWatch() if preserve.watches else None
         self._step_hook = register_optimizer_step_post_hook(_weak_step(self))
-        weakref.finalize(self, _let_go, self._recording, self._step_hook, self._watch)
+        weakref.finalize(self, _let_go, self._recording, self._step_hook, self._watch, self._gates)
 
     @property
     def taps(self) -> dict[str, Tap]:
         return self._recording.taps
 
     # ------------------------------------------------------------------------------------------------------------- the loop
-    def penalty(self) -> Tensor:
+    def penalty(self, batch: Any = None) -> Tensor:
         """λ_SSL Σ_l R(H_l) over the forward passes since the last call, plus the explicit λ_Ω Σ Ω(θ − θ*)² unless anchored implicitly.
 
-        Call it once per backward pass. Several forward passes before it count as one larger batch.
+        Call it once per backward pass. Several forward passes before it count as one larger batch. Preservers that distil (LwF) need the
+        `batch` that the loss is of, (x, y) or a dict: old tasks' outputs on it are compared with those of the network before the task.
         """
         self._check_attached()
         parameters = self._parameters()
@@ -116,6 +135,11 @@ class Keeper:
         if self.preserve.strength > 0 and self.tasks and not self.implicit:
             self._check_shapes(parameters)
             parts.append(self.preserve.strength * self.preserve.penalty(self.state, parameters))
+        if self._gates is not None and training:
+            self._gates.follow(self.state)
+            parts.append(self.preserve.strength * self.preserve.gate_penalty(self.state, self._gates.leaves()))
+        if self.preserve.distils and self.preserve.strength > 0 and self.tasks:
+            parts.append(self.preserve.strength * self._distillation(batch, parameters))
         like = parts[0] if parts else next(iter(parameters.values()))
         dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
         zero = torch.zeros((), device=like.device, dtype=dtype, requires_grad=torch.is_grad_enabled())
@@ -125,6 +149,8 @@ class Keeper:
             self._explain(found)
         if self._watch is not None and training:
             self._watch.penalised(total, depends)
+        if self._gates is not None and training:
+            total.register_hook(self._gates.scaled)
         return total
 
     def consolidate(self, batches: Iterable[Any], forward: Forward | None = None, *, memory: int = MEMORY) -> None:
@@ -141,6 +167,7 @@ class Keeper:
         preserve = self.preserve
         omega: dict[str, Tensor] = {}
         alpha: dict[str, Tensor] = {}
+        self._place_heads()
         if preserve.measures or self.taps:
             batches = self._shown(batches, forward)
             found = measure(
@@ -150,7 +177,7 @@ class Keeper:
                 taps={n: t for n, t in self.taps.items() if t.complete or self.sparsify.strength == 0},
                 parameters=preserve.measures,
                 estimator=preserve.how,
-                forward=forward,
+                forward=Layerwise(forward) if preserve.local else forward,
                 memory=memory,
                 lenient=self._recording.auto,
             )
@@ -158,12 +185,15 @@ class Keeper:
         values = {n: p.detach() for n, p in parameters.items()}
         self._check_shapes(values)
         state = preserve.consolidate(self.state, values, omega)
-        for name, value in state.get("omega", {}).items():
+        for name, value in (preserve.importance(state) or {}).items():
             if not bool(torch.isfinite(value).all()):
                 raise ValueError(
                     f"the importance of {name!r} is not finite; did training diverge? Lower the learning rate or clip gradients"
                 )
         self.state, self.tasks, self._fresh, self._shares = state, self.tasks + 1, True, None
+        self.forwards.append(forward)
+        if self._gates is not None:
+            self._gates.follow(self.state)
         self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
 
     def anchor_with(self, optimizer: torch.optim.Optimizer) -> Keeper:
@@ -178,10 +208,61 @@ class Keeper:
         self.implicit = True
         return self
 
+    def turn(self, epoch: int, epochs: int, batches: int | None = None) -> None:
+        """Epoch `epoch` of `epochs`, counted from 0, of a task begins, with so many `batches`: for preservers with phases (LwF's warm-up,
+        PackNet's pruning) or gates (HAT, which alone needs `batches`)."""
+        self._check_attached()
+        if not 0 <= epoch < epochs:
+            raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
+        self._place()
+        self._place_heads()
+        if self._gates is not None:
+            if batches is None or batches < 1:
+                raise ValueError(
+                    f"{type(self.preserve).__name__} anneals its gates over an epoch: write keeper.turn(epoch, epochs, batches=len(loader))"
+                )
+            if epoch == 0 and not self._drawn:
+                self.draw_gates(torch.randn(self.state["fresh"]["all"].shape))
+            self._drawn = False
+            self._gates.begin(batches)
+        if self.preserve.turning(epoch, epochs):
+            parameters = self._parameters()
+            self.state, changed = self.preserve.turn(self.state, {n: p.detach() for n, p in parameters.items()}, epoch, epochs)
+            self._write(parameters, changed)
+        if self._gates is not None:
+            self._gates.follow(self.state)
+
+    def draw_gates(self, noise: Tensor) -> None:
+        """What the next task's gates start from, in place of `torch.randn`: call it before the task's first `turn`."""
+        held = self.state["fresh"]["all"]
+        self.state = {**self.state, "fresh": {"all": noise.to(held).view(held.shape)}}
+        self._drawn = True
+
+    @contextmanager
+    def as_task(self, task: int) -> Iterator[nn.Module]:
+        """The model as the preserver judges task `task`, counted from 0: PackNet's masks, IMM's merged network, HAT's gates. Afterwards as
+        before. Use it to evaluate, in eval mode or under no_grad: a pass in training mode with gradients has the gates of training."""
+        if not 0 <= task < max(self.tasks, 1):
+            raise ValueError(f"task {task} has not ended yet: consolidate() has been called for {self.tasks}; count from 0")
+        self._place()
+        parameters = self._parameters()
+        values = {n: p.detach() for n, p in parameters.items()}
+        other = self.preserve.evaluated(self.state, values, task) if self.preserve.evaluates and self.tasks else {}
+        before = {n: values[n].clone() for n in other}
+        self._write(parameters, other)
+        if self._gates is not None:
+            self._gates.follow(self.state, task if self.tasks else None)
+        try:
+            yield self.model
+        finally:
+            self._write(parameters, before)
+            if self._gates is not None:
+                self._gates.follow(self.state)
+
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
         self._place()
-        omega = self.state.get("omega")
+        omega = self.preserve.importance(self.state)
         named = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (omega and n in omega)}
         return Capacity(
             {n: free_share(omega.get(n, torch.zeros_like(p)), threshold) for n, p in named.items()} if omega is not None else {},
@@ -197,10 +278,15 @@ class Keeper:
         flat |= {f"alpha.{name}": t for name, t in self.alpha.items()}
         method = torch.tensor(list(self.preserve.name.encode()), dtype=torch.uint8)
         plain = {"tasks": torch.tensor(self.tasks), "method": method, "begun": torch.tensor(int(not self._fresh))}
+        if self.preserve.distils and self.tasks:  # a way of calling the model cannot be saved; that there was one can
+            plain["called"] = torch.tensor([forward is not None for forward in self.forwards])
         return {n: t.detach().contiguous().clone() for n, t in flat.items()} | plain
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a `state_dict`. Checked against this model first; on a mismatch nothing changes."""
+    def load_state_dict(self, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None = None) -> None:
+        """Take over a `state_dict`. Checked against this model first; on a mismatch nothing changes.
+
+        `forwards`: for a preserver that distils, the `forward` of each consolidate() so far, where there were any.
+        """
         if "tasks" not in state or "method" not in state:
             raise ValueError("this is not a keeper's state_dict: it has no 'tasks' and 'method'. Pass what keeper.state_dict() returned")
         method = bytes(state["method"].tolist()).decode()
@@ -217,10 +303,19 @@ class Keeper:
                 alpha[rest] = tensor.detach().clone()
             elif kind == "preserve" and (group in new or group == "offset"):
                 new.setdefault(group, {})[name] = tensor.detach().clone()
-            elif key not in ("tasks", "method", "begun"):
+            elif key not in ("tasks", "method", "begun", "called"):
                 raise ValueError(f"the state has {key!r}, which this keeper knows nothing of; was it saved by another version?")
         self._check_state(new, alpha)
+        calls: list[Forward | None] = list(forwards) if forwards is not None else [None] * int(state["tasks"])
+        if len(calls) != int(state["tasks"]) or (forwards is None and "called" in state and bool(state["called"].any())):
+            raise ValueError(
+                f"the state's {int(state['tasks'])} tasks were consolidated with forward=, which a file cannot hold; "
+                "pass forwards=[one for each task] to load_state_dict"
+            )
+        self.forwards = calls
         self.state, self.alpha, self.tasks, self._shares = new, alpha, int(state["tasks"]), None
+        if self._gates is not None:
+            self._gates.follow(self.state)
         self._fresh = not int(state.get("begun", torch.tensor(0)))
         if self._watch is not None:
             self._watch.follow(self._parameters())
@@ -229,11 +324,11 @@ class Keeper:
 
     def _check_state(self, state: State, alpha: Mapping[str, Tensor]) -> None:
         shapes = {n: p.shape for n, p in self.model.named_parameters()}
-        if state.get("omega", {}).keys() != state.get("anchor", {}).keys():
+        if "omega" in state and state["omega"].keys() != state.get("anchor", {}).keys():
             lost = sorted(state["omega"].keys() ^ state["anchor"].keys())
             raise ValueError(f"the state has only one of Ω and θ* for {lost[0]!r}; it is incomplete")
         for group, tensors in state.items():
-            for name, tensor in tensors.items() if group != "offset" else ():
+            for name, tensor in tensors.items() if group not in ("offset", *self.preserve.loose) else ():
                 if name in shapes and tensor.shape != shapes[name]:
                     raise ValueError(
                         f"parameter {name!r} is {tuple(tensor.shape)} in the state and {tuple(shapes[name])} in the model; "
@@ -259,6 +354,8 @@ class Keeper:
         self._step_hook.remove()
         if self._watch is not None:
             self._watch.stop()
+        if self._gates is not None:
+            self._gates.stop()
 
     def __enter__(self) -> Keeper:
         return self
@@ -321,6 +418,37 @@ class Keeper:
                 watch.stop()
         self._recording.learn(watch)
         return itertools.chain([first], rest)
+
+    def _distillation(self, batch: Any, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Σ over the ways in which old tasks were run: their outputs beside those of θ*. This pass does not count as one of the loop's."""
+        if batch is None:
+            raise RuntimeError(
+                f"{type(self.preserve).__name__} compares old outputs on the batch at hand: write keeper.penalty((x, y)) in place of "
+                "keeper.penalty()"
+            )
+        self._check_shapes(parameters)
+        batch = to_device(batch, self.model)
+        costs = []
+        for forward in dict.fromkeys(self.forwards):
+            with torch.no_grad(), evaluating(self.model):
+                teacher = called_with(self.model, self.state["anchor"], batch, forward)
+            costs.append(self.preserve.distil(run_batch(self.model, batch, forward), teacher))
+        self._recording.drop()
+        return torch.stack(costs).sum()
+
+    def _place_heads(self) -> None:
+        """Tell the preserver whose head each parameter is."""
+        if self.preserve.owns and self.heads:
+            named = {n: p.detach() for n, p in self._parameters().items()}
+            for t, head in enumerate(self.heads):
+                for name, p in named.items():
+                    if name == head or name.startswith(f"{head}."):
+                        self.state["head"][name] = torch.full_like(p, t, dtype=torch.int16)
+
+    @torch.no_grad()
+    def _write(self, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            parameters[name].copy_(value)
 
     def _inhibition(self, found: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
         """Σ R over what the sparsifier reads, unscaled."""
@@ -401,6 +529,14 @@ class Keeper:
         if self.implicit and self.tasks and self.preserve.strength > 0 and isinstance(self.preserve, Quadratic):
             self._place()
             self._pull(optimizer, names)
+        if self._gates is not None and (found := self._gates.take()):
+            lr = torch.as_tensor(optimizer.param_groups[0]["lr"], dtype=torch.float32, device=next(iter(found[0].values())).device)
+            self.state = self.preserve.learn_gates(self.state, *found, lr)
+            self._gates.follow(self.state)
+        if self.preserve.projects:
+            self._place()
+            live = {n: p for p, n in names.items()}
+            self._write(live, self.preserve.project(self.state, {n: p.detach() for n, p in live.items()}))
         if self._watch is not None and not self._fresh:
             self.state = self.preserve.observe(self.state, *self._watch.step())
 
@@ -424,10 +560,12 @@ class Keeper:
                 p.copy_(torch.lerp(p.to(star.dtype), star, share))
 
 
-def _let_go(recording: Recording, step_hook: Any, watch: PathWatch | None) -> None:
+def _let_go(recording: Recording, step_hook: Any, watch: PathWatch | None, gates: Gates | None) -> None:
     """A keeper that nobody holds any more leaves no hooks behind."""
     recording.stop()
     step_hook.remove()
+    if gates is not None:
+        gates.stop()
     if watch is not None:
         watch.stop()
 

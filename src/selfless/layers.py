@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 Layers = str | nn.Module | Iterable[str | nn.Module]
 
-_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 # Pointwise functions that count as an activation when they are applied to a layer's output.
 _FUNCTIONS = {
     *(getattr(F, n) for n in "relu relu6 gelu silu elu selu celu leaky_relu softplus mish hardswish hardtanh hardsigmoid".split()),
@@ -96,7 +96,7 @@ def _named(item: str | nn.Module, modules: Mapping[str, nn.Module]) -> list[str]
     names = []
     if any(c in item for c in "*?["):
         names = fnmatch.filter((n for n in modules if n), item)
-        names = [n for n in names if is_activation(modules[n])] or [n for n in names if isinstance(modules[n], _WEIGHTED)]
+        names = [n for n in names if is_activation(modules[n])] or [n for n in names if isinstance(modules[n], WEIGHTED)]
     if not names:
         leaves = [n for n, m in modules.items() if n and not any(True for _ in m.children())]
         close = difflib.get_close_matches(item, leaves, n=1)
@@ -113,14 +113,14 @@ def _static(model: nn.Module, name: str, module: nn.Module) -> Tap:
     """
     if is_activation(module):
         before = _neighbour(model, name, -1)
-        weighted = before if isinstance(before, _WEIGHTED) else None
+        weighted = before if isinstance(before, WEIGHTED) else None
         return Tap(module, at_input=True, weighted=weighted, axis=_axis(before) or _registered_axis(model, name))
-    weighted = module if isinstance(module, _WEIGHTED) else None
+    weighted = module if isinstance(module, WEIGHTED) else None
     after = _neighbour(model, name, +1)
     if after is not None and _sure(after):
         if _places(model, after) == 1:
             return Tap(after, at_input=True, weighted=weighted, axis=_axis(module))
-        if not any(isinstance(m, _NORMS) for m in _between(model, name, after)):
+        if not any(isinstance(m, NORMS) for m in _between(model, name, after)):
             return Tap(module, at_input=False, weighted=weighted, activation=after, axis=_axis(module))
     return Tap(module, at_input=False, weighted=weighted, axis=_axis(module))
 
@@ -128,7 +128,7 @@ def _static(model: nn.Module, name: str, module: nn.Module) -> Tap:
 def _axis(module: nn.Module | None) -> int | None:
     if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)):
         return -1
-    return 1 if isinstance(module, (*_WEIGHTED, *_NORMS)) else None
+    return 1 if isinstance(module, (*WEIGHTED, *NORMS)) else None
 
 
 def _registered_axis(model: nn.Module, name: str) -> int | None:
@@ -164,10 +164,66 @@ def _neighbour(model: nn.Module, name: str, step: int) -> nn.Module | None:
     place = [n for n, _ in children].index(child) + step
     while 0 <= place < len(children):
         module = children[place][1]
-        if not isinstance(module, (*_NORMS, nn.modules.dropout._DropoutNd)):
+        if not isinstance(module, (*NORMS, nn.modules.dropout._DropoutNd)):
             return module
         place += step
     return None
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Which gated neurons stand at the two ends of every weight, for a chain of layers. Neurons are numbered through all gated layers;
+    number `size` stands for the network's inputs and outputs, which have no gate."""
+
+    size: int
+    place: dict[str, Tensor]  # gated layer → the numbers of its neurons (N,)
+    rows: dict[str, Tensor]  # parameter → the neuron that each of its rows (first axis) belongs to
+    columns: dict[str, Tensor]  # weight → the neuron that each of its columns (second axis) reads
+
+
+def chain(model: nn.Module, gated: Mapping[str, nn.Module]) -> Wiring:
+    """The wiring of a chain: layers in the order they are defined in, each hidden one followed by its activation module in `gated`."""
+    names = {module: name for name, module in gated.items()}
+    device = next(model.parameters()).device
+    place: dict[str, Tensor] = {}
+    ends: list[tuple[str, nn.Module, str, str]] = []  # (name, layer, gate of its inputs, gate of its outputs)
+    size, last = 0, ""
+    for name, module in model.named_modules():
+        if isinstance(module, WEIGHTED):
+            if getattr(module, "groups", 1) != 1 or getattr(module, "transposed", False):
+                raise ValueError(f"gates know plain linear layers and convolutions; {name!r} has groups or is transposed")
+            ends.append((name, module, last, ""))
+        elif module in names:
+            if type(module).__module__ != "torch.nn.modules.activation" or isinstance(module, (nn.GLU, nn.Softmax)) or not ends:
+                raise ValueError(f"gates stand behind a pointwise activation module of torch.nn; {name!r} is {type(module).__name__}")
+            before, layer, source, _ = ends[-1]
+            width = int(layer.weight.shape[0])  # type: ignore[index]
+            last = names[module]
+            place[last] = torch.arange(size, size + width, device=device)
+            ends[-1] = (before, layer, source, last)
+            size += width
+        elif any(True for _ in module.parameters(recurse=False)):
+            raise ValueError(f"gates know linear layers and convolutions; {name!r} ({type(module).__name__}) has parameters of its own")
+    gates = [gate for *_, gate in ends]
+    for k, (name, *_, gate) in enumerate(ends):
+        if not gate and any(gates[k + 1 :]):
+            raise ValueError(f"the hidden layer {name!r} has no gate: an activation module must follow it and be among the layers")
+    if not place:
+        raise ValueError("no hidden layer has an activation module to put gates behind; name them in layers=[…]")
+    rows, columns = {}, {}
+    for name, layer, source, gate in ends:
+        weight: Any = layer.weight
+        outside = torch.tensor([size], device=device)
+        rows[f"{name}.weight"] = place[gate] if gate else outside.expand(weight.shape[0]).clone()
+        if layer.bias is not None:
+            rows[f"{name}.bias"] = rows[f"{name}.weight"]
+        reads = place[source] if source else outside
+        if weight.shape[1] % len(reads):
+            raise ValueError(
+                f"{name!r} reads {weight.shape[1]} numbers, not a multiple of the {len(reads)} gated neurons before it: no chain"
+            )
+        columns[f"{name}.weight"] = reads.repeat_interleave(weight.shape[1] // len(reads))
+    return Wiring(size, place, rows, columns)
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -213,7 +269,7 @@ class Discovery:
             self.reached.add(name)
             given = first_tensor(args, kwargs)
             origin = None if given is None else self._made.get(id(given))
-            if origin is not None and isinstance(module, (*_NORMS, nn.modules.dropout._DropoutNd)):
+            if origin is not None and isinstance(module, (*NORMS, nn.modules.dropout._DropoutNd)):
                 self._behind[name] = origin[1]
             if origin is not None and is_activation(module) and isinstance(output, Tensor) and output.dim() == origin[0].dim():
                 self._behind[name] = origin[1]
@@ -261,7 +317,7 @@ class Discovery:
         before: str | None = name
         while tap.weighted is None and before is not None:
             module = self.model.get_submodule(before)
-            tap = replace(tap, weighted=module) if isinstance(module, _WEIGHTED) else tap
+            tap = replace(tap, weighted=module) if isinstance(module, WEIGHTED) else tap
             before = self._behind.get(before)
         return tap
 

@@ -29,6 +29,7 @@ Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
 Augmentation = Literal["none", "flip", "crop-flip", "resized"]
 Precision = Literal["tf32", "fp32", "bf16"]
+Scenario = Literal["task", "domain", "class"]
 CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("constant", "cosine", "plateau"),
     "select": ("last", "held-out", "best-on-test"),
@@ -37,6 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "augment": ("none", "flip", "crop-flip", "resized"),
     "layers": ("hidden", "all"),
     "precision": ("tf32", "fp32", "bf16"),
+    "scenario": ("task", "domain", "class"),
 }
 
 
@@ -45,7 +47,7 @@ class Run:
     """One training sequence. Everything here is also a flag of `selfless run` and a key of its TOML file.
 
     stream, model   names of `selfless.data.stream` and `selfless.models.build`; `options` of the stream as stream_options
-    preserve        MAS(0.1), EWC(10), SI(1), NoPreserver(), or their spelling "mas:0.1"
+    preserve        MAS(0.1), EWC(10), LwF(1) and the others of `selfless.preserve`, or their spelling "mas:0.1"
     sparsify        SLNID(1e-3) and the others of `selfless.sparsify`, or "slnid:1e-3"
     tasks           the first so many tasks (None: five of a permuted or rotated stream, all of any other)
     layers          where the sparsifier acts: the "hidden" fully connected layers, or "all" with the convolutions
@@ -54,6 +56,8 @@ class Run:
     schedule        lr "constant", "cosine" to 0 within each task, or "plateau": ×0.1 after 5 stalled epochs, stop after 10
     select          the epoch that is kept: "last", the best on "held-out" data, or "best-on-test" (marked in every table)
     held_out        share of the training data kept aside; a tenth when the run needs one and none is given
+    scenario        what is known when a task is judged: "task" which one it is; "domain" nothing, tasks share their outputs; "class"
+                    nothing, an image is one of all the classes seen so far (`selfless.engine.scenario`)
     precision       of products on a GPU: "tf32", "fp32" or "bf16"; a CPU computes in float32, but takes "bf16" where it has units for it
     """
 
@@ -75,6 +79,7 @@ class Run:
     held_out: float = 0.0
     augment: Augmentation = "none"
     precision: Precision = "tf32"
+    scenario: Scenario = "task"
     stream_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -127,6 +132,8 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.scenario == "task":
+            del plain["scenario"]  # runs recorded before there were scenarios keep their names
         return {k: _term_dict(v) if isinstance(v, Term) else dict(v) if isinstance(v, Mapping) else v for k, v in plain.items()}
 
     @classmethod

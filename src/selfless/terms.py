@@ -41,6 +41,14 @@ def check_positive(term: Term, field: str) -> None:
         raise ValueError(f"{type(term).__name__}: {field} is {value!r}; it must be a positive number")
 
 
+def check_count(term: Term, field: str, low: int = 0) -> None:
+    """A field that is a whole number; one that was read from the command line as 2.0 becomes 2."""
+    value = getattr(term, field)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value != int(value) or value < low:
+        raise ValueError(f"{type(term).__name__}: {field} is {value!r}; it must be a whole number ≥ {low}")
+    object.__setattr__(term, field, int(value))
+
+
 def check_choice(term: Term, field: str, choices: tuple[str, ...]) -> None:
     value = getattr(term, field)
     if value not in choices:

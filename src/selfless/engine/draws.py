@@ -44,6 +44,12 @@ def uniform_at(key: Tensor, places: Tensor) -> Tensor:
     return ((_mix(key[:, None] + places[None, :] * _ODD[0]) >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
+def normal(key: Tensor, n: int) -> Tensor:
+    """(F, n) float32 from N(0, 1), by Box and Muller's √(−2 ln u) cos 2πv."""
+    u, v = uniform(key, 2 * n).double().unflatten(1, (2, n)).unbind(1)
+    return ((-2 * torch.log1p(-u)).sqrt() * torch.cos(2 * torch.pi * v)).float()
+
+
 def order(key: Tensor, n: int, weights: Tensor | None = None) -> Tensor:
     """(F, n) int64: one epoch's order of n samples a member; with `weights` (F, n), n draws with replacement instead."""
     if weights is None:

@@ -29,6 +29,7 @@ from selfless.engine.batches import FleetData
 from selfless.engine.inhibition import Inhibitions
 from selfless.engine.native import kernels
 from selfless.engine.stack import Stack, Tensors
+from selfless.layers import Wiring
 from selfless.preserve import Quadratic, State
 from selfless.sparsify import Sparsifier
 from selfless.spec import Run
@@ -48,7 +49,8 @@ class Fleet:
         self.trained = {n: self.params[n] for n in stack.trainable}
         self.momentum = {n: torch.zeros_like(p) for n, p in self.trained.items()}
         self.preserve = self.run.preserve
-        self.state: State = self.preserve.init({n: p.detach() for n, p in self.trained.items()})
+        self.preserve.check_network(buffers)
+        self.state: State = self._mapped(self.preserve.init, {n: p.detach() for n, p in self.trained.items()})
         self.alpha: Tensors = {}
         self.tasks = 0
         self.seeds = torch.tensor([r.seed for r in runs], device=device)
@@ -76,11 +78,38 @@ class Fleet:
         self.noise_key = self.seeds.clone()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # batch size → the step as a CUDA graph
         self.augment = AUGMENT[self.run.augment]
+        self.past: tuple[range, ...] = ()  # the heads of earlier tasks
+
+    @staticmethod
+    def _mapped(function: Any, *stacked: Any) -> Any:
+        """A preserver's pure function for every member at once."""
+        return torch.func.vmap(function)(*stacked)
+
+    def own_heads(self, tasks: Sequence[tuple[range, ...]], outputs: int) -> None:
+        """For preservers that must know: the number of the task whose own head an entry of the output layer is, −1 where tasks share it."""
+        users: dict[int, set[int]] = {}
+        for t, heads in enumerate(tasks):
+            for column in (c for head in heads for c in head):
+                users.setdefault(column, set()).add(t)
+        owner = torch.tensor([next(iter(users[c])) if len(users.get(c, ())) == 1 else -1 for c in range(outputs)], dtype=torch.int16)
+        if not self.preserve.owns or len(tasks) == 1 or bool((owner < 0).all()):
+            return
+        for name in self.stack.output_layer(outputs):
+            p = self.trained[name]
+            rows = owner.to(self.device).view(1, -1, *[1] * (p.dim() - 2))
+            self.state["head"][name] = rows.expand(p.shape).clone()
+
+    def wire(self, wiring: Wiring) -> None:
+        """Gates for a preserver that has them."""
+        states = [
+            self.preserve.wire({g: {n: t[m] for n, t in ts.items()} for g, ts in self.state.items()}, wiring) for m in range(self.size)
+        ]
+        self.state = {g: {n: torch.stack([s[g][n] for s in states]) for n in ts} for g, ts in states[0].items()}
 
     # ----------------------------------------------------------------------------------------------------------------- a task
-    def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int) -> None:
-        """A fresh optimizer, as in the authors' code; the head's columns; the learning rates."""
-        self.data, self.heads = data, heads
+    def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int, past: Sequence[range] = ()) -> None:
+        """A fresh optimizer, as in the authors' code; the head's columns, and those of `past` tasks; the learning rates."""
+        self.data, self.heads, self.past = data, heads, tuple(dict.fromkeys(past))
         self.allowed = None
         if len(heads) > 1:  # joint training: each sample is judged among the columns of its own head
             self.allowed = torch.zeros(outputs, outputs, dtype=torch.bool, device=self.device)
@@ -141,11 +170,28 @@ class Fleet:
     def begin_epoch(self, task: int, epoch: int) -> None:
         if self.factors is None and epoch in self.epochs:
             self.set_lr(torch.where(torch.tensor([epoch < e for e in self.epochs], device=self.device), self.lr, 0.0))
+        if self.preserve.turning(epoch, self.run.epochs):
+            if self.preserve.gates:
+                place = self.state["fresh"]["all"]
+                place.copy_(draws.normal(draws.stream_key(self.seeds, "gates", task, epoch), place.shape[1]))
+            self._turn(epoch)
         self.order.copy_(self.data.order(self.seeds, task, epoch))
         self.noise_key.copy_(draws.stream_key(self.seeds, "augment", task, epoch))
         self.cursor.zero_()
         self.loss_sum.zero_()
         self.hits.zero_()
+
+    @torch.no_grad()
+    def _turn(self, epoch: int) -> None:
+        """The preserver goes to its next phase."""
+        self.state, changed = self._mapped(
+            lambda state, params: self.preserve.turn(state, params, epoch, self.run.epochs), self.state, self._values()
+        )
+        for name, value in changed.items():
+            self.trained[name].copy_(value)
+
+    def _values(self) -> Tensors:
+        return {n: p.detach() for n, p in self.trained.items()}
 
     def train_epoch(self, task: int, epoch: int) -> tuple[list[float], list[float]]:
         """One epoch; every member's mean task loss and training accuracy."""
@@ -171,14 +217,53 @@ class Fleet:
     def step(self, size: int) -> None:
         """One optimizer step on the next `size` samples of every member."""
         x, y = self._batch(size)
+        if self.preserve.gates:
+            self._open_gates()
         with self._precision():
-            logits, found = self.stack.forward(self.params, self.buffers, x, self.inhibitions.by_layer if self.inhibitions else None)
+            raw, found = self.stack.forward(self.params, self.buffers, x, self.inhibitions.by_layer if self.inhibitions else None)
         self._schedule()
-        value, given = self._task_loss(logits, y)
-        grads = self._gradients(value, given, self._penalty(found))
+        value, given = self._task_loss(raw, y)
+        penalty = self._penalty(found)
+        if self.preserve.distils and self.past:
+            penalty = self._distillation(x, raw, penalty)
+        if self.preserve.gates:
+            cost = torch.dot(self.lr * self.strength, self._mapped(self.preserve.gate_penalty, self.state, self.stack.gates))
+            penalty = cost if penalty is None else penalty + cost
+        grads = self._gradients(value, given, penalty)
         with torch.no_grad():
+            if self.preserve.gates:
+                grads = self._learn_gates(grads)
             self._update(grads)
+            if self.preserve.projects:
+                for name, right in self._mapped(self.preserve.project, self.state, self._values()).items():
+                    self.trained[name].copy_(right)
             self.clock += self._advance(size)
+
+    def _open_gates(self) -> None:
+        """The gates of this step, as leaves that the loss is differentiated for."""
+        last = (self.data.n - 1) // self.run.batch * self.run.batch  # where the epoch's last batch begins
+        self._share = (self.cursor / last if last else torch.ones_like(self.cursor, dtype=torch.float32)).float().squeeze(0)
+        found = self._mapped(lambda state: self.preserve.gate(state, self._share), self.state)
+        self.stack.gates = {n: g.detach().requires_grad_() for n, g in found.items()}
+
+    def _learn_gates(self, grads: list[Tensor | None]) -> list[Tensor | None]:
+        """The embeddings take a step; the gradients of the parameters are left. The rate is in the gradients already."""
+        own, ours = grads[: len(self.trained)], grads[len(self.trained) :]
+        rates = self.lr.clamp(min=torch.finfo(torch.float32).tiny)
+        found = {
+            n: (torch.zeros_like(g) if d is None else d.float() / _column(rates, g))
+            for (n, g), d in zip(self.stack.gates.items(), ours, strict=True)
+        }
+        self.state = self._mapped(
+            lambda state, given, lr: self.preserve.learn_gates(state, given, self._share, lr), self.state, found, self.lr
+        )
+        return own
+
+    def _close_gates(self, task: int | None) -> None:
+        """The gates that a task is judged with; before the first task, none."""
+        if self.preserve.gates and "fresh" in self.state and (self.tasks or task is None):
+            judged = None if task is None else min(task, self.tasks - 1)
+            self.stack.gates = self._mapped(lambda state: self.preserve.kept_gate(state, judged), self.state)
 
     def _advance(self, size: int) -> Tensor:
         if size not in self._advances:
@@ -204,7 +289,7 @@ class Fleet:
 
     @property
     def recordable(self) -> bool:
-        return self.device.type == "cuda" and not self.data.first.mapped
+        return self.device.type == "cuda" and not self.data.first.mapped and self.preserve.recordable
 
     def _recorded(self, size: int) -> torch.cuda.CUDAGraph:
         """The step on `size` samples as a CUDA graph, recorded once a task; recording changes nothing."""
@@ -294,6 +379,16 @@ class Fleet:
             terms.append((self.lr * self.strength * costs).sum())
         return torch.stack(terms).sum() if terms else None
 
+    def _distillation(self, x: Tensor, logits: Tensor, penalty: Tensor | None) -> Tensor:
+        """The penalty and lr_f λ_f Σ_old heads distil(z, z*), z* the outputs of θ*."""
+        with torch.no_grad():
+            teacher = self.stack.outputs(self.params | self.state["anchor"], self.buffers, x)
+        costs = [
+            _each(self.preserve.distil, logits[..., head.start : head.stop], teacher[..., head.start : head.stop]) for head in self.past
+        ]
+        distilled = torch.dot(self.lr * self.strength, torch.stack(costs).sum(0))
+        return distilled if penalty is None else penalty + distilled
+
     def _warm(self, kind: Sparsifier, x: Tensor) -> None:
         """Once outside the map, where the formula can keep its kernel (inside, it would make it anew every step)."""
         if len(x) > 1 and (kind, x.shape[-1]) not in self._warmed:
@@ -307,7 +402,7 @@ class Fleet:
     def _gradients(self, value: Tensor, given: Tensor, penalty: Tensor | None) -> list[Tensor | None]:
         extra = [penalty] if penalty is not None and penalty.requires_grad else []
         if not self.preserve.watches:
-            return self.stack.gradients([value, *extra], [given, *[None] * len(extra)], self.params)
+            return self.stack.gradients([value, *extra], [given, *[None] * len(extra)], self.params, more=list(self.stack.gates.values()))
         task = self.stack.gradients([value], [given], self.params, retain=bool(extra))
         unscaled = {n: g / _column(self.lr, g) for n, g in zip(self.trained, task, strict=True) if g is not None}
         self._task_gradient = {n: torch.where(torch.isfinite(g), g, 0.0) for n, g in unscaled.items()}  # a member at rate 0 has stopped
@@ -357,12 +452,15 @@ class Fleet:
                 torch._foreach_lerp_([self.trained[n] for n in held], anchors, shares)
         if watched:  # in place: a recorded step reads and writes these tensors
             seen = self.preserve.observe(self.state, before, self.trained, self._task_gradient)
-            for name, path in seen["path"].items():
-                self.state["path"][name].copy_(path)
+            for group, tensors in seen.items():
+                for name, new in tensors.items():
+                    if new is not self.state[group][name]:
+                        self.state[group][name].copy_(new)
 
     # -------------------------------------------------------------------------------------------------------- after the epochs
     def consolidate(self) -> None:
         """A task has ended: Ω, α and θ* of every member, in one pass over its training data."""
+        self._close_gates(None)
         head = slice(self.heads[0].start, self.heads[0].stop) if len(self.heads) == 1 else slice(0, None)
         preserve = self.preserve
         still = self.augment.still() if self.augment else None
@@ -380,12 +478,12 @@ class Fleet:
                 preserve.measures,
                 head,
                 self.data.positive,
+                preserve.local,
             )
         else:
             omega, alpha = {}, {}
-        trained = {n: p.detach() for n, p in self.trained.items()}
-        if isinstance(preserve, Quadratic):
-            self.state = torch.func.vmap(preserve.consolidate)(self.state, trained, omega)
+        if self.state:
+            self.state = self._mapped(preserve.consolidate, self.state, self._values(), omega)
         for name, a in alpha.items():
             old = self.alpha.get(name)
             new = a if old is None else old + a if self.run.alpha == "sum" else old + (a - old) / (self.tasks + 1)
@@ -402,8 +500,11 @@ class Fleet:
         return [bool(x) for x in fine.tolist()]
 
     @torch.no_grad()
-    def evaluate(self, data: FleetData, columns: range | None) -> list[float]:
-        """Every member's accuracy on `data`, judged among `columns` (None: all outputs)."""
+    def evaluate(self, data: FleetData, columns: range | None, task: int | None = None) -> list[float]:
+        """Every member's accuracy on `data`, judged among `columns` (None: all outputs); of task number `task`, with the parameters that
+        the preserver judges it with, or (None) with those being trained."""
+        other = self._evaluated(task)
+        self._close_gates(task)
         hits = torch.zeros(self.size, device=self.device)
         self.stack.module.eval()
         still = self.augment.still() if self.augment else None
@@ -411,11 +512,22 @@ class Fleet:
             self.footprint = self.stack.footprint(self._sample(data)[0])
         for x, y in data.passes(data.at_once(self.footprint), still):
             with self._precision():
-                logits, _ = self.stack.forward(self.params, self.buffers, x.to(self._dtype))
+                if other:
+                    logits = self.stack.outputs(self.params | other, self.buffers, x.to(self._dtype))
+                else:
+                    logits, _ = self.stack.forward(self.params, self.buffers, x.to(self._dtype))
             if columns is not None:
                 logits, y = logits[..., columns.start : columns.stop], y - columns.start
             hits += (logits.argmax(-1) == y).sum(1)
         return (hits.double() / data.n).tolist()
+
+    def _evaluated(self, task: int | None) -> Tensors:
+        """The parameters (those that differ) with which a task is judged; before the first task has ended, and within tasks, none do."""
+        if task is None or not self.preserve.evaluates or not self.tasks:
+            return {}
+        judged = min(task, self.tasks - 1)  # a task that is still to come: as the newest
+        found: Tensors = self._mapped(lambda state, params: self.preserve.evaluated(state, params, judged), self.state, self._values())
+        return found
 
     # ------------------------------------------------------------------------------------------------------- saving, restoring
     def tensors(self) -> Tensors:

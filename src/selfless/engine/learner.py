@@ -23,13 +23,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from selfless.capacity import Capacity, free_share
-from selfless.data import Stream, Task, stream
-from selfless.engine import draws
+from selfless.data import Stream, stream
+from selfless.engine import draws, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.fleet import AUGMENT, Fleet
 from selfless.engine.native import native
 from selfless.engine.stack import Stack, Tensors
 from selfless.files import write_atomically
+from selfless.layers import chain
 from selfless.models import build, hidden_layers
 from selfless.spec import Matrix, Result, Run
 
@@ -108,6 +109,7 @@ class Learner:
         self.budget, self.checkpoint, self.stamp = budget, checkpoint, stamp
         self.report = report or (lambda event: None)
         self.streams = _streams(self.runs, data_dir)
+        scenario.warn(self.run.preserve, self.run.scenario)
         self.epochs = max(r.epochs for r in self.runs)
         self._saved_at, self._saving = time.perf_counter(), 0.0
         self._build()
@@ -126,9 +128,19 @@ class Learner:
         if not layers and any(r.sparsify.strength > 0 and r.sparsify.reads != "parameters" for r in self.runs):
             raise ValueError(f"{self.run.model} names no hidden activation module for {self.run.sparsify} to act on; use nn.ReLU() modules")
         _check_output(modules[0], shape, first.outputs, self.run.model)
+        gated = (*hidden_layers(modules[0], conv=True), *hidden_layers(modules[0])) if self.run.preserve.gates else ()
+        if gated and self.run.select != "last":
+            raise ValueError(
+                f"{self.run.preserve.name} learns its gates epoch by epoch, and select={self.run.select!r} would keep one epoch's weights "
+                "with another's gates; use --select last"
+            )
         _check_together(modules, shape, self.run.model)
-        stack = Stack(modules[0], layers)
+        stack = Stack(modules[0], layers, gated)
         self.fleet = Fleet(self.runs, stack, *stack.stacked(modules, self.device), self.device)
+        if self.run.preserve.gates:
+            self.fleet.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in gated}))
+        if self.run.scenario == "task":  # in the others no head is a task's own
+            self.fleet.own_heads([task.heads for task in first.tasks], first.outputs)
         self.progress = Progress(history=[[] for _ in self.runs], capacity=[[] for _ in self.runs])
 
     # -------------------------------------------------------------------------------------------------------------- the loop
@@ -165,20 +177,29 @@ class Learner:
         if all(task.held_out is not None for task in first.evaluate):
             asides = [self._data([s.evaluate[u].held_out for s in self.streams]) for u in range(len(first.evaluate))]
         if not self.progress.baseline:
-            self.progress.baseline = [self.fleet.evaluate(d, _columns(t)) for d, t in zip(tests, first.evaluate, strict=True)]
+            self.progress.baseline = self._judged(tests)
         for t in range(self.progress.task, len(first.tasks)):
             self._task(t, begun)
-            self.progress.accuracy.append([self.fleet.evaluate(d, _columns(u)) for d, u in zip(tests, first.evaluate, strict=True)])
+            self.progress.accuracy.append(self._judged(tests))
             if any(task.group is not None for task in first.evaluate):
-                self.progress.accuracy_all.append([self.fleet.evaluate(d, None) for d in tests])
+                self.progress.accuracy_all.append([self.fleet.evaluate(d, None, u) for u, d in enumerate(tests)])
             if asides:
-                self.progress.held_out.append([self.fleet.evaluate(d, _columns(u)) for d, u in zip(asides, first.evaluate, strict=True)])
+                self.progress.held_out.append(self._judged(asides))
             self.progress.task, self.progress.epoch = t + 1, 0
             self.progress.seconds = time.perf_counter() - begun
             self._save(last=t + 1 == len(first.tasks))
             seen = [float(np.mean([row[m] for row in self.progress.accuracy[-1][: t + 1]])) for m in range(len(self.runs))]
             self.report(Event(t, len(first.tasks), first.tasks[t].name, self.epochs, self.epochs, [], seen, evaluated=True))
         return self.results()
+
+    def _judged(self, parts: Sequence[FleetData]) -> list[list[float]]:
+        """The accuracy of every member on each task."""
+        tasks, fleet, kind = self.streams[0].evaluate, self.fleet, self.run.scenario
+        seen = fleet.tasks if len(self.streams[0].tasks) == len(tasks) else len(tasks)
+        newest = max(fleet.tasks - 1, 0)  # without the task's identity, every task is judged as this one
+        return [
+            fleet.evaluate(data, scenario.judged(tasks, kind, seen, u), u if kind == "task" else newest) for u, data in enumerate(parts)
+        ]
 
     def results(self) -> list[Result]:
         """One a run, as far as the fleet has come."""
@@ -194,7 +215,9 @@ class Learner:
         }
         fresh = progress.epoch == 0
         saved = (fleet.lr.clone(), fleet.step_number.clone(), {n: v.clone() for n, v in fleet.momentum.items()})
-        fleet.begin_task(data, task.heads, self.streams[0].outputs)
+        past = [head for earlier in self.streams[0].tasks[:t] for head in earlier.heads]
+        past = past[-1:] if self.run.scenario == "class" else past  # its head holds the earlier ones
+        fleet.begin_task(data, task.heads, self.streams[0].outputs, past)
         if fresh:
             progress.best, progress.best_held_out = [-1.0] * len(self.runs), [-1.0] * len(self.runs)
             progress.stalled, progress.over, self.best = [0] * len(self.runs), False, {}
@@ -208,12 +231,14 @@ class Learner:
             fleet.refresh_shares()
         for epoch in range(progress.epoch, 0 if progress.over else self.epochs):
             started = time.perf_counter()
+            if epoch and fleet.preserve.turning(epoch, self.run.epochs):  # a new phase: the best epoch is one of those to come
+                progress.best, self.best = [-1.0] * len(self.runs), {}
             loss, accuracy = fleet.train_epoch(t, epoch)
             stopped = progress.stalled if self.run.schedule == "plateau" else [0] * len(self.runs)
             going = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
             progress.training += time.perf_counter() - started
             progress.run_steps += len(going) * math.ceil(data.n / self.run.batch)
-            scores = {w: fleet.evaluate(d, _columns(task)) for w, d in watched.items()}
+            scores = {w: fleet.evaluate(d, scenario.columns(task)) for w, d in watched.items()}
             for m in going:
                 entry = {"loss": loss[m], "accuracy": accuracy[m]} | {w: s[m] for w, s in scores.items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
@@ -261,7 +286,7 @@ class Learner:
         return any(s < STOP for s in stalled)
 
     def _count_free(self) -> None:
-        omega, alpha = self.fleet.state.get("omega", {}), self.fleet.alpha
+        omega, alpha = self.fleet.preserve.importance(self.fleet.state) or {}, self.fleet.alpha
         for m in range(len(self.runs)):
             parameters = {n: free_share(o[m]) for n, o in omega.items()}
             neurons = {n: free_share(a[m]) for n, a in alpha.items()}
@@ -385,13 +410,6 @@ def _check_output(module: nn.Module, shape: tuple[int, int, int], outputs: int, 
         )
 
 
-def _columns(task: Task) -> range:
-    """The output columns a task is judged among: its group's, or its head's."""
-    if task.group is not None:
-        return task.group
-    return range(task.heads[0].start, task.heads[-1].stop)
-
-
 def _watched(run: Run) -> list[str]:
     """The parts that are evaluated after every epoch."""
     parts = ["held_out"] if run.held_out > 0 else []
@@ -403,5 +421,6 @@ def _streams(runs: Sequence[Run], data_dir: Path | None) -> list[Stream]:
     made: dict[int, Stream] = {}
     for r in runs:
         if r.seed not in made:
-            made[r.seed] = stream(r.stream, tasks=r.tasks, seed=r.seed, held_out=r.held_out, data_dir=data_dir, **r.stream_options)
+            found = stream(r.stream, tasks=r.tasks, seed=r.seed, held_out=r.held_out, data_dir=data_dir, **r.stream_options)
+            made[r.seed] = scenario.arranged(found, r.scenario)
     return [made[r.seed] for r in runs]

@@ -86,6 +86,7 @@ class Asked:
     probes: Mapping[str, Tensor] = field(default_factory=dict)  # layer → zeros (F, N), at the activation's input
     resized: Collection[str] = ()  # layers that change the number of neurons (Maxout): α belongs to their output
     positive: bool = False  # no input is below zero
+    gates: Mapping[str, Tensor] = field(default_factory=dict)  # layer → what its outputs are multiplied by, (F, N)
 
 
 def native(module: nn.Module) -> bool:
@@ -135,6 +136,8 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, asked: Asked) -> Tens
             x, owed = _other(layer, _settled(x, owed)), False
         if not isinstance(layer, _POSITIVE):
             positive = fused if isinstance(layer, nn.Linear | nn.Conv2d) and skip else isinstance(layer, nn.ReLU | nn.Sigmoid | nn.Softplus)
+        if name in asked.gates:
+            x, owed = gated(_settled(x, owed), asked.gates[name]), False
         if name in asked.layers:
             x, owed = _settled(x, owed), False
             if name in asked.probes and name in asked.resized:
@@ -143,6 +146,11 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, asked: Asked) -> Tens
             if name in asked.inhibit:
                 x = inhibited(x, asked.inhibit[name])
     return _settled(x, owed)
+
+
+def gated(h: Tensor, gate: Tensor) -> Tensor:
+    """h (F, B, N) or (F, B, C, H, W) times the gates (F, N) of its neurons."""
+    return h * gate.to(h.dtype).view(len(gate), 1, -1, *[1] * (h.dim() - 3))
 
 
 def inhibited(h: Tensor, inhibition: Inhibition) -> Tensor:

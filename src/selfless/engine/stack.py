@@ -13,7 +13,7 @@ from selfless.activations import Maxout
 from selfless.closed import power_of
 from selfless.engine import native
 from selfless.engine.native import Inhibition
-from selfless.importance import Estimator, Objective, evaluating, measure
+from selfless.importance import Estimator, Layerwise, Objective, evaluating, measure
 from selfless.layers import Tap
 
 Tensors = dict[str, Tensor]
@@ -27,16 +27,18 @@ class Stack:
     stack), and several are the module's call mapped with `vmap`. On a CPU one member of a native network is bound too: that pays nothing.
     """
 
-    def __init__(self, module: nn.Module, layers: Sequence[str]) -> None:
+    def __init__(self, module: nn.Module, layers: Sequence[str], gated: Sequence[str] = ()) -> None:
         self.module = copy.deepcopy(module)
         self.layers = tuple(layers)
+        self.gates: Tensors = {}  # layer → (F, N): what `forward` multiplies the outputs of the `gated` layers by
+        self._live: Tensors = {}  # the same of the member whose module is running
         self.trainable = [n for n, p in self.module.named_parameters() if p.requires_grad]
         self.native = native.native(self.module)
         self.bound = False
         self._outputs: Tensors = {}
         self._inhibit: Mapping[str, Inhibition] = {}
         self._resized = {n for n in self.layers if isinstance(self.module.get_submodule(n), Maxout)}
-        for name in self.layers:
+        for name in dict.fromkeys((*self.layers, *gated)):
             self.module.get_submodule(name).register_forward_hook(self._layer_output(name))
 
     def stacked(self, modules: Sequence[nn.Module], device: torch.device) -> tuple[Tensors, Tensors]:
@@ -70,33 +72,56 @@ class Stack:
         return {n: p.unsqueeze(0) for n, p in self.module.named_parameters() if p.requires_grad}
 
     def gradients(
-        self, values: Sequence[Tensor], given: Sequence[Tensor | None], params: Tensors, retain: bool = False
+        self,
+        values: Sequence[Tensor],
+        given: Sequence[Tensor | None],
+        params: Tensors,
+        retain: bool = False,
+        more: Sequence[Tensor] = (),
     ) -> list[Tensor | None]:
-        """∂Σ⟨value, given⟩/∂θ for every trainable parameter, stacked; None where it does not matter."""
+        """∂Σ⟨value, given⟩/∂θ for every trainable parameter and then for `more`, stacked; None where it does not matter."""
         sources = [p for p in self.module.parameters() if p.requires_grad] if self.bound else [params[n] for n in self.trainable]
-        grads = torch.autograd.grad(list(values), sources, list(given), allow_unused=True, retain_graph=retain)
-        return [g.unsqueeze(0) if self.bound and g is not None else g for g in grads]
+        grads = torch.autograd.grad(list(values), [*sources, *more], list(given), allow_unused=True, retain_graph=retain)
+        own = [g.unsqueeze(0) if self.bound and g is not None else g for g in grads[: len(sources)]]
+        return [*own, *grads[len(sources) :]]
 
     def forward(
         self, params: Tensors, buffers: Tensors, x: Tensor, inhibit: Mapping[str, Inhibition] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """x (F, B, …) → logits (F, B, C) and the layers' activations [(F, B, N) …]; `inhibit`: whose gradient gains that of a penalty."""
         if self.bound:
-            self._outputs, self._inhibit = {}, inhibit or {}
+            self._outputs, self._inhibit, self._live = {}, inhibit or {}, {n: g.squeeze(0) for n, g in self.gates.items()}
             logits = self.module(x.squeeze(0)).unsqueeze(0)
-            found, self._inhibit = [h.unsqueeze(0) for h in self._found(self._outputs)], {}
+            found, self._inhibit, self._live = [h.unsqueeze(0) for h in self._found(self._outputs)], {}, {}
             return logits, found
         if self.native:
-            asked = native.Asked(self.layers, inhibit=inhibit or {})
+            asked = native.Asked(self.layers, inhibit=inhibit or {}, gates=self.gates)
             logits = native.forward(self.module, params, x, asked)
             return logits, self._found(asked.outputs)
         mapped = torch.func.vmap(self._one, randomness="different")
-        result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x)
+        result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x, self.gates)
         return result
 
-    def _one(self, params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        self._outputs = {}
+    def outputs(self, params: Tensors, buffers: Tensors, x: Tensor) -> Tensor:
+        """The logits (F, B, C) of other parameters than the stack's own, in eval mode and without gradients."""
+        with torch.no_grad(), evaluating(self.module):
+            if self.native:
+                return native.forward(self.module, params, x, native.Asked(gates=self.gates))
+            logits, _ = torch.func.vmap(self._one, randomness="different")(params, buffers, x, self.gates)
+            found: Tensor = logits
+            return found
+
+    def output_layer(self, outputs: int) -> list[str]:
+        """The trainable parameters of the last nn.Linear: those whose rows are the network's outputs."""
+        linear = [(name, m) for name, m in self.module.named_modules() if isinstance(m, nn.Linear)]
+        if not linear or linear[-1][1].out_features != outputs:
+            raise ValueError(f"the last nn.Linear of the network does not give its {outputs} outputs, so a task's own head cannot be told")
+        return [n for n in (f"{linear[-1][0]}.weight", f"{linear[-1][0]}.bias") if n in self.trainable]
+
+    def _one(self, params: Tensors, buffers: Tensors, x: Tensor, gates: Tensors) -> tuple[Tensor, list[Tensor]]:
+        self._outputs, self._live = {}, gates
         logits = torch.func.functional_call(self.module, (params, buffers), (x,))
+        self._live = {}
         return logits, self._found(self._outputs)
 
     def _found(self, outputs: Tensors) -> list[Tensor]:
@@ -111,10 +136,12 @@ class Stack:
         def hook(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
             if name in self._outputs:
                 raise ValueError(f"activation {name!r} ran twice in one forward pass: it serves several layers; give each its own module")
+            if name in self._live:
+                output = native.gated(output.unsqueeze(0), self._live[name].unsqueeze(0)).squeeze(0)
             self._outputs[name] = output
-            if name not in self._inhibit:
-                return None
-            return native.inhibited(output.unsqueeze(0), self._inhibit[name]).squeeze(0)
+            if name in self._inhibit:
+                return native.inhibited(output.unsqueeze(0), self._inhibit[name]).squeeze(0)
+            return output if name in self._live else None
 
         return hook
 
@@ -145,17 +172,18 @@ class Stack:
         wanted: bool,
         head: slice,
         positive: bool = False,
+        local: bool = False,
     ) -> tuple[Tensors, Tensors]:
         """(Ω, α) of every member, stacked, in one pass; f is the output in the columns `head`, and labels count from its first.
-        `positive`: no input is below zero.
+        `positive`: no input is below zero. `local`: of each layer's own output (`Layerwise`).
 
-        A native network is measured for the whole fleet at once, any other member by member.
+        A native network is measured for the whole fleet at once, any other (and any layer by layer) member by member.
         """
         with evaluating(self.module):
-            if self.native:
+            if self.native and not local:
                 return self._together(params, batches, objective, estimator, wanted, head, positive)
             members = range(len(next(iter(params.values()))))
-            parts = [self._alone(m, params, buffers, batches, objective, estimator, wanted, head) for m in members]
+            parts = [self._alone(m, params, buffers, batches, objective, estimator, wanted, head, local) for m in members]
             return _stack([p.omega for p in parts]), _stack([p.alpha for p in parts])
 
     def _together(
@@ -170,7 +198,8 @@ class Stack:
             if not probes:
                 probes = self._probes(params, x)
             measure = native.Measure(power if exact else 0)
-            asked = native.Asked(self.layers, {}, {}, measure if exact else None, measure, probes, self._resized, positive)
+            found = {n: g.detach() for n, g in self.gates.items()}
+            asked = native.Asked(self.layers, {}, {}, measure if exact else None, measure, probes, self._resized, positive, found)
             flat = native.forward(self.module, leaves, x, asked)[..., head].flatten(0, 1).float()
             pairs = objective.targets(flat, (y - (head.start or 0)).flatten())
             for k, (target, weight) in enumerate(pairs):
@@ -243,8 +272,15 @@ class Stack:
         estimator: Estimator,
         wanted: bool,
         head: slice,
+        local: bool,
     ) -> Any:
         self._load(m, params, buffers)
+
+        def forward(model: nn.Module, batch: Any) -> Tensor:
+            self._live = {n: g[m].detach() for n, g in self.gates.items()}
+            output: Tensor = self._fresh(model, batch[0])[:, head]
+            self._live = {}
+            return output
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
             for x, y in batches():
@@ -257,7 +293,7 @@ class Stack:
             taps={name: Tap(self.module.get_submodule(name), at_input=name not in self._resized) for name in self.layers},
             parameters=wanted,
             estimator=estimator,
-            forward=lambda model, batch: self._fresh(model, batch[0])[:, head],
+            forward=Layerwise(forward) if local else forward,
             finite=False,  # a member that diverged is a failed result, not an error
         )
         self._outputs = {}

@@ -83,6 +83,22 @@ class MAS(Quadratic):
 
 
 @dataclass(frozen=True)
+class LocalMAS(Quadratic):
+    """MAS in its local form (Aljundi et al., ECCV 2018, section 4.2): Ω of a layer is the importance for that layer's own output,
+
+        Ω_ij = mean_m |∂‖y(x_m)‖²/∂θ_ij|,  y = act(θ x), its input x held fixed;   with ReLU: mean_m 2 y_i x_j, Hebb's rule
+
+    so nothing is propagated back. y is the layer's output after its activation (of the last layer, the network's output). The paper
+    drops the factor 2. For linear layers and convolutions, with or without normalisation behind them.
+    """
+
+    name: ClassVar[str] = "mas-local"
+    measures: ClassVar[bool] = True
+    local: ClassVar[bool] = True
+    strength: float = 0.1
+
+
+@dataclass(frozen=True)
 class EWC(Quadratic):
     """Elastic Weight Consolidation (Kirkpatrick et al., PNAS 2017): Ω = mean_m (∂ log p(y_m|x_m)/∂θ)².
 
@@ -133,6 +149,14 @@ class EWC(Quadratic):
             gap = (state["omega"][name] * share * (was - here).square()).sum()
             offset[name] = offset.get(name, torch.zeros_like(gap)) + gap
         return new | ({"offset": offset} if offset else {})
+
+
+@dataclass(frozen=True)
+class OnlineEWC(EWC):
+    """Online EWC (Schwarz et al., ICML 2018): `EWC` that forgets, Ω ← decay·Ω + Ω_new, θ* ← θ."""
+
+    name: ClassVar[str] = "ewc-online"
+    decay: float = 0.9
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,11 @@ SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def comparable(found: Sequence[Group]) -> bool:
-    """Whether one scale judges all: the same stream, as many tasks, and more than one to compare."""
-    return len({(g.run.stream, str(g.run.stream_options), g.tasks) for g in found}) == 1 and len([g for g in found if g.done]) > 1
+    """Whether one scale judges all: the same stream and scenario, as many tasks, and more than one to compare."""
+    return (
+        len({(g.run.stream, str(g.run.stream_options), g.run.scenario, g.tasks) for g in found}) == 1
+        and len([g for g in found if g.done]) > 1
+    )
 
 
 def best(found: Sequence[Group]) -> Group | None:

@@ -99,13 +99,15 @@ def fleets(runs: Sequence[Run], most: int | None = None) -> list[list[Run]]:
 
 def _common(run: Run) -> str:
     """What the members of a fleet share, as text: everything but seed, strengths, lr, epochs and the sparsifier."""
-    preserve: Preserver = dataclasses.replace(run.preserve, strength=0.0)
+    preserve: Preserver = run.preserve if run.preserve.alike else dataclasses.replace(run.preserve, strength=0.0)
     fields = run.as_dict() | {"preserve": repr(preserve), "sparsify": None, "seed": None, "lr": None, "epochs": None}
     stream = run.stream.removeprefix("joint-")
     if stream.startswith(("folders:", "arrays:", "split-mnist", "blurred-mnist")):
         fields["seed"] = run.seed  # unbalanced classes: other seeds, other sizes of tasks
     if stream.startswith("blurred-") or ":" in run.model or run.model_options.get("batch_norm"):
         fields["epochs"] = run.epochs  # draws after the last epoch, or running statistics: a member cannot wait for the others
+    if run.preserve.turns:
+        fields["epochs"] = run.epochs  # phases of a task begin at the same epoch for all
     if run.schedule == "plateau" and (":" in run.model or run.model_options.get("batch_norm")):
         fields["key"] = run.key  # running statistics would go on after a member has stopped
     if run.model_options.get("dropout") or getattr(run.preserve, "fisher", "") == "sampled":

@@ -1,0 +1,150 @@
+"""HAT: each task learns which neurons it uses, and what they need is not touched again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selfless.layers import Wiring
+from selfless.preserve.base import Preserver, State, Tensors, counted, refuse_statistics, widened
+from selfless.terms import check_positive
+
+
+@dataclass(frozen=True)
+class HAT(Preserver):
+    """Hard attention to the task (Serrà et al., ICML 2018). Every hidden neuron is multiplied by its gate, e its embedding for the task:
+
+        a = σ(s·e),    s from 1/s_max to s_max within every epoch, e from N(0, 1) for every task
+        loss + λ Σ a(1 − u)/Σ(1 − u),    u: what earlier tasks use
+        ∂e = s_max σ'(e) ∂a,    the annealed slope s σ'(s·e) times the paper's compensation s_max (cosh s·e + 1)/(s (cosh e + 1)),
+                                which fades beyond |s·e| = `clamp`; |e| ≤ `limit`
+        a weight is frozen when the neurons at both of its ends are used by an earlier task, a bias when its neuron is
+
+    Embeddings are trained by plain SGD, as all of the paper's network is, at the optimizer's rate or `rate`. When a task ends its gates
+    become hard, a = [e > 0], and tasks are judged with these; the paper keeps σ(s_max·e), which protects almost. So here the paper's
+    factor 1 − min(u_i, u_j) on gradients is 0 or 1, `project` puts frozen weights back after each step whatever the optimizer did, and
+    old tasks do not change by a bit. Gradients are not clipped (the paper clips their norm at 10,000). For chains of linear layers and
+    convolutions, each hidden one followed by a pointwise activation module: residual connections are not followed. Judging a task needs
+    to know which task it is.
+    """
+
+    name: ClassVar[str] = "hat"
+    gates: ClassVar[bool] = True
+    projects: ClassVar[bool] = True
+    turns: ClassVar[bool] = True
+    evaluates: ClassVar[bool] = True
+    identifies: ClassVar[bool] = True
+    owns: ClassVar[bool] = True
+    recordable: ClassVar[bool] = False
+    loose: ClassVar[tuple[str, ...]] = ("rows", "columns", "place", "embedding", "fresh", "used", "kept")
+    strength: float = 0.75
+    s_max: float = 400.0
+    clamp: float = 50.0
+    limit: float = 6.0
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("s_max", "clamp", "limit", "rate"):
+            check_positive(self, field)
+
+    def check_network(self, buffers: Iterable[str]) -> None:
+        refuse_statistics(self, buffers)
+
+    def init(self, parameters: Tensors) -> State:
+        return {"anchor": {}, "frozen": {}, "head": {}, "count": counted(parameters), **{group: {} for group in self.loose}}
+
+    def wire(self, state: State, wiring: Wiring) -> State:
+        """Which gates stand at the two ends of every weight. Gate number G, after the last, is that of inputs and outputs: always used."""
+        g = wiring.size
+        any_ = next(iter(wiring.place.values()))
+        used = torch.zeros(g + 1, dtype=torch.bool, device=any_.device)
+        used[g] = True
+        zero = torch.zeros(g, device=any_.device)
+        return {
+            **state,
+            "rows": dict(wiring.rows),
+            "columns": dict(wiring.columns),
+            "place": dict(wiring.place),
+            "embedding": {"all": zero},
+            "fresh": {"all": zero.clone()},
+            "used": {"all": used},
+            "kept": {"all": torch.zeros(0, g, dtype=torch.bool, device=any_.device)},
+        }
+
+    # ------------------------------------------------------------------------------------------------------------------- gates
+    def gate(self, state: State, share: Tensor | float) -> dict[str, Tensor]:
+        """σ(s·e) of every layer, `share` of the epoch being over."""
+        s = self._slope(share)
+        return self._by_layer(state, torch.sigmoid(s * state["embedding"]["all"]))
+
+    def kept_gate(self, state: State, task: int | None) -> dict[str, Tensor]:
+        """The hard gates of a task that has ended, or (None) those that the present one would have."""
+        hard = state["embedding"]["all"] > 0 if task is None else state["kept"]["all"][task]
+        return self._by_layer(state, hard.to(state["embedding"]["all"].dtype))
+
+    def gate_penalty(self, state: State, gates: Tensors) -> Tensor:
+        """Σ a(1 − u)/Σ(1 − u)."""
+        used = self._by_layer(state, state["used"]["all"])
+        total = torch.stack([(gates[n] * ~used[n]).sum() for n in gates]).sum()
+        return total / torch.stack([(~used[n]).sum() for n in gates]).sum().clamp(min=1)
+
+    def learn_gates(self, state: State, gradients: Tensors, share: Tensor | float, lr: Tensor) -> State:
+        """One step of SGD on e: `gradients` are ∂loss/∂a."""
+        e, order = state["embedding"]["all"], torch.cat(list(state["place"].values()))
+        given = torch.zeros_like(e).scatter(0, order, torch.cat([gradients[n] for n in state["place"]]).to(e.dtype))
+        fade = torch.exp(-((self._slope(share) * e).abs() - self.clamp).clamp(min=0))
+        slope = torch.sigmoid(e) * torch.sigmoid(-e)
+        rate = lr if self.rate is None else torch.full_like(lr, self.rate) * (lr > 0)
+        return {**state, "embedding": {"all": (e - rate * self.s_max * slope * fade * given).clamp(-self.limit, self.limit)}}
+
+    def _slope(self, share: Tensor | float) -> Tensor | float:
+        return 1 / self.s_max + (self.s_max - 1 / self.s_max) * share
+
+    def _by_layer(self, state: State, values: Tensor) -> dict[str, Tensor]:
+        return {name: values[place] for name, place in state["place"].items()}
+
+    # ------------------------------------------------------------------------------------------------------------------- tasks
+    def turning(self, epoch: int, epochs: int) -> bool:
+        return epoch == 0
+
+    def turn(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
+        """A task begins: new embeddings, as drawn for it in state["fresh"]."""
+        fresh = state["fresh"]["all"]
+        return {**state, "embedding": {"all": fresh.clone()}}, {}
+
+    def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
+        return {
+            n: torch.where(frozen, state["anchor"][n].to(parameters[n].dtype), parameters[n])
+            for n, frozen in state["frozen"].items()
+            if n in parameters
+        }
+
+    def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
+        """Hard gates are kept, what they use is used, and what stands between used neurons is frozen."""
+        hard = state["embedding"]["all"] > 0
+        used = state["used"]["all"] | torch.cat([hard, torch.zeros_like(hard[:1])])
+        ended = state["count"]["tasks"] + 1
+        frozen, anchor = {}, {}
+        for name, p in parameters.items():
+            if name not in state["rows"]:  # a head that was added: wired from the next task on
+                continue
+            at = used[state["rows"][name]].view(-1, *[1] * (p.dim() - 1))
+            if p.dim() > 1:
+                at = at & used[state["columns"][name]].view(1, -1, *[1] * (p.dim() - 2))
+            stays = at.expand(p.shape)
+            if name in state["head"]:
+                stays = stays & (state["head"][name] < ended)  # the heads of tasks to come are free
+            frozen[name] = stays.clone()
+            before = state["frozen"].get(name)
+            anchor[name] = widened(p) if before is None else torch.where(before, state["anchor"][name], widened(p))
+        kept = torch.cat([state["kept"]["all"], hard.unsqueeze(0)])
+        return {**state, "used": {"all": used}, "kept": {"all": kept}, "frozen": frozen, "anchor": anchor, "count": {"tasks": ended}}
+
+    def importance(self, state: State) -> Tensors | None:
+        """1 where a weight is frozen, 0 where it is free."""
+        return {name: frozen.float() for name, frozen in state["frozen"].items()}

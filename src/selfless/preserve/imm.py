@@ -1,0 +1,84 @@
+"""Incremental Moment Matching: every task gets its own optimum, and what is judged is their merger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from selfless.importance import Fisher, LogLikelihood, Objective
+from selfless.preserve.base import State, Tensors, counted, foreign, widened
+from selfless.preserve.quadratic import Quadratic
+from selfless.terms import check_choice, check_positive
+
+
+@dataclass(frozen=True)
+class IMM(Quadratic):
+    """Incremental Moment Matching (Lee et al., NIPS 2017). With θ_k the optimum of task k and F_k its Fisher information,
+
+        merge="mean"   θ = 1/K Σ_k θ_k
+        merge="mode"   θ = Σ_k F_k θ_k / Σ_k F_k       (a mixture of Gaussians has its mode about there)
+
+    Weight-transfer: a task starts from the last one's optimum, not from the merger. L2-transfer: λ ‖θ − θ_{k−1}‖² while it trains, λ the
+    strength; `imm:0` is weight-transfer alone. The merger is only judged, never trained on; all tasks weigh the same. `damping` is added
+    to F, so that what no task needs is averaged. A task's own head is taken from its own optimum. Of the paper's transfers,
+    drop-transfer (dropout towards θ_{k−1}) is not here.
+    """
+
+    name: ClassVar[str] = "imm"
+    evaluates: ClassVar[bool] = True
+    owns: ClassVar[bool] = True
+    strength: float = 1e-3
+    merge: Literal["mean", "mode"] = "mode"
+    fisher: Fisher = "empirical"
+    damping: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "merge", ("mean", "mode"))
+        check_choice(self, "fisher", ("empirical", "sampled", "exact"))
+        check_positive(self, "damping")
+
+    @property
+    def measures(self) -> bool:  # type: ignore[override]
+        return self.merge == "mode"
+
+    @property
+    def objective(self) -> Objective:
+        return LogLikelihood(self.fisher)
+
+    def init(self, parameters: Tensors) -> State:
+        return {"omega": {}, "anchor": {}, "merged": {}, "mass": {}, "head": {}, "count": counted(parameters)}
+
+    def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
+        """θ̄ ← θ̄ + F/(ΣF + F)·(θ − θ̄), ΣF ← ΣF + F, F = 1 for the mean; Ω = 1 and θ* = θ for the L2-transfer."""
+        merged, mass = dict(state["merged"]), dict(state["mass"])
+        for name, p in parameters.items():
+            here = widened(p)
+            weight = omega[name] + self.damping if self.merge == "mode" and name in omega else torch.ones_like(here)
+            others = foreign(state, name)
+            if others is not None:
+                weight = torch.where(others, 0.0, weight)  # not this task's to judge
+            if name not in merged:
+                merged[name], mass[name] = here, weight
+                continue
+            total = mass[name] + weight
+            share = torch.where(total > 0, weight / total.clamp(min=torch.finfo(total.dtype).tiny), torch.ones_like(total))
+            merged[name], mass[name] = torch.lerp(merged[name], here, share), total
+        return {
+            **state,
+            "omega": {name: torch.ones_like(widened(p)) for name, p in parameters.items()},
+            "anchor": {name: widened(p) for name, p in parameters.items()},
+            "merged": merged,
+            "mass": mass,
+            "count": {"tasks": state["count"]["tasks"] + 1},
+        }
+
+    def evaluated(self, state: State, parameters: Tensors, task: int) -> dict[str, Tensor]:
+        return {name: value.to(parameters[name].dtype) for name, value in state["merged"].items() if name in parameters}
+
+    def importance(self, state: State) -> Tensors | None:
+        """None: all parameters are held alike, and the merger moves all of them."""
+        return None

@@ -1,0 +1,101 @@
+"""RWalk: Fisher information and the path that training took, together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selfless.preserve.base import State, Tensors, widened
+from selfless.preserve.quadratic import Quadratic
+from selfless.terms import check_count, check_positive
+
+
+@dataclass(frozen=True)
+class RWalk(Quadratic):
+    """Riemannian Walk (Chaudhry et al., ECCV 2018): λ Σ (F̂ + ŝ)(θ − θ*)², both parts scaled to a largest value of 1 over the network.
+
+        F ← a·g² + (1 − a)·F   at every step, g the task loss's gradient: the Fisher information as a moving average, a = `average`
+        s ← s + max(0, −Σ g·dθ) / (½ F Δθ² + ξ)   every Δt = `every` steps: how much a parameter lowered the loss for how far it moved in
+                                                  the KL-divergence; Σ and Δθ over those steps, ξ = `damping`
+
+    F runs on through the tasks; the score of the tasks before and that of the task just ended are averaged, ŝ ← ½(ŝ + ŝ_new). g² is that
+    of the batch's mean gradient, as SI's path integral has it (the paper's definition is per sample). The replay memory that the paper
+    adds for one head over all classes is not here.
+    """
+
+    name: ClassVar[str] = "rwalk"
+    watches: ClassVar[bool] = True
+    recordable: ClassVar[bool] = False
+    loose: ClassVar[tuple[str, ...]] = ("window",)
+    strength: float = 1.0
+    average: float = 0.9
+    every: int = 10
+    damping: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "damping")
+        check_positive(self, "average")
+        check_count(self, "every", 1)
+        if self.average > 1:
+            raise ValueError(f"RWalk: average is {self.average}; it is the weight of the newest gradient, at most 1")
+
+    def init(self, parameters: Tensors) -> State:
+        start = {name: widened(p) for name, p in parameters.items()}
+        zeros = {group: {n: torch.zeros_like(t) for n, t in start.items()} for group in ("path", "fisher", "score")}
+        window = {n: torch.zeros_like(t[..., :1]) for n, t in start.items()}  # steps since the last Δt ended
+        return {"omega": {}, "anchor": {}, "earned": {}, **zeros, "start": start, "window": window}
+
+    def observe(self, state: State, before: Tensors, after: Tensors, gradients: Tensors) -> State:
+        new = {group: dict(state[group]) for group in ("path", "fisher", "score", "start", "window")}
+        for name, g in gradients.items():
+            if name not in new["path"]:  # a parameter that was added to the model
+                fresh = self.init({name: before[name]})
+                for group in new:
+                    new[group][name] = fresh[group][name]
+            path = new["path"][name] - g * (after[name] - before[name]).to(g.dtype)
+            fisher = self.average * g.square() + (1 - self.average) * new["fisher"][name]
+            steps = new["window"][name] + 1
+            over = steps >= self.every
+            here = widened(after[name])
+            new["score"][name] = torch.where(
+                over, new["score"][name] + self._earned(path, fisher, here - new["start"][name]), new["score"][name]
+            )
+            new["start"][name] = torch.where(over, here, new["start"][name])
+            new["path"][name], new["fisher"][name] = torch.where(over, 0.0, path), fisher
+            new["window"][name] = torch.where(over, 0.0, steps)
+        return {**state, **new}
+
+    def _earned(self, path: Tensor, fisher: Tensor, moved: Tensor) -> Tensor:
+        """max(0, −ΔL) / (½ F Δθ² + ξ)."""
+        return path.clamp(min=0) / (0.5 * fisher * moved.square() + self.damping)
+
+    def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
+        """Ω = F̂ + ŝ, θ* = θ; the last few steps, fewer than Δt, count too."""
+        score = {}
+        for name, p in parameters.items():
+            if name in state["path"]:
+                moved = widened(p) - state["start"][name]
+                score[name] = state["score"][name] + self._earned(state["path"][name], state["fisher"][name], moved)
+        fresh, old = _scaled(score), state["earned"]
+        earned = {n: (s + old[n]) / 2 if n in old else s for n, s in fresh.items()}
+        fisher = _scaled({n: state["fisher"][n] for n in score})
+        again = self.init(parameters)
+        return {
+            **again,
+            "omega": {n: fisher[n] + earned[n] for n in score},
+            "anchor": {n: widened(parameters[n]) for n in score},
+            "earned": earned,
+            "fisher": again["fisher"] | {n: state["fisher"][n] for n in score},
+        }
+
+
+def _scaled(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Divided by the largest of all."""
+    if not values:
+        return values
+    most = torch.stack([v.max() for v in values.values()]).max()
+    return {n: v / most.clamp(min=torch.finfo(v.dtype).tiny) for n, v in values.items()}

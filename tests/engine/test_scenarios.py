@@ -1,0 +1,117 @@
+"""What is known when a task is judged: the engine's columns against loops over the test images."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from selfless import HAT, IMM, MAS, LwF, NoPreserver, NoSparsifier, PackNet, Run
+from selfless.data import stream
+from selfless.engine.learner import Learner
+from selfless.engine.scenario import arranged
+from selfless.models import build
+from selfless.runner.local import fleets
+
+
+def small(data: str, **changes: Any) -> Run:
+    base = {"stream": data, "model": "mlp-12", "preserve": MAS(0.1), "sparsify": NoSparsifier(), "epochs": 2, "batch": 50, "lr": 0.05}
+    return Run(**(base | changes))
+
+
+@pytest.mark.parametrize("scenario", ["task", "domain", "class"])
+@pytest.mark.parametrize("preserve", [NoPreserver(), LwF(1.0)], ids=str)
+def test_columns_and_labels_are_those_of_the_scenario(tasks_npz: str, scenario: Any, preserve: Any) -> None:
+    """The last row, image by image, from the trained network: three tasks of two classes."""
+    learner = Learner([small(tasks_npz, preserve=preserve, scenario=scenario)])
+    result = learner.learn()[0]
+    outputs = 2 if scenario == "domain" else 6
+    model = build("mlp-12", outputs=outputs, input_shape=(1, 6, 6))
+    model.load_state_dict({n: p[0] for n, p in learner.fleet.params.items()})
+    for u, task in enumerate(stream(tasks_npz).tasks):
+        x, y = task.test.resident().batch(torch.arange(len(task.test)))
+        hits = 0
+        for image, label in zip(x, y, strict=True):
+            z = model(image[None])[0]
+            if scenario == "task":
+                hits += int(z[2 * u : 2 * u + 2].argmax()) == int(label) - 2 * u
+            else:
+                hits += int(z.argmax()) == (int(label) if scenario == "class" else int(label) - 2 * u)
+        assert result.accuracy[-1, u] == pytest.approx(hits / len(x), abs=1e-6)
+
+
+def test_class_is_judged_among_the_classes_seen_so_far_and_trained_among_them(tasks_npz: str) -> None:
+    made = arranged(stream(tasks_npz), "class")
+    assert [task.heads for task in made.tasks] == [(range(2),), (range(4),), (range(6),)]
+    result = Learner([small(tasks_npz, scenario="class", preserve=NoPreserver(), epochs=6)]).learn()[0]
+    assert result.accuracy[0, 0] > 0.8  # two classes seen, two columns
+    assert result.accuracy[-1, 2] > 0.8
+    assert result.accuracy[-1, :2].max() < 0.3  # plain fine-tuning gives every image a class of the newest task
+    joint = Learner([small(f"joint-{tasks_npz}", scenario="class", preserve=NoPreserver(), epochs=20)]).learn()[0]
+    assert joint.accuracy.shape == (1, 3)
+    assert joint.accuracy.min() > 0.8  # among all six
+
+
+def test_domain_gives_all_tasks_the_same_outputs(tasks_npz: str) -> None:
+    made = arranged(stream(tasks_npz, held_out=0.2), "domain")
+    assert made.outputs == 2
+    for task in made.tasks:
+        assert task.heads == (range(2),)
+        assert task.held_out is not None
+        for part in (task.train, task.test, task.held_out):
+            assert sorted(set(part.targets.tolist())) == [0, 1]
+    joint = arranged(stream(f"joint-{tasks_npz}"), "domain")
+    assert sorted(set(joint.tasks[0].train.targets.tolist())) == [0, 1]
+    result = Learner([small(f"joint-{tasks_npz}", scenario="domain", preserve=NoPreserver(), epochs=30)]).learn()[0]
+    assert result.accuracy.min() > 0.8
+    made = stream(tasks_npz)
+    uneven = (dataclasses.replace(made.tasks[0], heads=(range(3),)), *made.tasks[1:])
+    with pytest.raises(ValueError, match="as many"):
+        arranged(dataclasses.replace(made, tasks=uneven, evaluate=uneven), "domain")
+
+
+@pytest.mark.parametrize("scenario", ["domain", "class"])
+@pytest.mark.parametrize("preserve", [PackNet(0.5), HAT(0.1)], ids=str)
+def test_methods_that_need_the_task_say_so(tasks_npz: str, scenario: Any, preserve: Any) -> None:
+    with pytest.warns(UserWarning, match=f"in the {scenario} scenario the task is not known"):
+        learner = Learner([small(tasks_npz, preserve=preserve, scenario=scenario)])
+    result = learner.learn()[0]
+    assert result.status == "done"
+    Learner([small(tasks_npz, preserve=IMM(0.1), scenario=scenario)]).learn()  # one network for all: nothing to say
+
+
+def test_the_default_scenario_leaves_keys_and_files_as_they_were(tasks_npz: str) -> None:
+    run = small(tasks_npz)
+    assert "scenario" not in json.loads(run.canonical())
+    assert Run().key == "a196ecd2be91cc11"  # as it was before there were scenarios
+    other = small(tasks_npz, scenario="class")
+    assert other.key != run.key
+    assert Run.from_dict(json.loads(json.dumps(other.as_dict()))) == other
+    assert len(fleets([run, other])) == 2
+    with pytest.raises(ValueError, match="task, domain, class"):
+        small(tasks_npz, scenario="open")
+
+
+def test_a_member_of_a_fleet_is_the_run_alone_in_the_class_scenario_too(tasks_npz: str) -> None:
+    runs = [small(tasks_npz, preserve=LwF(0.5), scenario="class", seed=s) for s in range(2)]
+    together = Learner(runs).learn()
+    for m, run in enumerate(runs):
+        alone = Learner([run]).learn()[0]
+        assert abs(together[m].accuracy - alone.accuracy).max() <= 0.026
+
+
+def test_fleets_keep_apart_what_cannot_train_together(tasks_npz: str) -> None:
+    """PackNet's share of pruned weights and the epochs of methods with phases are common to a fleet; other strengths are a member's own."""
+    assert len(fleets([small(tasks_npz, preserve=PackNet(s)) for s in (0.25, 0.5, 0.5)])) == 2
+    assert len(fleets([small(tasks_npz, preserve=LwF(s)) for s in (0.5, 1.0)])) == 1
+    assert len(fleets([small(tasks_npz, preserve=HAT(s)) for s in (0.1, 0.5)])) == 1
+    assert len(fleets([small(tasks_npz, preserve=LwF(1.0), epochs=e) for e in (2, 3)])) == 2
+    assert len(fleets([small(tasks_npz, preserve=MAS(1.0), epochs=e) for e in (2, 3)])) == 1
+
+
+def test_hat_refuses_to_choose_an_epoch(tasks_npz: str) -> None:
+    with pytest.raises(ValueError, match="--select last"):
+        Learner([small(tasks_npz, preserve=HAT(), select="held-out")])

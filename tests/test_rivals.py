@@ -1,0 +1,458 @@
+"""The rivals, each against an obvious reference and doing what its paper says it does."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests import oracles
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import selfless
+from selfless import HAT, IMM, LocalMAS, LwF, PackNet, RWalk
+
+
+class Heads(nn.Module):
+    """Shared layers and a head for each task."""
+
+    def __init__(self, tasks: int = 3, classes: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU())
+        self.heads = nn.ModuleList([nn.Linear(16, classes) for _ in range(tasks)])
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        out: Tensor = self.heads[task](self.body(x))
+        return out
+
+
+NAMES = ["heads.0", "heads.1", "heads.2"]
+
+
+def made(dtype: torch.dtype = torch.float32) -> Heads:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Heads().to(dtype)
+
+
+def data(task: int, count: int = 5, size: int = 20) -> list[tuple[Tensor, Tensor]]:
+    """Labels that can be learnt: the largest of three sums, other ones for each task."""
+    g = torch.Generator().manual_seed(task)
+    turn = torch.randn(6, 3, generator=g)
+    return [(x, (x @ turn).argmax(1)) for x in (torch.randn(size, 6, generator=g) for _ in range(count))]
+
+
+def learn(model: nn.Module, keeper: Any, t: int, epochs: int = 6, optimizer: Any = None, **more: Any) -> None:
+    opt = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **more)
+    for epoch in range(epochs):
+        keeper.turn(epoch, epochs, batches=len(data(t)))
+        for x, y in data(t):
+            loss = F.cross_entropy(model(x, t), y) + keeper.penalty((x, y))
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    keeper.consolidate(data(t), forward=lambda m, b, t=t: m(b[0], t))
+
+
+def accuracy(model: nn.Module, t: int) -> float:
+    with torch.no_grad():
+        return float(torch.cat([(model(x, t).argmax(1) == y).float() for x, y in data(t)]).mean())
+
+
+# --------------------------------------------------------------------------------------------------------------------- LwF
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
+def test_lwf_is_the_papers_loss(temperature: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    z, old = torch.randn(7, 4, generator=g, requires_grad=True), torch.randn(7, 4, generator=g)
+    got, want = LwF(1.0, temperature).distil(z, old), oracles.lwf(z, old, temperature)
+    assert_close(got.double(), want)
+    assert_close(torch.autograd.grad(got, z)[0], torch.autograd.grad(want, z)[0])
+    assert float(LwF(1.0, temperature).distil(old, old)) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_lwf_keeps_old_outputs_on_new_inputs() -> None:
+    """The stronger, the nearer the old heads' outputs on the new task's images stay to those of the network before it."""
+    drift = []
+    for strength in (0.0, 1.0, 5.0):
+        model = made()
+        keeper = selfless.attach(model, LwF(strength), heads=NAMES)
+        learn(model, keeper, 0)
+        x = torch.cat([x for x, _ in data(1)])
+        before = model(x, 0).detach().softmax(1)
+        learn(model, keeper, 1)
+        assert accuracy(model, 1) > 0.8
+        drift.append(float((model(x, 0).detach().softmax(1) - before).abs().mean()))
+    assert drift[2] < drift[1] < drift[0]
+    assert drift[2] < 0.5 * drift[0]
+
+
+def test_lwf_warms_the_new_head_up_alone() -> None:
+    """During the warm-up nothing but the new head moves, whatever the optimizer does; afterwards everything does."""
+    model = made()
+    keeper = selfless.attach(model, LwF(1.0, warmup=2), heads=NAMES)
+    learn(model, keeper, 0, epochs=3)
+    assert not keeper.state["held"]  # the first task has nothing to wait for
+    before = copy.deepcopy(model.state_dict())
+    opt = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    for epoch in range(3):
+        keeper.turn(epoch, 3)
+        for x, y in data(1):
+            opt.zero_grad()
+            (F.cross_entropy(model(x, 1), y) + keeper.penalty((x, y))).backward()
+            opt.step()
+        moved = {n for n, v in model.state_dict().items() if not torch.equal(v, before[n])}
+        assert moved == ({"heads.1.weight", "heads.1.bias"} if epoch < 2 else {n for n in before if "heads.2" not in n})
+
+
+def test_lwf_in_a_loop_needs_the_batch_and_remembers_how_tasks_were_run() -> None:
+    model = made()
+    keeper = selfless.attach(model, LwF(1.0), sparsify="slni:1e-2", layers=["body.1", "body.3"])
+    learn(model, keeper, 0)
+    model(data(1)[0][0], 1)
+    with pytest.raises(RuntimeError, match=r"keeper.penalty\(\(x, y\)\)"):
+        keeper.penalty()
+    state = keeper.state_dict()
+    twin = selfless.attach(copy.deepcopy(model), LwF(1.0), sparsify="slni:1e-2", layers=["body.1", "body.3"])
+    with pytest.raises(ValueError, match="forwards="):
+        twin.load_state_dict(state)
+    twin.load_state_dict(state, forwards=[lambda m, b: m(b[0], 0)])
+    x, y = data(1)[0]
+    for m in (model, twin.model):
+        m(x, 1)
+    assert_close(keeper.penalty((x, y)), twin.penalty((x, y)))
+    assert not keeper._recording._records  # the pass that compares is not one of the loop's
+
+
+# --------------------------------------------------------------------------------------------------------------------- IMM
+@pytest.mark.parametrize("merge", ["mean", "mode"])
+def test_imm_is_the_mean_or_the_fisher_weighted_mean_of_the_task_optima(merge: Any) -> None:
+    model = made(torch.float64)
+    keeper = selfless.attach(model, IMM(1e-3, merge=merge, damping=1e-8), heads=NAMES)
+    optima, fishers = [], []
+    for t in range(3):
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in data(t):
+            opt.zero_grad()
+            (F.cross_entropy(model(x.double(), t), y) + keeper.penalty()).backward()
+            opt.step()
+        task = [(x.double(), y) for x, y in data(t)]
+        call = lambda m, b, t=t: m(b[0], t)  # noqa: E731
+        keeper.consolidate(task, forward=call)
+        optima.append({n: p.detach().clone() for n, p in model.body.named_parameters(prefix="body")})
+        found = selfless.importance.ewc(model, task, forward=call)
+        fishers.append({n: found[n] + 1e-8 for n in optima[0]})
+        own = {n: p.detach().clone() for n, p in model.named_parameters() if n.startswith(f"heads.{t}")}
+        trained = {n: p.detach().clone() for n, p in model.named_parameters()}
+        with keeper.as_task(t):
+            for n, want in oracles.merged(optima, None if merge == "mean" else fishers).items():
+                assert_close(model.get_parameter(n).detach(), want)
+            for n, value in own.items():  # a task's own head is that of its own optimum
+                assert torch.equal(model.get_parameter(n), value)
+        for n, value in trained.items():  # weight-transfer: training goes on from the optimum, not from the merger
+            assert torch.equal(model.get_parameter(n), value)
+
+
+def test_imm_l2_transfer_holds_a_task_to_the_last_ones_optimum() -> None:
+    moved = []
+    for strength in (0.0, 0.05, 1.0):
+        model = made()
+        keeper = selfless.attach(model, IMM(strength), heads=NAMES)
+        learn(model, keeper, 0)
+        before = model.body[0].weight.detach().clone()
+        learn(model, keeper, 1)
+        moved.append(float((model.body[0].weight.detach() - before).norm()))
+    assert moved[2] < moved[1] < moved[0]
+    assert not keeper.capacity().parameters  # it knows no free parameters
+
+
+# ----------------------------------------------------------------------------------------------------------------- PackNet
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_packnet_leaves_old_tasks_as_they_were_to_the_bit(optimizer: str) -> None:
+    """Momentum, weight decay and Adam's own ideas notwithstanding; and new tasks are learnt."""
+    model = made()
+    keeper = selfless.attach(model, PackNet(0.6), sparsify="slnid:1e-3", layers=["body.1", "body.3"], heads=NAMES)
+    x, logits = torch.cat([x for x, _ in data(7)]), []
+    for t in range(3):
+        opt: Any = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=1e-2)
+        if optimizer == "sgd":
+            opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+        learn(model, keeper, t, epochs=15, optimizer=opt)
+        with keeper.as_task(t), torch.no_grad():
+            assert accuracy(model, t) > 0.75
+            logits.append(model(x, t))
+        for u in range(t + 1):
+            with keeper.as_task(u), torch.no_grad():
+                assert torch.equal(model(x, u), logits[u])
+    with torch.no_grad():
+        assert not torch.equal(model(x, 0), logits[0])  # without its mask the first task is not what it was
+    assert 0 < keeper.capacity().free_parameters < 0.4
+
+
+def test_packnet_owners_are_those_of_the_obvious_reference() -> None:
+    model = made()
+    keeper = selfless.attach(model, PackNet(0.7), heads=NAMES)
+    owner, before = {n: [0] * p.numel() for n, p in model.named_parameters()}, dict[str, list[float]]()
+    for t in range(3):
+        for epoch in range(3):
+            keeper.turn(epoch, 3)
+            if epoch == 2:  # as they are when pruning has just happened
+                for n in ("body.0.weight", "body.2.weight"):
+                    gone = keeper.state["pruned"][n].flatten().tolist()
+                    want = oracles.packed(before[n], owner[n], t + 1, 0.7)
+                    assert [o == 0 for o in want] == gone
+                    owner[n] = want
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            for x, y in data(t):
+                opt.zero_grad()
+                F.cross_entropy(model(x, t), y).backward()
+                opt.step()
+            before = {n: p.detach().flatten().tolist() for n, p in model.named_parameters()}
+        keeper.consolidate(data(t), forward=lambda m, b, t=t: m(b[0], t))
+        for n in ("body.0.weight", "body.2.weight"):
+            assert keeper.state["owner"][n].flatten().tolist() == owner[n]
+        for n, own in keeper.state["owner"].items():
+            if own.dim() == 1 and n.startswith("body"):
+                assert (own == 1).all()  # biases are the first task's
+            if n.startswith("heads"):
+                assert (own == (int(n.split(".")[1]) + 1 if int(n.split(".")[1]) <= t else 0)).all()
+
+
+def test_methods_that_keep_to_the_bit_refuse_running_statistics() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match="running_mean"):
+        selfless.attach(model, PackNet())
+    selfless.attach(model, LwF()).detach()
+    for bad in ({"strength": 1.0}, {"retrain": 1.0}, {"retrain": -0.1}):
+        with pytest.raises(ValueError, match="share"):
+            PackNet(**bad)
+
+
+# ------------------------------------------------------------------------------------------------- RWalk, MAS in its local form
+def test_rwalk_is_the_two_recursions_written_out() -> None:
+    """Every entry of a linear model, step by step, over two tasks; Ω is both parts over their largest."""
+    model = nn.Linear(3, 2).double()
+    keeper = selfless.attach(model, RWalk(1.0, average=0.7, every=4, damping=1e-3))
+    names = [n for n, _ in model.named_parameters()]
+    entries = [(n, i) for n, p in model.named_parameters() for i in range(p.numel())]
+    fishers, olds = dict.fromkeys(entries, 0.0), dict[tuple[str, int], float]()
+    for t in range(2):
+        g = torch.Generator().manual_seed(t)
+        opt, steps = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), dict[tuple[str, int], list[tuple[float, float, float]]]()
+        batches = [(torch.randn(8, 3, generator=g).double(), torch.randint(0, 2, (8,), generator=g)) for _ in range(10)]
+        for x, y in batches:
+            loss = F.cross_entropy(model(x), y)
+            task = dict(zip(names, torch.autograd.grad(loss, list(model.parameters()), retain_graph=True), strict=True))
+            before = {n: p.detach().clone() for n, p in model.named_parameters()}
+            opt.zero_grad()
+            (loss + keeper.penalty()).backward()
+            opt.step()
+            for n, i in entries:
+                after = model.get_parameter(n).detach().flatten()[i].item()
+                steps.setdefault((n, i), []).append((before[n].flatten()[i].item(), after, task[n].flatten()[i].item()))
+        keeper.consolidate(batches)
+        found = {e: oracles.rwalk(steps[e], 0.7, 4, 1e-3, fishers[e]) for e in entries}
+        fishers = {e: f for e, (f, _) in found.items()}
+        most_f, most_s = max(fishers.values()), max(s for _, s in found.values())
+        olds = {e: (s / most_s + olds[e]) / 2 if olds else s / most_s for e, (_, s) in found.items()}
+        for n, i in entries:
+            want = fishers[n, i] / most_f + olds[n, i]
+            assert keeper.state["omega"][n].flatten()[i].item() == pytest.approx(want, rel=1e-9)
+
+
+def test_local_mas_is_hebbs_rule() -> None:
+    model = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 2)).double()
+    batches = [torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k in range(3)]
+    keeper = selfless.attach(model, LocalMAS(1.0))
+    keeper.consolidate(batches)
+    linear: list[Any] = [model[0], model[2], model[4]]
+    want = oracles.hebbian([m.weight.detach() for m in linear], [m.bias.detach() for m in linear], torch.cat(batches))
+    for k, (weight, bias) in zip((0, 2, 4), want, strict=True):
+        assert_close(keeper.state["omega"][f"{k}.weight"], weight)
+        assert_close(keeper.state["omega"][f"{k}.bias"], bias)
+    plain = selfless.importance.mas(model, batches)
+    assert not torch.allclose(plain["0.weight"], keeper.state["omega"]["0.weight"], rtol=0.1)  # it is another measure
+    assert_close(plain["4.weight"], keeper.state["omega"]["4.weight"])  # of the last layer it is the same
+
+
+def test_local_mas_with_activations_as_functions_and_convolutions() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc, self.head = nn.Conv2d(1, 3, 3), nn.Linear(12, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(F.relu(self.fc(F.relu(self.conv(x)).flatten(1))))
+            return out
+
+    torch.manual_seed(0)
+    model, x = Net().double(), torch.randn(5, 1, 4, 4, dtype=torch.float64)
+    keeper = selfless.attach(model, LocalMAS(1.0))
+    keeper.consolidate([x])
+    total: Tensor = torch.zeros_like(model.conv.weight)
+    for one in x:  # ∂‖relu(conv(x))‖²/∂kernel, a sample at a time
+        total += torch.autograd.grad(F.relu(model.conv(one[None])).square().sum(), model.conv.weight)[0].abs()
+    assert_close(keeper.state["omega"]["conv.weight"], total / len(x))
+    other = nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="use MAS there"):
+        selfless.attach(other, LocalMAS(), layers=["1"]).consolidate([torch.randn(3, 4)])
+
+
+# --------------------------------------------------------------------------------------------------------------------- HAT
+def test_hat_moves_its_embeddings_as_the_papers_code_does() -> None:
+    """Compensation, clamp and all, over the whole range of slopes."""
+    preserve = HAT(0.75, s_max=400.0)
+    model = made()
+    keeper = selfless.attach(model, preserve, layers=["body.1", "body.3"], heads=NAMES)
+    g = torch.Generator().manual_seed(0)
+    e, given = 2 * torch.randn(40, generator=g), torch.randn(40, generator=g)
+    for share in (0.0, 0.01, 0.2, 1.0):
+        s = 1 / 400 + (400 - 1 / 400) * share
+        state = {**keeper.state, "embedding": {"all": e}}
+        by_layer = {n: given[place] for n, place in state["place"].items()}
+        new = preserve.learn_gates(state, by_layer, share, torch.tensor(1e-3))["embedding"]["all"]
+        want = (e.double() - 1e-3 * oracles.hat_gradient(e, given, s, 400.0, 50.0)).clamp(-6, 6)
+        assert_close(new.double(), want, rtol=1e-4, atol=1e-5)
+        assert_close(preserve.gate(state, share)["body.1"], torch.sigmoid(s * e[:24]))
+    used = {**keeper.state, "used": {"all": torch.arange(41) % 2 == 0}}
+    gates = {n: given.sigmoid()[place] for n, place in used["place"].items()}
+    free = [i for i in range(40) if i % 2 == 1]
+    assert_close(preserve.gate_penalty(used, gates), sum(given.sigmoid()[i] for i in free) / len(free))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_hat_protects_to_the_bit(optimizer: str) -> None:
+    """Old tasks' logits with their own gates, after momentum, weight decay and Adam; the loss of neurons is paid for in free ones."""
+    model = made()
+    keeper = selfless.attach(model, HAT(0.2, s_max=50.0, rate=0.1), sparsify="slnid:1e-3", layers=["body.1", "body.3"], heads=NAMES)
+    x, logits, free = torch.cat([x for x, _ in data(7)]), [], [1.0]
+    torch.manual_seed(0)
+    for t in range(3):
+        opt: Any = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=1e-2)
+        if optimizer == "sgd":
+            opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+        learn(model, keeper, t, epochs=15, optimizer=opt)
+        model.eval()
+        with keeper.as_task(t), torch.no_grad():
+            assert accuracy(model, t) > 0.7
+            logits.append(model(x, t))
+        for u in range(t + 1):
+            with keeper.as_task(u), torch.no_grad():
+                assert torch.equal(model(x, u), logits[u])
+        model.train()
+        free.append(keeper.capacity().free_parameters)
+    assert free[0] > free[1] > free[3]
+    model.eval()
+    with keeper.as_task(1), torch.no_grad():
+        assert not torch.equal(model(x, 0), logits[0])  # another task's gates: not the same network
+
+
+def test_hat_freezes_what_stands_between_used_neurons() -> None:
+    """Entry by entry: a weight by both its ends, a bias by its own; inputs count as used, heads to come as free."""
+    model = made()
+    keeper = selfless.attach(model, HAT(0.2, s_max=50.0), layers=["body.1", "body.3"], heads=NAMES)
+    torch.manual_seed(1)
+    learn(model, keeper, 0, epochs=2)
+    first, second = keeper.state["kept"]["all"][0].split([24, 16])
+    frozen = keeper.state["frozen"]
+    for i in range(16):
+        assert bool(frozen["body.2.bias"][i]) == bool(second[i])
+        for j in range(24):
+            assert bool(frozen["body.2.weight"][i, j]) == bool(second[i] and first[j])
+    for i in range(24):
+        assert (frozen["body.0.weight"][i] == first[i]).all()
+    assert (frozen["heads.0.weight"] == second).all()
+    assert frozen["heads.0.bias"].all()
+    assert not frozen["heads.1.weight"].any()
+
+
+def test_hat_says_what_it_cannot_gate_and_what_the_loop_must_tell() -> None:
+    with pytest.raises(ValueError, match=r"nn.ReLU\(\)"):
+        selfless.attach(Functional(), HAT(), layers=["fc"])
+    with pytest.raises(ValueError, match="has no gate"):
+        selfless.attach(made(), HAT(), layers=["body.3"])
+    with pytest.raises(ValueError, match="parameters of its own"):
+        selfless.attach(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), HAT())
+    model = made()
+    keeper = selfless.attach(model, HAT(), layers=["body.1", "body.3"])
+    with pytest.raises(ValueError, match=r"batches=len\(loader\)"):
+        keeper.turn(0, 3)
+    with pytest.raises(RuntimeError, match=r"keeper\.turn"):
+        keeper.penalty()
+    keeper.detach()
+    assert not model.body[1]._forward_hooks
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(F.relu(self.fc(x)))
+        return out
+
+
+def test_hat_through_convolutions(tmp_path: Any) -> None:
+    """A convolution's channels gate the columns of the linear layer that reads them flattened, every position alike."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 2))
+    keeper = selfless.attach(model, HAT(0.1, s_max=50.0, rate=0.05), layers=["1", "5"])
+    batches = {t: [(torch.randn(16, 1, 6, 6) + t, torch.randint(0, 2, (16,))) for _ in range(4)] for t in range(2)}
+    logits: list[Tensor] = []
+    for t in range(2):
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for epoch in range(3):
+            keeper.turn(epoch, 3, batches=4)
+            for x, y in batches[t]:
+                opt.zero_grad()
+                (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
+                opt.step()
+        keeper.consolidate(batches[t])
+        model.eval()
+        with keeper.as_task(0), torch.no_grad():
+            logits.append(model(batches[0][0][0]))
+        model.train()
+    assert torch.equal(logits[0], logits[1])
+    kept = keeper.state["kept"]["all"]
+    used = (kept[0] | kept[1])[:5]
+    rows = (kept[0] | kept[1])[5:]
+    want = rows[:, None] & used.repeat_interleave(4)[None, :]
+    assert torch.equal(keeper.state["frozen"]["4.weight"], want)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1024.0])
+def test_hats_gates_do_not_see_how_a_loss_is_scaled(factor: float) -> None:
+    """A GradScaler's factor, or a loss divided over accumulated batches; and a step whose gradients overflowed leaves the gates alone."""
+    model = made()
+    keeper = selfless.attach(model, HAT(0.2, s_max=50.0, rate=0.1), layers=["body.1", "body.3"], heads=NAMES)
+    keeper.draw_gates(torch.linspace(-2, 2, 40))
+    keeper.turn(0, 1, batches=4)
+    opt = torch.optim.SGD(model.parameters(), lr=0.0)
+    x, y = data(0)[0]
+    for half in (0, 1):
+        rows = slice(10 * half, 10 * half + 10)
+        ((F.cross_entropy(model(x[rows], 0), y[rows]) + keeper.penalty()) * factor / 2).backward()
+    opt.step()
+    moved = keeper.state["embedding"]["all"]
+    assert torch.equal(moved, torch.linspace(-2, 2, 40))  # a rate of 0 is a rate of 0
+    opt.param_groups[0]["lr"] = 1e-9
+    for half in (0, 1):
+        rows = slice(10 * half, 10 * half + 10)
+        ((F.cross_entropy(model(x[rows], 0), y[rows]) + keeper.penalty()) * factor / 2).backward()
+    opt.step()
+    twin_model = made()
+    twin = selfless.attach(twin_model, HAT(0.2, s_max=50.0, rate=0.1), layers=["body.1", "body.3"], heads=NAMES)
+    twin.draw_gates(torch.linspace(-2, 2, 40))
+    twin.turn(0, 1, batches=4)
+    twin._gates._steps = 1  # type: ignore[union-attr]
+    (F.cross_entropy(twin_model(x, 0), y) + twin.penalty()).backward()
+    torch.optim.SGD(twin_model.parameters(), lr=1e-9).step()
+    assert_close(keeper.state["embedding"]["all"], twin.state["embedding"]["all"], rtol=1e-4, atol=1e-5)
+    before = keeper.state["embedding"]["all"].clone()
+    ((F.cross_entropy(model(x, 0), y) + keeper.penalty()) * float("inf")).backward()
+    opt.step()
+    assert torch.equal(keeper.state["embedding"]["all"], before)
