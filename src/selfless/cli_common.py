@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def told(as_json: bool = False, stopped: str = "stopped; the same command goes on from the last finished epoch") -> Iterator[None]:
+def told(as_json: bool = False, stopped: str = "stopped; the same command goes on from the last saved epoch") -> Iterator[None]:
     """What a user can mend is one message and exit code 1; Ctrl-C and SIGTERM stop cleanly; only a bug gives a traceback."""
 
     def stop(*_: Any) -> None:

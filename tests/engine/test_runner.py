@@ -340,6 +340,8 @@ def test_networks_that_cannot_share_a_fleet_train_alone(tasks_npz: str, tmp_path
     assert_array_equal(together[1].accuracy, selfless.train(runs[1]).accuracy)
     with pytest.raises(ValueError, match=f"loners:{name} .*train its runs one by one"):
         Learner(runs)
+    monkeypatch.setattr(memory, "available", lambda device: 1_000_000)  # too little for many: then they are rehearsed by two
+    assert memory.most([dataclasses.replace(runs[0], lr=0.01 * i) for i in range(20)], Learner, "cpu") == 1
 
 
 def stopping(after: int) -> Any:

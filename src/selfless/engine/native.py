@@ -31,8 +31,8 @@ Tensors = dict[str, Tensor]
 
 _OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # bmm(..., out_dtype=)
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Dropout)
-_POSITIVE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Flatten, nn.Identity, nn.Dropout, Maxout, LWTA)
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+_KEEP_SIGN = (*_POOLS, nn.Flatten, nn.Identity, nn.Dropout, Maxout, LWTA)  # what is not negative stays so
 
 
 @dataclass
@@ -134,7 +134,7 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, asked: Asked) -> Tens
             x, owed = _apply(_Pool, x, owed), False
         else:
             x, owed = _other(layer, _settled(x, owed)), False
-        if not isinstance(layer, _POSITIVE):
+        if not isinstance(layer, _KEEP_SIGN):
             positive = fused if isinstance(layer, nn.Linear | nn.Conv2d) and skip else isinstance(layer, nn.ReLU | nn.Sigmoid | nn.Softplus)
         if name in asked.gates:
             x, owed = gated(_settled(x, owed), asked.gates[name]), False

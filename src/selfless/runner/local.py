@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -212,6 +213,7 @@ def _trained(
 ) -> list[Result]:
     """Train a fleet whose locks are held; one that is too large for the memory after all, in halves."""
     place = store.training(runs)
+    sources = [made_from(run) for run in runs]
 
     def report(event: Event) -> None:
         for m, run in enumerate(runs):
@@ -221,7 +223,8 @@ def _trained(
             watch(runs, event)
 
     with _threads(runs[0], device):
-        learner = _learnt(runs, device, data_dir, budget, place, report)
+        stamp = json.dumps(sources) if any(sources) else ""
+        learner = _learnt(runs, report, device=device, data_dir=data_dir, budget=budget, checkpoint=place, stamp=stamp)
         about = machine()
     if learner is None:
         place.unlink(missing_ok=True)
@@ -236,22 +239,20 @@ def _trained(
     recorded = []
     for m, result in enumerate(learner.results()):
         if result.run in todo:
-            made = {"made_from": made_from(result.run)} if made_from(result.run) else {}
+            made = {"made_from": sources[m]} if sources[m] else {}
             recorded.append(dataclasses.replace(result, about=result.about | about | made))
             store.record(recorded[-1], learner.member_tensors(m))
     place.unlink(missing_ok=True)
     return recorded
 
 
-def _learnt(
-    runs: list[Run], device: str, data_dir: Path | None, budget: int | None, place: Path, report: Callable[[Event], None]
-) -> Learner | None:
+def _learnt(runs: list[Run], report: Callable[[Event], None], **options: Any) -> Learner | None:
     """The fleet at its end, or None where it must be smaller: the memory does not suffice, or the members disturb each other."""
     import torch
 
+    learner = None
     try:
-        stamp = json.dumps([made_from(run) for run in runs]) if any(made_from(run) for run in runs) else ""
-        learner = Learner(runs, device=device, data_dir=data_dir, budget=budget, checkpoint=place, stamp=stamp, report=report)
+        learner = Learner(runs, report=report, **options)
         learner.learn()
         return learner
     except Alone:
@@ -260,6 +261,8 @@ def _learnt(
     except (RuntimeError, MemoryError) as error:
         if not _out_of_memory(error):
             raise
+    learner = None  # what it held is free again before the next, smaller one is made
+    gc.collect()
     torch.cuda.empty_cache()
     return None
 

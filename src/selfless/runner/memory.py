@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from selfless.engine.learner import Learner
+from selfless.engine.learner import Alone, Learner
 from selfless.spec import Run
 
 FEW = 8  # fleets up to here are not measured: a machine that cannot hold them is told so by its own error, and they are halved
@@ -30,7 +30,10 @@ def most(runs: Sequence[Run], make: Callable[[Sequence[Run]], Learner], device: 
     if one * len(runs) <= SPARE * free / 2:
         return len(runs)  # even if nothing were shared
     other = next((run for run in runs if run.seed != runs[0].seed), runs[1])
-    two = _taken([runs[0], other], make, device)
+    try:
+        two = _taken([runs[0], other], make, device)
+    except Alone:
+        return 1
     each = max(two - one, 1)
     return max(1, min(len(runs), 1 + int((SPARE * free - one) // each)))
 
