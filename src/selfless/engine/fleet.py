@@ -26,10 +26,10 @@ from torch import Tensor
 from selfless.data import Augment
 from selfless.engine import draws
 from selfless.engine.batches import FleetData
+from selfless.engine.hooks import Hooks
 from selfless.engine.inhibition import Inhibitions
 from selfless.engine.native import kernels
-from selfless.engine.stack import Stack, Tensors
-from selfless.layers import Wiring
+from selfless.engine.stack import Stack, Tensors, column, each
 from selfless.preserve import Quadratic, State
 from selfless.sparsify import Sparsifier
 from selfless.spec import Run
@@ -50,7 +50,7 @@ class Fleet:
         self.momentum = {n: torch.zeros_like(p) for n, p in self.trained.items()}
         self.preserve = self.run.preserve
         self.preserve.check_network(buffers)
-        self.state: State = self._mapped(self.preserve.init, {n: p.detach() for n, p in self.trained.items()})
+        self.hooks = Hooks(self.preserve, stack, self.trained)
         self.alpha: Tensors = {}
         self.tasks = 0
         self.seeds = torch.tensor([r.seed for r in runs], device=device)
@@ -80,31 +80,10 @@ class Fleet:
         self.augment = AUGMENT[self.run.augment]
         self.past: tuple[range, ...] = ()  # the heads of earlier tasks
 
-    @staticmethod
-    def _mapped(function: Any, *stacked: Any) -> Any:
-        """A preserver's pure function for every member at once."""
-        return torch.func.vmap(function)(*stacked)
-
-    def own_heads(self, tasks: Sequence[tuple[range, ...]], outputs: int) -> None:
-        """For preservers that must know: the number of the task whose own head an entry of the output layer is, −1 where tasks share it."""
-        users: dict[int, set[int]] = {}
-        for t, heads in enumerate(tasks):
-            for column in (c for head in heads for c in head):
-                users.setdefault(column, set()).add(t)
-        owner = torch.tensor([next(iter(users[c])) if len(users.get(c, ())) == 1 else -1 for c in range(outputs)], dtype=torch.int16)
-        if not self.preserve.owns or len(tasks) == 1 or bool((owner < 0).all()):
-            return
-        for name in self.stack.output_layer(outputs):
-            p = self.trained[name]
-            rows = owner.to(self.device).view(1, -1, *[1] * (p.dim() - 2))
-            self.state["head"][name] = rows.expand(p.shape).clone()
-
-    def wire(self, wiring: Wiring) -> None:
-        """Gates for a preserver that has them."""
-        states = [
-            self.preserve.wire({g: {n: t[m] for n, t in ts.items()} for g, ts in self.state.items()}, wiring) for m in range(self.size)
-        ]
-        self.state = {g: {n: torch.stack([s[g][n] for s in states]) for n in ts} for g, ts in states[0].items()}
+    @property
+    def state(self) -> State:
+        """The preserver's, of every member."""
+        return self.hooks.state
 
     # ----------------------------------------------------------------------------------------------------------------- a task
     def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int, past: Sequence[range] = ()) -> None:
@@ -146,7 +125,7 @@ class Fleet:
         """New rates between epochs: the momentum, which holds them, is scaled along."""
         ratio = torch.where(self.lr > 0, lr / self.lr, torch.zeros_like(lr))
         for v in self.momentum.values():
-            v.mul_(_column(ratio, v))
+            v.mul_(column(ratio, v))
         self.lr.copy_(lr)
         self.refresh_shares()
 
@@ -159,7 +138,7 @@ class Fleet:
         self.pull.copy_(2 * step)
         if self.anchored and kernels(self.lr) is None:  # the kernel of the update takes its share itself
             assert isinstance(self.preserve, Quadratic)
-            shares = self.preserve.shares(self.state, {n: _column(step, p) for n, p in self.trained.items()})
+            shares = self.preserve.shares(self.state, {n: column(step, p) for n, p in self.trained.items()})
             for name, share in shares.items():  # in place where there is one already: a recorded step reads that tensor
                 self.share[name] = self.share[name].copy_(share) if name in self.share else share
 
@@ -174,24 +153,13 @@ class Fleet:
             if self.preserve.gates:
                 place = self.state["fresh"]["all"]
                 place.copy_(draws.normal(draws.stream_key(self.seeds, "gates", task, epoch), place.shape[1]))
-            self._turn(epoch)
+            self.hooks.turn(epoch, self.run.epochs)
+            self.graphs = {}  # which read the state that was
         self.order.copy_(self.data.order(self.seeds, task, epoch))
         self.noise_key.copy_(draws.stream_key(self.seeds, "augment", task, epoch))
         self.cursor.zero_()
         self.loss_sum.zero_()
         self.hits.zero_()
-
-    @torch.no_grad()
-    def _turn(self, epoch: int) -> None:
-        """The preserver goes to its next phase."""
-        self.state, changed = self._mapped(
-            lambda state, params: self.preserve.turn(state, params, epoch, self.run.epochs), self.state, self._values()
-        )
-        for name, value in changed.items():
-            self.trained[name].copy_(value)
-
-    def _values(self) -> Tensors:
-        return {n: p.detach() for n, p in self.trained.items()}
 
     def train_epoch(self, task: int, epoch: int) -> tuple[list[float], list[float]]:
         """One epoch; every member's mean task loss and training accuracy."""
@@ -218,52 +186,24 @@ class Fleet:
         """One optimizer step on the next `size` samples of every member."""
         x, y = self._batch(size)
         if self.preserve.gates:
-            self._open_gates()
+            self.hooks.open_gates(self.cursor, (self.data.n - 1) // self.run.batch * self.run.batch)
         with self._precision():
             raw, found = self.stack.forward(self.params, self.buffers, x, self.inhibitions.by_layer if self.inhibitions else None)
         self._schedule()
         value, given = self._task_loss(raw, y)
         penalty = self._penalty(found)
         if self.preserve.distils and self.past:
-            penalty = self._distillation(x, raw, penalty)
+            penalty = _sum(penalty, self.hooks.distillation(self.params, self.buffers, x, raw, self.past, self.lr * self.strength))
         if self.preserve.gates:
-            cost = torch.dot(self.lr * self.strength, self._mapped(self.preserve.gate_penalty, self.state, self.stack.gates))
-            penalty = cost if penalty is None else penalty + cost
+            penalty = _sum(penalty, self.hooks.gate_cost(self.lr * self.strength))
         grads = self._gradients(value, given, penalty)
         with torch.no_grad():
             if self.preserve.gates:
-                grads = self._learn_gates(grads)
+                grads = self.hooks.learn_gates(grads, self.lr)
             self._update(grads)
             if self.preserve.projects:
-                for name, right in self._mapped(self.preserve.project, self.state, self._values()).items():
-                    self.trained[name].copy_(right)
+                self.hooks.project()
             self.clock += self._advance(size)
-
-    def _open_gates(self) -> None:
-        """The gates of this step, as leaves that the loss is differentiated for."""
-        last = (self.data.n - 1) // self.run.batch * self.run.batch  # where the epoch's last batch begins
-        self._share = (self.cursor / last if last else torch.ones_like(self.cursor, dtype=torch.float32)).float().squeeze(0)
-        found = self._mapped(lambda state: self.preserve.gate(state, self._share), self.state)
-        self.stack.gates = {n: g.detach().requires_grad_() for n, g in found.items()}
-
-    def _learn_gates(self, grads: list[Tensor | None]) -> list[Tensor | None]:
-        """The embeddings take a step; the gradients of the parameters are left. The rate is in the gradients already."""
-        own, ours = grads[: len(self.trained)], grads[len(self.trained) :]
-        rates = self.lr.clamp(min=torch.finfo(torch.float32).tiny)
-        found = {
-            n: (torch.zeros_like(g) if d is None else d.float() / _column(rates, g))
-            for (n, g), d in zip(self.stack.gates.items(), ours, strict=True)
-        }
-        self.state = self._mapped(
-            lambda state, given, lr: self.preserve.learn_gates(state, given, self._share, lr), self.state, found, self.lr
-        )
-        return own
-
-    def _close_gates(self, task: int | None) -> None:
-        """The gates that a task is judged with; before the first task, none."""
-        if self.preserve.gates and "fresh" in self.state and (self.tasks or task is None):
-            judged = None if task is None else min(task, self.tasks - 1)
-            self.stack.gates = self._mapped(lambda state: self.preserve.kept_gate(state, judged), self.state)
 
     def _advance(self, size: int) -> Tensor:
         if size not in self._advances:
@@ -312,10 +252,10 @@ class Fleet:
     @contextmanager
     def _undone(self) -> Iterator[None]:
         """Everything that a step changes is put back afterwards."""
-        changed = [*self.params.values(), *self.buffers.values(), *self.momentum.values(), *self.state.get("path", {}).values()]
+        changed = [*self.params.values(), *self.buffers.values(), *self.momentum.values(), *self.hooks.stepped()]
+        changed += self.inhibitions.pressed() if self.inhibitions is not None else []
         changed += [
-            self.cursor,
-            self.step_number,
+            self.clock,
             self.loss_sum,
             self.hits,
             self.lr,
@@ -373,21 +313,11 @@ class Fleet:
                 xs = [(p[members], None) for p in live.values()]
             for x, alpha in xs:
                 self._warm(kind, x)
-                terms.append(torch.dot(self.pressure[members], _each(kind.penalty, x, alpha)))
+                terms.append(torch.dot(self.pressure[members], each(kind.penalty, x, alpha)))
         if self.run.anchor == "explicit" and self.tasks and self.state.get("omega"):
-            costs = _each(self.preserve.penalty, {k: self.state[k] for k in ("omega", "anchor")}, live)
+            costs = each(self.preserve.penalty, {k: self.state[k] for k in ("omega", "anchor")}, live)
             terms.append((self.lr * self.strength * costs).sum())
         return torch.stack(terms).sum() if terms else None
-
-    def _distillation(self, x: Tensor, logits: Tensor, penalty: Tensor | None) -> Tensor:
-        """The penalty and lr_f λ_f Σ_old heads distil(z, z*), z* the outputs of θ*."""
-        with torch.no_grad():
-            teacher = self.stack.outputs(self.params | self.state["anchor"], self.buffers, x)
-        costs = [
-            _each(self.preserve.distil, logits[..., head.start : head.stop], teacher[..., head.start : head.stop]) for head in self.past
-        ]
-        distilled = torch.dot(self.lr * self.strength, torch.stack(costs).sum(0))
-        return distilled if penalty is None else penalty + distilled
 
     def _warm(self, kind: Sparsifier, x: Tensor) -> None:
         """Once outside the map, where the formula can keep its kernel (inside, it would make it anew every step)."""
@@ -404,7 +334,7 @@ class Fleet:
         if not self.preserve.watches:
             return self.stack.gradients([value, *extra], [given, *[None] * len(extra)], self.params, more=list(self.stack.gates.values()))
         task = self.stack.gradients([value], [given], self.params, retain=bool(extra))
-        unscaled = {n: g / _column(self.lr, g) for n, g in zip(self.trained, task, strict=True) if g is not None}
+        unscaled = {n: g / column(self.lr, g) for n, g in zip(self.trained, task, strict=True) if g is not None}
         self._task_gradient = {n: torch.where(torch.isfinite(g), g, 0.0) for n, g in unscaled.items()}  # a member at rate 0 has stopped
         if not extra:
             return task
@@ -433,7 +363,7 @@ class Fleet:
         found = [g for g in grads if g is not None]
         params, speed = [self.trained[n] for n in names], [self.momentum[n] for n in names]
         if self.run.weight_decay:
-            found = [g + self.run.weight_decay * _column(self.lr, p) * p for g, p in zip(found, params, strict=True)]
+            found = [g + self.run.weight_decay * column(self.lr, p) * p for g, p in zip(found, params, strict=True)]
         fast = kernels(self.lr)
         if fast is not None:
             omega, anchor = (self.state["omega"], self.state["anchor"]) if self.anchored else ({}, {})
@@ -444,23 +374,19 @@ class Fleet:
                 if self.factors is None:
                     torch.add(g, u, alpha=self.run.momentum, out=u)
                 else:
-                    u.mul_(_column(self.ratio * self.run.momentum, u)).add_(g)
+                    u.mul_(column(self.ratio * self.run.momentum, u)).add_(g)
             torch._foreach_sub_(params, speed)
             held = list(self.share) if self.anchored else []
             if held:
                 anchors, shares = [self.state["anchor"][n] for n in held], [self.share[n] for n in held]
                 torch._foreach_lerp_([self.trained[n] for n in held], anchors, shares)
-        if watched:  # in place: a recorded step reads and writes these tensors
-            seen = self.preserve.observe(self.state, before, self.trained, self._task_gradient)
-            for group, tensors in seen.items():
-                for name, new in tensors.items():
-                    if new is not self.state[group][name]:
-                        self.state[group][name].copy_(new)
+        if watched:
+            self.hooks.observe(before, self._task_gradient)
 
     # -------------------------------------------------------------------------------------------------------- after the epochs
     def consolidate(self) -> None:
         """A task has ended: Ω, α and θ* of every member, in one pass over its training data."""
-        self._close_gates(None)
+        self.hooks.close_gates(None, self.tasks)
         head = slice(self.heads[0].start, self.heads[0].stop) if len(self.heads) == 1 else slice(0, None)
         preserve = self.preserve
         still = self.augment.still() if self.augment else None
@@ -482,8 +408,7 @@ class Fleet:
             )
         else:
             omega, alpha = {}, {}
-        if self.state:
-            self.state = self._mapped(preserve.consolidate, self.state, self._values(), omega)
+        self.hooks.consolidate(omega)
         for name, a in alpha.items():
             old = self.alpha.get(name)
             new = a if old is None else old + a if self.run.alpha == "sum" else old + (a - old) / (self.tasks + 1)
@@ -503,8 +428,8 @@ class Fleet:
     def evaluate(self, data: FleetData, columns: range | None, task: int | None = None) -> list[float]:
         """Every member's accuracy on `data`, judged among `columns` (None: all outputs); of task number `task`, with the parameters that
         the preserver judges it with, or (None) with those being trained."""
-        other = self._evaluated(task)
-        self._close_gates(task)
+        other = self.hooks.evaluated(task, self.tasks)
+        self.hooks.close_gates(task, self.tasks)
         hits = torch.zeros(self.size, device=self.device)
         self.stack.module.eval()
         still = self.augment.still() if self.augment else None
@@ -520,14 +445,6 @@ class Fleet:
                 logits, y = logits[..., columns.start : columns.stop], y - columns.start
             hits += (logits.argmax(-1) == y).sum(1)
         return (hits.double() / data.n).tolist()
-
-    def _evaluated(self, task: int | None) -> Tensors:
-        """The parameters (those that differ) with which a task is judged; before the first task has ended, and within tasks, none do."""
-        if task is None or not self.preserve.evaluates or not self.tasks:
-            return {}
-        judged = min(task, self.tasks - 1)  # a task that is still to come: as the newest
-        found: Tensors = self._mapped(lambda state, params: self.preserve.evaluated(state, params, judged), self.state, self._values())
-        return found
 
     # ------------------------------------------------------------------------------------------------------- saving, restoring
     def tensors(self) -> Tensors:
@@ -550,7 +467,7 @@ class Fleet:
             if key.startswith("state."):
                 _, group, name = key.split(".", 2)
                 state.setdefault(group, {})[name] = t.to(self.device)
-        self.state, self.tasks, self.share = state, tasks, {}
+        self.hooks.state, self.tasks, self.share = state, tasks, {}
 
 
 def _groups(kinds: list[Sparsifier]) -> list[tuple[Sparsifier, slice]]:
@@ -564,18 +481,5 @@ def _groups(kinds: list[Sparsifier]) -> list[tuple[Sparsifier, slice]]:
     return groups
 
 
-def _each(function: Any, *stacked: Any) -> Tensor:
-    """function(member's arguments) for every member, stacked: directly for one member, by vmap for more."""
-    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(stacked) if isinstance(leaf, Tensor)]
-    if len(leaves[0]) == 1:
-        alone = torch.utils._pytree.tree_map(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, stacked)
-        value: Tensor = function(*alone)
-        return value.unsqueeze(0)
-    axes = torch.utils._pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, stacked)
-    mapped: Tensor = torch.func.vmap(function, in_dims=axes)(*stacked)
-    return mapped
-
-
-def _column(per_member: Tensor, like: Tensor) -> Tensor:
-    """(F,) shaped to broadcast over (F, …)."""
-    return per_member.view(-1, *[1] * (like.dim() - 1))
+def _sum(penalty: Tensor | None, more: Tensor) -> Tensor:
+    return more if penalty is None else penalty + more

@@ -46,6 +46,10 @@ class Inhibitions:
             if now.diagonal is not None and was.diagonal is not None:
                 torch.mul(was.diagonal, twice[:, None], out=now.diagonal)
 
+    def pressed(self) -> list[Tensor]:
+        """What `press` writes."""
+        return [t for now in self.by_layer.values() for t in (now.pairs, now.factors, now.diagonal) if t is not None]
+
 
 Form = tuple[Tensor, Tensor | None]  # (S, None) or (A, d)
 

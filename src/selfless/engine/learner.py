@@ -138,9 +138,9 @@ class Learner:
         stack = Stack(modules[0], layers, gated)
         self.fleet = Fleet(self.runs, stack, *stack.stacked(modules, self.device), self.device)
         if self.run.preserve.gates:
-            self.fleet.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in gated}))
+            self.fleet.hooks.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in gated}))
         if self.run.scenario == "task":  # in the others no head is a task's own
-            self.fleet.own_heads([task.heads for task in first.tasks], first.outputs)
+            self.fleet.hooks.own_heads([task.heads for task in first.tasks], first.outputs)
         self.progress = Progress(history=[[] for _ in self.runs], capacity=[[] for _ in self.runs])
 
     # -------------------------------------------------------------------------------------------------------------- the loop

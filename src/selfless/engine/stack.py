@@ -302,3 +302,20 @@ class Stack:
 
 def _stack(parts: list[Tensors]) -> Tensors:
     return {n: torch.stack([p[n] for p in parts]) for n in parts[0]}
+
+
+def each(function: Any, *stacked: Any) -> Tensor:
+    """function(member's arguments) for every member, stacked: directly for one member, by vmap for more."""
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(stacked) if isinstance(leaf, Tensor)]
+    if len(leaves[0]) == 1:
+        alone = torch.utils._pytree.tree_map(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, stacked)
+        value: Tensor = function(*alone)
+        return value.unsqueeze(0)
+    axes = torch.utils._pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, stacked)
+    mapped: Tensor = torch.func.vmap(function, in_dims=axes)(*stacked)
+    return mapped
+
+
+def column(per_member: Tensor, like: Tensor) -> Tensor:
+    """(F,) shaped to broadcast over (F, …)."""
+    return per_member.view(-1, *[1] * (like.dim() - 1))

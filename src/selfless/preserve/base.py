@@ -46,7 +46,8 @@ class Preserver(Term):
     owns: ClassVar[bool] = False  # whether it must know whose head a parameter is: state["head"], see `mine`
     local: ClassVar[bool] = False  # whether Ω is measured layer by layer (`selfless.importance.Layerwise`)
     alike: ClassVar[bool] = False  # whether the members of a fleet must have the same strength
-    recordable: ClassVar[bool] = True  # whether a GPU may record a step with it
+    recordable: ClassVar[bool] = True  # whether a GPU may record a step with it: no function that a step calls looks at a tensor's value
+    stepped: ClassVar[tuple[str, ...]] = ()  # groups of the state that `observe` and `learn_gates` change; their tensors keep their shapes
     loose: ClassVar[tuple[str, ...]] = ()  # groups of the state whose tensors are not shaped like the parameters they are named after
 
     @property

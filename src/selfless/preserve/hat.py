@@ -39,7 +39,7 @@ class HAT(Preserver):
     evaluates: ClassVar[bool] = True
     identifies: ClassVar[bool] = True
     owns: ClassVar[bool] = True
-    recordable: ClassVar[bool] = False
+    stepped: ClassVar[tuple[str, ...]] = ("embedding",)
     loose: ClassVar[tuple[str, ...]] = ("rows", "columns", "place", "embedding", "fresh", "used", "kept")
     strength: float = 0.75
     s_max: float = 400.0

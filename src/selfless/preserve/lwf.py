@@ -27,7 +27,6 @@ class LwF(Preserver):
     projects: ClassVar[bool] = True
     turns: ClassVar[bool] = True
     owns: ClassVar[bool] = True
-    recordable: ClassVar[bool] = False
     strength: float = 1.0
     temperature: float = 2.0
     warmup: int = 0

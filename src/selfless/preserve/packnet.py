@@ -34,7 +34,6 @@ class PackNet(Preserver):
     identifies: ClassVar[bool] = True
     owns: ClassVar[bool] = True
     alike: ClassVar[bool] = True
-    recordable: ClassVar[bool] = False
     strength: float = 0.5
     retrain: float = 1 / 3
 

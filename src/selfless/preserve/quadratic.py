@@ -168,6 +168,7 @@ class SI(Quadratic):
 
     name: ClassVar[str] = "si"
     watches: ClassVar[bool] = True
+    stepped: ClassVar[tuple[str, ...]] = ("path",)
     strength: float = 1.0
     damping: float = 0.1
 

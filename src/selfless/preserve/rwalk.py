@@ -28,7 +28,7 @@ class RWalk(Quadratic):
 
     name: ClassVar[str] = "rwalk"
     watches: ClassVar[bool] = True
-    recordable: ClassVar[bool] = False
+    stepped: ClassVar[tuple[str, ...]] = ("path", "fisher", "score", "start", "window")
     loose: ClassVar[tuple[str, ...]] = ("window",)
     strength: float = 1.0
     average: float = 0.9

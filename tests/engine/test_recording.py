@@ -1,0 +1,96 @@
+"""What a GPU's recording asks of a step, looked at on a CPU: it writes in place, reads nothing back, and can be undone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.test_contracts import PRESERVE
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from selfless import SLNID, LwF, NoSparsifier, PackNet, Run
+from selfless.engine.fleet import Fleet
+from selfless.engine.hooks import Hooks
+from selfless.engine.inhibition import Inhibitions
+from selfless.engine.learner import Learner
+from selfless.engine.native import Inhibition
+
+PASSING = ("_share", "_task_gradient")  # made by a step for itself
+ROWS = {name: preserve for name, preserve in PRESERVE.items() if preserve.recordable}
+
+
+def held(thing: Any, name: str = "fleet") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that a fleet holds on to, by where it is."""
+    if isinstance(thing, Tensor):
+        yield name, thing
+    elif isinstance(thing, dict):
+        for key, value in thing.items():
+            yield from held(value, f"{name}.{key}")
+    elif isinstance(thing, list | tuple):
+        for k, value in enumerate(thing):
+            yield from held(value, f"{name}.{k}")
+    elif isinstance(thing, Fleet | Hooks | Inhibitions | Inhibition):
+        for key, value in vars(thing).items():
+            if key not in PASSING:
+                yield from held(value, f"{name}.{key}")
+
+
+def in_the_second_task(data: str, preserve: Any, members: int = 2) -> Fleet:
+    """A fleet in the middle of its second task's first epoch, one step of which has been made."""
+    kinds = [SLNID(1e-2), NoSparsifier()]
+    runs = [Run(data, "mlp-12", preserve, kinds[m], epochs=2, batch=40, lr=0.05, schedule="cosine", seed=m) for m in range(members)]
+    learner = Learner(runs)
+    learner._task(0, time.perf_counter())
+    fleet, tasks = learner.fleet, [s.tasks for s in learner.streams]
+    fleet.begin_task(learner._data([t[1].train for t in tasks]), tasks[0][1].heads, learner.streams[0].outputs, tasks[0][0].heads)
+    fleet.begin_epoch(1, 0)
+    fleet.stack.module.train()
+    fleet.step(40)
+    return fleet
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_step_writes_in_place_and_can_be_undone(tasks_npz: str, name: str, members: int) -> None:
+    fleet = in_the_second_task(tasks_npz, ROWS[name], members)
+    places = {n: t.data_ptr() for n, t in held(fleet)}
+    with fleet._undone():
+        values = {n: t.detach().clone() for n, t in held(fleet)}
+        moved = set[str]()
+        for _ in range(2):
+            fleet.step(40)
+            moved |= {n for n, t in held(fleet) if not torch.equal(t.detach(), values[n])}
+        assert {n: t.data_ptr() for n, t in held(fleet)} == places
+        for group in fleet.preserve.stepped:
+            assert any(n.startswith(f"fleet.hooks.state.{group}.") for n in moved), group
+        assert not [n for n in moved if n.startswith("fleet.hooks.state.") and n.split(".")[3] not in fleet.preserve.stepped]
+    left = [n for n, t in held(fleet) if not torch.equal(t.detach(), values[n])]
+    assert not left
+
+
+class Unread(TorchDispatchMode):
+    """Raises where a tensor's value would be waited for, or a Python number turned into a tensor: neither can be recorded."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        word = func.name().partition("::")[2].partition(".")[0]
+        assert word not in ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "lift_fresh", "unique_dim"), word
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_step_reads_nothing_back(tasks_npz: str, name: str) -> None:
+    fleet = in_the_second_task(tasks_npz, ROWS[name])
+    with Unread():
+        fleet.step(40)
+
+
+@pytest.mark.parametrize("preserve", [LwF(1.0, warmup=1), PackNet(0.5, retrain=0.5)], ids=str)
+def test_a_new_phase_is_recorded_anew(tasks_npz: str, preserve: Any) -> None:
+    fleet = in_the_second_task(tasks_npz, preserve)
+    fleet.graphs = {40: "what was recorded in the first epoch"}  # type: ignore[dict-item]
+    fleet.begin_epoch(1, 1)
+    assert not fleet.graphs
