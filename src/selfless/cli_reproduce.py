@@ -23,12 +23,13 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless reproduce --list                        [dim]# every experiment, and how many runs it takes[/dim]
   selfless reproduce fig-2 --quick                 [dim]# all of its code, in seconds, on little data[/dim]
   selfless reproduce table-1 --profile paper       [dim]# the authors' settings[/dim]
+  selfless reproduce rivals                        [dim]# what the paper does not have is named by itself: rivals, rivals-cifar, …[/dim]
   selfless reproduce all --seeds 5 --out results/paper && selfless report results/paper"""
 OUT = Path("results")
 
 
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Experiments, or all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Experiments, or all: those of the paper.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="Show every experiment with its number of runs, and stop.")] = False,
     profile: Annotated[str, typer.Option(help="ours, or paper: the authors' settings and selection, marked.")] = "ours",
     quick: Annotated[bool, typer.Option("--quick", help="A small version that runs all of the code; its numbers mean nothing.")] = False,
@@ -48,7 +49,7 @@ def reproduce(
     with told(as_json):
         from rich.console import Console
 
-        from selfless.experiments import NAMES, experiment
+        from selfless.experiments import NAMES, PAPER, experiment
 
         count = seeds or (2 if quick else 5)
         if listing:
@@ -56,7 +57,7 @@ def reproduce(
             return
         if not names:
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
-        wanted = [experiment(name, profile, quick=quick) for name in (NAMES if "all" in names else dict.fromkeys(names))]
+        wanted = [experiment(name, profile, quick=quick) for name in _named(names, PAPER)]
         session = {"data_dir": data_dir, "device": device or "auto", "workers": workers or (1 if quick else None)}
         say = Console(stderr=True, quiet=as_json)
         records, problems = _run(wanted, count, out, session, force, as_json, say)
@@ -68,6 +69,11 @@ def reproduce(
             typer.secho(f"{name}: {problem}", fg=typer.colors.RED, err=True)
         if problems:
             raise typer.Exit(1)
+
+
+def _named(names: Sequence[str], paper: Sequence[str]) -> list[str]:
+    """`all` is every experiment of the paper; others may be named beside it."""
+    return list(dict.fromkeys(one for name in names for one in (paper if name == "all" else (name,))))
 
 
 def _run(
@@ -125,7 +131,7 @@ def _show(records: Sequence[dict[str, Any]], out: Path) -> None:
 
 
 def _listing(seeds: int, as_json: bool) -> None:
-    from selfless.experiments import NAMES, experiment
+    from selfless.experiments import NAMES, PAPER, experiment
     from selfless.experiments.base import PROFILES
     from selfless.experiments.reproduce import count
 
@@ -141,7 +147,7 @@ def _listing(seeds: int, as_json: bool) -> None:
         }
         for i, one in enumerate(made["ours"])
     ]
-    total = {profile: count(made[profile], seeds) for profile in PROFILES}
+    total = {profile: count([one for one in made[profile] if one.name in PAPER], seeds) for profile in PROFILES}
     if as_json:
         typer.echo(json.dumps({"seeds": seeds, "experiments": rows, "total": total}))
         return
@@ -150,7 +156,7 @@ def _listing(seeds: int, as_json: bool) -> None:
 
     table = Table(title=f"Experiments; runs with {seeds} seeds, choosing included", title_justify="left")
     for heading, justify in (("name", "left"), ("in the paper", "left"), ("what", "left"), ("claims", "right")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+        table.add_column(heading, justify=justify, no_wrap=heading == "name")  # type: ignore[arg-type]
     for profile in ("ours", "paper"):
         table.add_column(profile, justify="right")
     for row in rows:
@@ -159,7 +165,7 @@ def _listing(seeds: int, as_json: bool) -> None:
             row["name"], row["source"], row["title"], str(row["claims"]), *(str(runs[p]) if runs[p] else "–" for p in ("ours", "paper"))
         )
     table.add_section()
-    table.add_row("all", "", "what is shared is trained once", "", str(total["ours"]), str(total["paper"]))
+    table.add_row("all", "of the paper", "what is shared is trained once", "", str(total["ours"]), str(total["paper"]))
     console = Console()
     console.print(table)
     for row in rows:

@@ -28,6 +28,16 @@ def test_a_large_gap_holds_and_its_opposite_fails() -> None:
     assert judge(at_least(A, B, 3), values).verdict == "undecided"
 
 
+def test_a_value_by_itself() -> None:
+    """Without a second cell, the value itself is held against the margin."""
+    nothing = {A: dict.fromkeys(range(3), 0.0)}
+    assert judge(at_most(A, None), nothing).verdict == "holds"
+    assert str(at_most(A, None)) == "SLNID ≤ 0 (x)"
+    assert judge(at_most(A, None), {A: {0: 0.1, 1: 0.2}}).verdict == "fails"
+    assert judge(at_least(A, None, 94), {A: {0: 94.5, 1: 94.2}}).verdict == "holds"
+    assert judge(at_least(A, None), {}).verdict == "missing"
+
+
 def test_pairing_takes_the_effect_of_the_seed_out() -> None:
     values = drawn(np.random.default_rng(1), 1.0, 8, 0.2)
     found = judge(at_least(A, B), values)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from selfless.experiments import NAMES, Experiment, experiment
+from selfless.experiments import NAMES, PAPER, Experiment, experiment
 from selfless.experiments.base import PROFILES, Cell, Claim, at_least
 from selfless.experiments.choosing import trials
 from selfless.experiments.measures import MEASURES
 from selfless.experiments.protocols import COMPETITORS, DECADES
 from selfless.experiments.reproduce import count, declared, final
-from selfless.preserve import MAS
+from selfless.preserve import MAS, PRESERVERS
 from selfless.spec import Run
 
 EVERY = [(name, profile) for name in NAMES for profile in PROFILES]
@@ -26,9 +26,10 @@ def cell(name: str, row: str, column: str, profile: str = "ours") -> Cell:
 
 
 def test_the_names_are_the_papers() -> None:
-    assert set(NAMES) == set(
+    assert set(PAPER) == set(
         "fig-2 fig-2-64 fig-3a fig-3a-128 fig-3b fig-4-top fig-4-bottom table-1 table-2 table-3 ewc locality rule-of-thumb".split()
     )
+    assert set(NAMES) - set(PAPER) == {"rivals", "rivals-cifar", "rivals-published"}
 
 
 @pytest.mark.parametrize(("name", "profile"), EVERY)
@@ -47,7 +48,7 @@ def test_every_experiment_is_whole(name: str, profile: str) -> None:
             assert not set(c.choice.seeds) & set(range(5)), "the choosing seeds are apart from the reported ones"
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "table-2"])
+@pytest.mark.parametrize("name", [n for n in PAPER if n != "table-2"])
 def test_the_paper_profile_is_the_authors(name: str) -> None:
     for c in experiment(name, "paper").cells:
         for run in c.candidates:
@@ -113,7 +114,7 @@ def test_the_counts_fit_one_machine() -> None:
     """On one H200 a CIFAR sequence takes about 4 s in a fleet, a permuted-MNIST one 0.1 s: `all` must end within twenty minutes."""
 
     def of(kind: str, profile: str) -> int:
-        made = [experiment(name, profile) for name in NAMES]
+        made = [experiment(name, profile) for name in PAPER]
         cut = [
             dataclasses.replace(e, claims=(), cells=tuple(c for c in e.cells if c.candidates and kind in c.candidates[0].stream))
             for e in made
@@ -142,6 +143,21 @@ def test_counting() -> None:
     assert count([made(on_test)], 5) == 3 * 2 + 3  # two seeds of the chosen one are trained by then
     alone = [Cell(f"λ{i}", "x", (run,)) for i, run in enumerate(grid)]
     assert count([made(one, *alone)], 5) == 3 * 2 + 3 * 5  # whichever is chosen is trained anyway
+
+
+@pytest.mark.parametrize("name", ["rivals", "rivals-cifar"])
+def test_every_preserver_is_a_rival(name: str) -> None:
+    """Alone and with SLNID, each with a few strengths; on CIFAR, where runs are dear, at most three candidates a cell."""
+    made = experiment(name)
+    assert {run.preserve.name for c in made.cells for run in c.candidates} == {kind.name for kind in PRESERVERS.values()}
+    for c in made.cells:
+        kinds = {run.sparsify.name for run in c.candidates}
+        assert kinds == ({"slnid"} if c.column.endswith("+ SLNID") else {"none"})
+        assert len(c.candidates) <= (3 if name == "rivals-cifar" else 8)
+    assert count([experiment("rivals")], 5) * 0.1 < 60
+    assert count([experiment("rivals-cifar")], 5) <= 220
+    shared = {run for c in experiment("table-1").cells for run in c.candidates}
+    assert any(run in shared for c in made.cells for run in c.candidates if run.preserve.name == "mas")
 
 
 def test_declared_keys_hold_whatever_is_chosen() -> None:

@@ -43,7 +43,7 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_runs(name: str, out: Path) -> None:
     need(name)
-    light = not any(word in name for word in ("3", "table-1"))
+    light = not any(word in name for word in ("3", "table-1", "cifar"))
     record = quick(name, out, "--seeds", "2" if light else "1")
     made = experiment(name, quick=True)
     assert [(c["row"], c["column"]) for c in record["cells"]] == [c.place for c in made.cells]

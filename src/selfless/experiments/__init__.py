@@ -1,4 +1,4 @@
-"""Every table and figure of the paper as an experiment: its runs, its published values, its claims.
+"""Every table and figure of the paper as an experiment: its runs, its published values, its claims. And its rivals, which it has not.
 
     from selfless.experiments import experiment, NAMES
     fig = experiment("fig-2", profile="ours")
@@ -19,12 +19,13 @@ from selfless.experiments.fig_3 import fig_3a, fig_3a_128, fig_3b
 from selfless.experiments.fig_4 import fig_4_bottom, fig_4_top
 from selfless.experiments.locality import locality
 from selfless.experiments.quick import quick as reduced
+from selfless.experiments.rivals import rivals, rivals_cifar, rivals_published
 from selfless.experiments.rule import rule_of_thumb
 from selfless.experiments.table_1 import table_1
 from selfless.experiments.table_2 import table_2
 from selfless.experiments.table_3 import table_3
 
-__all__ = ["EXPERIMENTS", "NAMES", "Experiment", "experiment"]
+__all__ = ["EXPERIMENTS", "NAMES", "PAPER", "Experiment", "experiment"]
 
 EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
     "fig-2": fig_2,
@@ -41,6 +42,8 @@ EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
     "locality": locality,
     "rule-of-thumb": rule_of_thumb,
 }
+PAPER = tuple(EXPERIMENTS)  # what `all` means
+EXPERIMENTS |= {"rivals": rivals, "rivals-cifar": rivals_cifar, "rivals-published": rivals_published}
 NAMES = tuple(EXPERIMENTS)
 
 

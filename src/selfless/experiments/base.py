@@ -16,7 +16,7 @@ Profile = Literal["paper", "ours"]
 PROFILES: tuple[Profile, ...] = ("paper", "ours")
 By = Literal["held-out", "test", "rule-largest", "rule-smallest"]
 Place = tuple[str, str]  # (row, column)
-Figure = Literal["bars", "dots", "curves", "histogram", "importance", "rule"]
+Figure = Literal["bars", "dots", "pairs", "curves", "histogram", "importance", "rule"]
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """mean(a − b) ≥ margin, or ≤ margin, in points, a and b paired by seed. `published` is the paper's difference."""
+    """mean(a − b) ≥ margin, or ≤ margin, in points, a and b paired by seed; no b: of a itself. `published` is the paper's difference."""
 
     a: Place
-    b: Place
+    b: Place | None
     relation: Literal["≥", "≤"] = "≥"
     margin: float = 0.0
     published: float | None = None
 
     def __str__(self) -> str:
-        (row, column), (other, against) = self.a, self.b
+        row, column = self.a
+        if self.b is None:
+            return f"{row} {self.relation} {self.margin:g} ({column})"
+        other, against = self.b
         margin = f" {'+' if self.margin > 0 else '−'} {abs(self.margin):g}" if self.margin else ""
         if column == against:
             return f"{row} {self.relation} {other}{margin}" + (f" ({column})" if column else "")
@@ -109,13 +112,13 @@ class Experiment:
         for claim in self.claims:
             for part in claim.parts:
                 for place in (part.a, part.b):
-                    if place not in places:
+                    if place is not None and place not in places:
                         raise ValueError(f"{self.name}: the claim {claim.text!r} speaks of {place}, which is not one of its cells")
 
 
-def at_least(a: Place, b: Place, margin: float = 0.0, published: float | None = None) -> Comparison:
+def at_least(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None) -> Comparison:
     return Comparison(a, b, "≥", margin, published)
 
 
-def at_most(a: Place, b: Place, margin: float = 0.0, published: float | None = None) -> Comparison:
+def at_most(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None) -> Comparison:
     return Comparison(a, b, "≤", margin, published)

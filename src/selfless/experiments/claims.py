@@ -37,8 +37,9 @@ class Judged:
 
 
 def judge(part: Comparison, values: Mapping[Place, Values]) -> Judged:
-    """d = a − b on the seeds that both have; a fixed generator, so the same values give the same interval."""
-    a, b = values.get(part.a, {}), values.get(part.b, {})
+    """d = a − b on the seeds that both have, or a itself; a fixed generator, so the same values give the same interval."""
+    a = values.get(part.a, {})
+    b = dict.fromkeys(a, 0.0) if part.b is None else values.get(part.b, {})
     both = sorted(a.keys() & b.keys())
     if not both:
         return Judged(part, math.nan, math.nan, math.nan, 0, "missing")

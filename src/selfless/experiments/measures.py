@@ -135,6 +135,11 @@ def reuse(made: Made) -> float:
     return 100 * float(first @ own / length) if length else 0.0
 
 
+def _lost(made: Made) -> float:
+    """−backward transfer; 0.0, not −0.0, where nothing is lost."""
+    return 0.0 - 100 * metrics.backward_transfer(made.result.accuracy)
+
+
 def _nothing(made: Made) -> None:
     return None
 
@@ -146,6 +151,7 @@ def _tasks(made: Made) -> int:
 MEASURES: dict[str, Measure] = {
     "average": Measure("average", lambda m: 100 * m.result.average, per_task),
     "last-two": Measure("last two tasks", lambda m: float(np.mean(per_task(m)[-2:])), _nothing),
+    "lost": Measure("lost on old tasks", _lost, _nothing, "points"),
     "own-model": Measure("own model", lambda m: 100 * metrics.learning_accuracy(m.result.accuracy), _nothing),
     "own-model-all": Measure("own model, of all classes", lambda m: float(_all_columns(m).diagonal().mean()), _nothing),
     "last-model-all": Measure("last model, of all classes", lambda m: float(_all_columns(m)[-1].mean()), _nothing),

@@ -32,6 +32,8 @@ def _run(run: Run, tasks: int | None) -> Run:
     narrow = {"stream_options": limit, "epochs": 1, "tasks": 2 if tasks is None else run.tasks, "batch": 40, "precision": "fp32"}
     if run.model.startswith("cnn"):
         narrow["model"] = "cnn-16"
+    if run.model == "mlp-2000":
+        narrow["model"] = "mlp-200"
     if run.model == "vgg-slim":
         narrow["model_options"] = {"fc_units": 16}
     return dataclasses.replace(run, **narrow)  # type: ignore[arg-type]

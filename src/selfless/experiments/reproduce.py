@@ -184,7 +184,7 @@ def _claim(text: str, verdict: str, parts: Sequence[Judged]) -> dict[str, Any]:
             {
                 "text": str(p.part),
                 "a": list(p.part.a),
-                "b": list(p.part.b),
+                "b": None if p.part.b is None else list(p.part.b),
                 "relation": p.part.relation,
                 "margin": p.part.margin,
                 "published": p.part.published,
