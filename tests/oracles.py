@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,43 @@ def lwf(z: Tensor, old: Tensor, temperature: float) -> Tensor:
         q = [torch.exp(v / temperature) / sum(torch.exp(u / temperature) for u in was) for v in was]
         total = total - sum(b * torch.log(a) for a, b in zip(p, q, strict=True)) + sum(b * torch.log(b) for b in q)
     return total / len(z)
+
+
+def code_drift(features: Tensor, before: Tensor, encoders: Tensor, weight: float) -> float:
+    """EBLL's a/2 mean_m Σ_t ‖σ(W_t f_m) − σ(W_t f*_m)‖², unit by unit."""
+
+    def unit(w: Tensor, f: Tensor) -> float:
+        return 1 / (1 + math.exp(-sum(float(a) * float(b) for a, b in zip(w, f, strict=True))))
+
+    total = sum((unit(w, f) - unit(w, g)) ** 2 for f, g in zip(features, before, strict=True) for encoder in encoders for w in encoder)
+    return weight / 2 * total / len(features)
+
+
+def encoder(
+    start: tuple[Tensor, Tensor], batches: list[tuple[Tensor, Tensor]], head: tuple[Tensor, Tensor], b: float, rate: float
+) -> Tensor:
+    """EBLL's W after a step of Adam a batch of (features, labels) on b‖r(f) − f‖² + CE(head(r(f))), r(f) = V σ(W f): the chain rule
+    written out, sample by sample and entry by entry."""
+    W, V = (t.double().clone() for t in start)
+    H, h = (t.double() for t in head)
+    moments = [(torch.zeros_like(t), torch.zeros_like(t)) for t in (W, V)]
+    for step, (features, labels) in enumerate(batches, 1):
+        gradients = [torch.zeros_like(W), torch.zeros_like(V)]
+        for f, y in zip(features.double(), labels, strict=True):
+            c = [1 / (1 + math.exp(-float(w @ f))) for w in W]
+            r = [sum(float(V[k, j]) * c[j] for j in range(len(c))) for k in range(len(f))]
+            z = [math.exp(float(h[i]) + sum(float(H[i, k]) * r[k] for k in range(len(f)))) for i in range(len(h))]
+            p = [value / sum(z) for value in z]
+            for k in range(len(f)):
+                given = 2 * b * (r[k] - float(f[k])) + sum((p[i] - (i == int(y))) * float(H[i, k]) for i in range(len(h)))
+                for j in range(len(c)):
+                    gradients[1][k, j] += given * c[j] / len(features)
+                    gradients[0][j] += given * V[k, j] * c[j] * (1 - c[j]) * f / len(features)
+        for value, (first, second), g in zip((W, V), moments, gradients, strict=True):
+            first.mul_(0.9).add_(0.1 * g)
+            second.mul_(0.999).add_(0.001 * g * g)
+            value -= rate * (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)).sqrt() + 1e-8)
+    return W
 
 
 def merged(optima: list[dict[str, Tensor]], weights: list[dict[str, Tensor]] | None = None) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import (
+    EBLL,
     EWC,
     HAT,
     IMM,
@@ -59,6 +60,7 @@ PRESERVE: dict[str, Preserver] = {
     "packnet": PackNet(0.5),
     "packnet 1/4": PackNet(0.25, retrain=0.5),
     "lwf": LwF(2.0),
+    "ebll": EBLL(2.0, drift=1.0, code=4, steps=9),
     "lwf cold": LwF(1.0, temperature=1.0, warmup=1),
 }
 SPARSIFY: dict[str, Sparsifier] = {

@@ -14,7 +14,9 @@ _HOMES = {
     "attach": "keeper",
     "Keeper": "keeper",
     "Capacity": "capacity",
-    **dict.fromkeys(["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "IMM", "HAT", "PackNet", "NoPreserver"], "preserve"),
+    **dict.fromkeys(
+        ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "NoPreserver"], "preserve"
+    ),
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
     **dict.fromkeys(["Run", "Result"], "spec"),
     "train": "runner",
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from selfless.activations import LWTA, Maxout
     from selfless.capacity import Capacity
     from selfless.keeper import Keeper, attach
-    from selfless.preserve import EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, RWalk
+    from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, RWalk
     from selfless.runner import train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
     from selfless.spec import Result, Run

@@ -17,22 +17,24 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from selfless.anchor import step_sizes
 from selfless.capacity import THRESHOLD, Capacity, free_share
-from selfless.importance import Forward, Layerwise, called_with, evaluating, measure, run_batch, to_device, unwrap
+from selfless.importance import Forward, Layerwise, called_with, evaluating, labels_of, measure, run_batch, to_device, unwrap
 from selfless.layers import Discovery, Layers, Tap, resolve
 from selfless.path import PathWatch
 from selfless.persample import MEMORY
 from selfless.preserve import PRESERVERS, NoPreserver, Preserver, Quadratic, State
-from selfless.recording import Gates, Recording
+from selfless.preserve.base import widened
+from selfless.recording import Gates, HeadInput, Recording
 from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import parse
 
@@ -168,11 +170,12 @@ class Keeper:
         omega: dict[str, Tensor] = {}
         alpha: dict[str, Tensor] = {}
         self._place_heads()
+        if preserve.encodes and iter(batches) is batches:
+            batches = list(batches)  # they are gone through several times
         if preserve.measures or self.taps:
-            batches = self._shown(batches, forward)
             found = measure(
                 self.model,
-                batches,
+                self._shown(batches, forward),
                 preserve.objective,
                 taps={n: t for n, t in self.taps.items() if t.complete or self.sparsify.strength == 0},
                 parameters=preserve.measures,
@@ -184,7 +187,8 @@ class Keeper:
             omega, alpha = found.omega, found.alpha
         values = {n: p.detach() for n, p in parameters.items()}
         self._check_shapes(values)
-        state = preserve.consolidate(self.state, values, omega)
+        state = preserve.coded(self.state, preserve.fit(self._coded(batches, forward), self.tasks)[0]) if preserve.encodes else self.state
+        state = preserve.consolidate(state, values, omega)
         for name, value in (preserve.importance(state) or {}).items():
             if not bool(torch.isfinite(value).all()):
                 raise ValueError(
@@ -428,13 +432,35 @@ class Keeper:
             )
         self._check_shapes(parameters)
         batch = to_device(batch, self.model)
-        costs = []
+        costs: list[Tensor] = []
+        read = self.model if self.preserve.encodes else None
         for forward in dict.fromkeys(self.forwards):
-            with torch.no_grad(), evaluating(self.model):
+            with torch.no_grad(), evaluating(self.model), HeadInput(read) as before:
                 teacher = called_with(self.model, self.state["anchor"], batch, forward)
-            costs.append(self.preserve.distil(run_batch(self.model, batch, forward), teacher))
+            with HeadInput(read) as now:
+                costs.append(self.preserve.distil(run_batch(self.model, batch, forward), teacher))
+            if self.preserve.encodes and len(costs) == 1:  # once: all heads read the same features
+                costs.append(self.preserve.code_drift(self.state, now.features, before.features))
         self._recording.drop()
         return torch.stack(costs).sum()
+
+    def _coded(self, batches: Iterable[Any], forward: Forward | None) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+        """The features of the task's batches, over and over, and its loss with others in their place."""
+        for given in _over_and_over(batches):
+            batch = to_device(given, self.model)
+            labels = labels_of(batch)
+            if labels is None:
+                raise ValueError(f"{type(self.preserve).__name__} needs labels: consolidate with (x, y) pairs or dicts with 'labels'")
+            with torch.no_grad(), evaluating(self.model), HeadInput(self.model) as read:
+                run_batch(self.model, batch, forward)
+
+            def loss(made: Tensor, batch: Any = batch, y: Tensor = labels, head: nn.Module | None = read.head) -> Tensor:
+                assert head is not None
+                with evaluating(self.model), HeadInput(self.model, (head, made[0])):
+                    output = run_batch(self.model, batch, forward)
+                return F.cross_entropy(output.flatten(0, -2).float(), y.flatten())
+
+            yield widened(read.features).unsqueeze(0), loss
 
     def _place_heads(self) -> None:
         """Tell the preserver whose head each parameter is."""
@@ -558,6 +584,16 @@ class Keeper:
                 p.lerp_(star, share)
             else:
                 p.copy_(torch.lerp(p.to(star.dtype), star, share))
+
+
+def _over_and_over(batches: Iterable[Any]) -> Iterator[Any]:
+    """For ever; of no batches, none."""
+    while True:
+        count = 0
+        for count, batch in enumerate(batches, 1):  # noqa: B007
+            yield batch
+        if not count:
+            return
 
 
 def _let_go(recording: Recording, step_hook: Any, watch: PathWatch | None, gates: Gates | None) -> None:

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import (
+    EBLL,
     EWC,
     HAT,
     IMM,
@@ -87,7 +88,10 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
                 opt.zero_grad()
                 loss.backward()
                 opt.step()
-        batches = [data.batch(index) for index in torch.arange(len(data)).split(run.batch)]
+        order = torch.arange(len(data))
+        if run.preserve.encodes:  # in this order
+            order = draws.order(draws.stream_key(torch.tensor([run.seed]), "encoder", t), len(data))[0]
+        batches = [data.batch(index) for index in order.split(run.batch)]
         keeper.consolidate([(x, y - head.start) for x, y in batches], forward=lambda m, b, head=head: m(b[0])[:, head])
         model.eval()
         row = []
@@ -126,6 +130,7 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         (PackNet(0.75, retrain=0.0), L2Param(1e-3), "explicit"),
         (IMM(0.1, merge="mean"), L1Rep(1e-3), "explicit"),
         (LwF(2.0, temperature=1.0, warmup=1), OrthReg(1e-2), "implicit"),
+        (EBLL(1.0, drift=1.0, code=5, steps=10), SLNID(1e-2), "implicit"),
     ],
     ids=str,
 )
@@ -171,7 +176,19 @@ KINDS = [
 
 @pytest.mark.parametrize(
     "preserve",
-    [MAS(0.2), EWC(3.0), SI(0.5), MAS(0.1, estimator="per-batch"), LwF(0.5), IMM(0.1), PackNet(0.5), RWalk(1.0), LocalMAS(0.01), HAT()],
+    [
+        MAS(0.2),
+        EWC(3.0),
+        SI(0.5),
+        MAS(0.1, estimator="per-batch"),
+        LwF(0.5),
+        EBLL(0.5, drift=1.0, code=5, steps=10),
+        IMM(0.1),
+        PackNet(0.5),
+        RWalk(1.0),
+        LocalMAS(0.01),
+        HAT(),
+    ],
     ids=str,
 )
 def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, preserve: Any) -> None:
@@ -337,6 +354,7 @@ class Stop(Exception):
         {"schedule": "plateau"},
         {"preserve": SI(1.0)},
         {"preserve": LwF(1.0, warmup=1)},
+        {"preserve": EBLL(1.0, steps=10)},
         {"preserve": IMM(0.1)},
         {"preserve": RWalk(1.0)},
         {"preserve": HAT(0.1)},
@@ -410,7 +428,7 @@ def test_packnet_and_hat_lose_nothing_of_old_tasks(tasks_npz: str, preserve: Any
         assert result.accuracy.diagonal().mean() > (0.7 if head == "own" else 0.3)  # one head, other classes: few steps for that
 
 
-@pytest.mark.parametrize("preserve", [LwF(0.5), PackNet(0.5), HAT(0.1, s_max=50.0), LocalMAS(0.01)], ids=str)
+@pytest.mark.parametrize("preserve", [LwF(0.5), EBLL(0.5, steps=10), PackNet(0.5), HAT(0.1, s_max=50.0), LocalMAS(0.01)], ids=str)
 def test_the_rivals_in_a_fleet_of_anybodys_module(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, preserve: Any) -> None:
     """A module with a forward of its own, convolutions and all: mapped by vmap in a fleet, run as it is alone."""
     (tmp_path / "mine.py").write_text(

@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import groupby
+from itertools import cycle, groupby
 from typing import Any
 
 import torch
@@ -193,7 +193,7 @@ class Fleet:
         value, given = self._task_loss(raw, y)
         penalty = self._penalty(found)
         if self.preserve.distils and self.past:
-            penalty = _sum(penalty, self.hooks.distillation(self.params, self.buffers, x, raw, self.past, self.lr * self.strength))
+            penalty = _sum(penalty, self.hooks.distillation(self.params, self.buffers, x, (raw, found), self.past, self.lr * self.strength))
         if self.preserve.gates:
             penalty = _sum(penalty, self.hooks.gate_cost(self.lr * self.strength))
         grads = self._gradients(value, given, penalty)
@@ -408,6 +408,8 @@ class Fleet:
             )
         else:
             omega, alpha = {}, {}
+        if preserve.encodes:
+            self.hooks.encode(self._shuffled("encoder"), self.params, self.buffers, head, self.tasks)
         self.hooks.consolidate(omega)
         for name, a in alpha.items():
             old = self.alpha.get(name)
@@ -415,6 +417,14 @@ class Fleet:
             self.alpha[name] = new
         self.tasks += 1
         self.share = {}
+
+    def _shuffled(self, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The task's data in batches, over and over in one order of its own."""
+        still = self.augment.still() if self.augment else None
+        order = draws.order(draws.stream_key(self.seeds, purpose, self.tasks), self.data.n, self.data.weights)
+        for rows in cycle(order.split(self.run.batch, 1)):
+            x, y = self.data.batch(rows, still)
+            yield x.to(self._dtype), y
 
     def finite(self) -> list[bool]:
         """Whether a member's parameters and importances are numbers, all of them."""
@@ -438,7 +448,7 @@ class Fleet:
         for x, y in data.passes(data.at_once(self.footprint), still):
             with self._precision():
                 if other:
-                    logits = self.stack.outputs(self.params | other, self.buffers, x.to(self._dtype))
+                    logits, _ = self.stack.outputs(self.params | other, self.buffers, x.to(self._dtype))
                 else:
                     logits, _ = self.stack.forward(self.params, self.buffers, x.to(self._dtype))
             if columns is not None:

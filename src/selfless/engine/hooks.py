@@ -2,9 +2,10 @@
 
     turn                     before an epoch: its next phase
     open, learn, close       gates in the forward pass, the step of what they are made of, the gates that a task is judged with
-    distillation             in the loss: old heads' outputs beside those of θ*
+    distillation             in the loss: old heads' outputs, and codes of features, beside those of θ*
     project, observe         after a step: what may not move is put back; what the step did is remembered
-    consolidate, evaluated   after a task: the new state; the parameters that a task is judged with
+    encode, consolidate      after a task: the codes of its features; the new state
+    evaluated                the parameters that a task is judged with
 
 Each of the preserver's pure functions is mapped over the members. A step writes the state in place, and only the groups that the preserver
 names (`stepped`): a GPU has recorded which tensors these are. `turn` and `consolidate` may replace it; what was recorded is void then.
@@ -12,10 +13,12 @@ names (`stepped`): a GPU has recorded which tensors these are. `turn` and `conso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from selfless.engine.stack import Stack, Tensors, column, each
 from selfless.layers import Wiring
@@ -100,12 +103,37 @@ class Hooks:
             judged = None if task is None else min(task, tasks - 1)
             self.stack.gates = torch.func.vmap(lambda state: self.preserve.kept_gate(state, judged))(self.state)
 
-    def distillation(self, params: Tensors, buffers: Tensors, x: Tensor, logits: Tensor, past: Sequence[range], rates: Tensor) -> Tensor:
-        """Σ_f rate_f Σ_old heads distil(z, z*), z* the outputs of θ*."""
-        with torch.no_grad():
-            teacher = self.stack.outputs(params | self.state["anchor"], buffers, x)
-        costs = [each(self.preserve.distil, logits[..., h.start : h.stop], teacher[..., h.start : h.stop]) for h in past]
+    def distillation(
+        self, params: Tensors, buffers: Tensors, x: Tensor, made: tuple[Tensor, list[Tensor]], past: Sequence[range], rates: Tensor
+    ) -> Tensor:
+        """Σ_f rate_f (Σ_old heads distil(z, z*) + code_drift(f, f*)), z and f the outputs and features `made`, z* and f* those of θ*."""
+        logits, found = made
+        old, features = self.stack.outputs(params | self.state["anchor"], buffers, x)
+        costs = [each(self.preserve.distil, logits[..., h.start : h.stop], old[..., h.start : h.stop]) for h in past]
+        if self.preserve.encodes:
+            costs.append(each(self.preserve.code_drift, {"encoder": self.state["encoder"]}, found[-1].flatten(2), features[-1].flatten(2)))
         return torch.dot(rates, torch.stack(costs).sum(0))
+
+    def encode(self, batches: Iterable[tuple[Tensor, Tensor]], params: Tensors, buffers: Tensors, head: slice, task: int) -> None:
+        """Train the codes of a task's features on `batches` of x (F, M, …), y (F, M), its head being the output columns `head`."""
+        last = next(reversed([n for n, m in self.stack.module.named_modules() if isinstance(m, nn.Linear)]))
+        weight, bias = params[f"{last}.weight"][:, head].detach(), params.get(f"{last}.bias")
+
+        def coded() -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+            for x, y in batches:
+                features = self.stack.outputs(params, buffers, x)[1][-1].flatten(2).float()
+                if features.shape[-1] != weight.shape[-1]:
+                    raise ValueError(
+                        f"{self.preserve.name} codes what the head reads, the output of {self.stack.layers[-1]!r}, of {features.shape[-1]} "
+                        f"features; but {last!r} reads {weight.shape[-1]}. The last activation module must stand right before the head"
+                    )
+                yield features, partial(loss, (y - (head.start or 0)).flatten())
+
+        def loss(y: Tensor, features: Tensor) -> Tensor:
+            logits = features @ weight.mT + (0 if bias is None else bias[:, head].detach().unsqueeze(1))
+            return F.cross_entropy(logits.flatten(0, 1), y, reduction="sum") / logits.shape[1]
+
+        self.state = torch.func.vmap(self.preserve.coded)(self.state, self.preserve.fit(coded(), task))
 
     def project(self) -> None:
         """What a step may not move is put back."""

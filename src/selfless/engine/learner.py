@@ -127,6 +127,8 @@ class Learner:
             layers = (*hidden_layers(modules[0], conv=True), *layers)
         if not layers and any(r.sparsify.strength > 0 and r.sparsify.reads != "parameters" for r in self.runs):
             raise ValueError(f"{self.run.model} names no hidden activation module for {self.run.sparsify} to act on; use nn.ReLU() modules")
+        if not layers and self.run.preserve.encodes:
+            raise ValueError(f"{self.run.model} names no hidden activation module whose output {self.run.preserve} could code")
         _check_output(modules[0], shape, first.outputs, self.run.model)
         gated = (*hidden_layers(modules[0], conv=True), *hidden_layers(modules[0])) if self.run.preserve.gates else ()
         if gated and self.run.select != "last":

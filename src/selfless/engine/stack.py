@@ -102,14 +102,15 @@ class Stack:
         result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x, self.gates)
         return result
 
-    def outputs(self, params: Tensors, buffers: Tensors, x: Tensor) -> Tensor:
-        """The logits (F, B, C) of other parameters than the stack's own, in eval mode and without gradients."""
+    def outputs(self, params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """What `forward` gives with other parameters than the stack's own, in eval mode and without gradients."""
         with torch.no_grad(), evaluating(self.module):
             if self.native:
-                return native.forward(self.module, params, x, native.Asked(gates=self.gates))
-            logits, _ = torch.func.vmap(self._one, randomness="different")(params, buffers, x, self.gates)
-            found: Tensor = logits
-            return found
+                asked = native.Asked(self.layers, gates=self.gates)
+                logits = native.forward(self.module, params, x, asked)
+                return logits, self._found(asked.outputs)
+            result: tuple[Tensor, list[Tensor]] = torch.func.vmap(self._one, randomness="different")(params, buffers, x, self.gates)
+            return result
 
     def output_layer(self, outputs: int) -> list[str]:
         """The trainable parameters of the last nn.Linear: those whose rows are the network's outputs."""

@@ -24,13 +24,14 @@ from typing import Any
 
 from selfless.experiments.base import Cell, Choice, Claim, Comparison, Experiment, Profile, at_least, at_most
 from selfless.experiments.protocols import Grid, Protocol, cifar, over, permuted_mnist
-from selfless.preserve import EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Preserver, RWalk
+from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Preserver, RWalk
 from selfless.sparsify import SLNID
 from selfless.spec import Run
 
 METHODS: dict[str, Preserver] = {
     "Finetune": NoPreserver(),
     "LwF": LwF(),
+    "EBLL": EBLL(),
     "IMM-mean": IMM(merge="mean"),
     "IMM-mode": IMM(merge="mode"),
     "SI": SI(),
@@ -55,7 +56,8 @@ NOTES = (
 def rivals(profile: Profile) -> Experiment:
     strengths = {
         "Finetune": (0.0,),
-        "LwF": (0.3, 1.0, 3.0, 10.0),  # 1 (Li & Hoiem 2016)
+        "LwF": (0.1, 0.3, 1.0, 3.0),  # 1 (Li & Hoiem 2016)
+        "EBLL": (0.1, 0.3, 1.0, 3.0),
         "IMM-mean": (1e-4, 1e-3, 1e-2, 1e-1),  # L2-transfer 1e-4 … 1e-1 (Lee et al. 2017)
         "IMM-mode": (1e-4, 1e-3, 1e-2, 1e-1),
         "SI": (0.03, 0.1, 0.3, 1.0),  # c = 0.1 (Zenke et al. 2017)
@@ -77,6 +79,7 @@ def rivals_cifar(profile: Profile) -> Experiment:
     strengths = {
         "Finetune": (0.0,),
         "LwF": (0.3, 1.0, 3.0),
+        "EBLL": (0.3, 1.0, 3.0),
         "IMM-mean": (1e-4, 1e-3, 1e-2),
         "IMM-mode": (1e-4, 1e-3, 1e-2),
         "SI": (0.1, 1.0, 10.0),

@@ -7,6 +7,7 @@ To add one: a file here, an entry in `selfless.preserve.PRESERVERS`, a row in te
 What a method may do besides a penalty on θ; the keeper and the engine call the same function, at the same place:
 
     distil      in the loss       compare the outputs of old heads with those of θ* on the same batch          (LwF)
+    encode      after a task      train a code of its features, which is kept; `code_drift` in the loss compares codes  (EBLL)
     project     after each step   put parameters back to where they may be                                      (PackNet, warm-ups)
     turn        before an epoch   go from one phase of a task to the next: prune, end a warm-up                 (PackNet, LwF)
     evaluated   to judge a task   the parameters that a task is judged with                                     (PackNet, IMM)
@@ -15,7 +16,7 @@ What a method may do besides a penalty on θ; the keeper and the engine call the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,6 +39,7 @@ class Preserver(Term):
     measures: ClassVar[bool] = False  # whether `consolidate` wants Ω measured on the task's data
     watches: ClassVar[bool] = False  # whether `observe` wants every optimizer step
     distils: ClassVar[bool] = False  # whether `distil` is part of the loss; θ* is then state["anchor"]
+    encodes: ClassVar[bool] = False  # whether features are coded too: `fit`, `coded` and `code_drift` (`selfless.preserve.ebll`)
     projects: ClassVar[bool] = False  # whether `project` changes parameters after a step
     turns: ClassVar[bool] = False  # whether `turn` wants the start of every epoch
     evaluates: ClassVar[bool] = False  # whether `evaluated` gives other parameters than the trained ones
@@ -85,6 +87,19 @@ class Preserver(Term):
     def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
         """The penalty on one old head's outputs (M, C), `teacher` being those of θ* on the same batch; without the strength."""
         return outputs.new_zeros(())
+
+    def code_drift(self, state: State, features: Tensor, teacher: Tensor) -> Tensor:
+        """The penalty on features (M, N), `teacher` being those of θ* on the same batch; without the strength."""
+        return features.new_zeros(())
+
+    def fit(self, batches: Iterable[tuple[Tensor, Callable[[Tensor], Tensor]]], task: int) -> Tensor:
+        """What codes the features of a task that ended, (F, …), one a member, trained on batches of (features (F, M, N), the task's loss,
+        summed over members, with other features in their place)."""
+        raise NotImplementedError
+
+    def coded(self, state: State, encoder: Tensor) -> State:
+        """The state with what `fit` found for one member."""
+        return state
 
     def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
         """Those parameters that must not stay where a step took them, put right."""

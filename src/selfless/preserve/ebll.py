@@ -1,0 +1,95 @@
+"""Encoder-based lifelong learning: LwF, and what each old task needs of the features stays too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selfless.preserve.base import State
+from selfless.preserve.lwf import LwF
+from selfless.terms import check_count, check_positive
+
+Coded = tuple[Tensor, Callable[[Tensor], Tensor]]  # features (F, M, N), and Σ_f of the task's loss with others in their place
+
+
+@dataclass(frozen=True)
+class EBLL(LwF):
+    """Encoder-based lifelong learning (Rannen Triki et al., ICCV 2017). With f what the head reads, f* the same of θ*, the network before
+    the task, and W_t the encoder of an old task t,
+
+        λ ( LwF's distillation + a/2 Σ_old t ‖σ(W_t f) − σ(W_t f*)‖² ),   averaged over the batch, a = `drift`
+        W_t:  min b ‖r(f) − f‖² + task loss of the head on r(f),   r(f) = V σ(W_t f), b = `reconstruction`; when task t ends
+
+    so that features may change where no old task looks. `code` is the length of σ(W f). The autoencoder is trained on the task's data by
+    `steps` steps of Adam at `rate` (the paper: Adadelta), from weights that a generator of its own draws: the same in a loop, alone and in
+    a fleet. Features are the input of the last linear layer; the paper takes those of the last convolution. Two stages, as in the paper:
+    `warmup` epochs for a new head alone, then everything. In a loop the task's batches must come with labels.
+    """
+
+    name: ClassVar[str] = "ebll"
+    encodes: ClassVar[bool] = True
+    loose: ClassVar[tuple[str, ...]] = ("encoder",)
+    warmup: int = 1
+    drift: float = 0.1
+    code: int = 100
+    reconstruction: float = 1e-2
+    steps: int = 300
+    rate: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("drift", "reconstruction", "rate"):
+            check_positive(self, field)
+        for field in ("code", "steps"):
+            check_count(self, field, 1)
+
+    def init(self, parameters: dict[str, Tensor]) -> State:  # type: ignore[override]
+        return {**super().init(parameters), "encoder": {}}
+
+    def code_drift(self, state: State, features: Tensor, teacher: Tensor) -> Tensor:
+        """a/2 mean_m Σ_t ‖σ(W_t f_m) − σ(W_t f*_m)‖² for features (M, N)."""
+        encoder = state["encoder"]["all"].flatten(0, 1)  # (tasks · code, N)
+        now, then = (torch.sigmoid(f.to(encoder.dtype) @ encoder.mT) for f in (features, teacher))
+        return self.drift / 2 * (now - then).square().sum(-1).mean()
+
+    def fit(self, batches: Iterable[Coded], task: int) -> Tensor:
+        """The encoders (F, code, N) of a task, counted from 0, one a member, trained on `batches`, as many as there are steps."""
+        weights: list[Tensor] = []
+        optimizer: torch.optim.Optimizer | None = None
+        for features, loss in islice(batches, self.steps):
+            if optimizer is None:
+                weights = self._start(features, task)
+                optimizer = torch.optim.Adam(weights, lr=self.rate)
+            with torch.enable_grad():
+                encoder, decoder = weights
+                made = torch.sigmoid(features @ encoder.mT) @ decoder.mT
+                total = self.reconstruction * (made - features).square().sum(-1).mean(-1).sum() + loss(made)
+                for weight, gradient in zip(weights, torch.autograd.grad(total, weights), strict=True):
+                    weight.grad = gradient
+            optimizer.step()
+        if not weights:
+            raise ValueError("there is no data to train the task's encoder on: the batches are empty (a generator used up, perhaps?)")
+        return weights[0].detach()
+
+    def _start(self, features: Tensor, task: int) -> list[Tensor]:
+        members, width = len(features), features.shape[-1]
+        draw = torch.Generator().manual_seed(task)
+        shapes = ((self.code, width), (width, self.code))
+        drawn = [torch.randn(shape, generator=draw, dtype=torch.float64) / shape[1] ** 0.5 for shape in shapes]
+        return [w.to(features).expand(members, -1, -1).clone().requires_grad_() for w in drawn]
+
+    def coded(self, state: State, encoder: Tensor) -> State:
+        """The state with one more task's encoder (code, N)."""
+        held = state["encoder"].get("all")
+        if held is not None and held.shape[1:] != encoder.shape:
+            raise ValueError(
+                f"the encoders of old tasks read {held.shape[2]} features, and the head of this task reads {encoder.shape[1]}; "
+                "EBLL needs heads on the same features"
+            )
+        new = encoder.unsqueeze(0)
+        return {**state, "encoder": {"all": new if held is None else torch.cat([held, new])}}
