@@ -173,6 +173,15 @@ def merged(optima: list[dict[str, Tensor]], weights: list[dict[str, Tensor]] | N
     return {n: sum(w[n] * o[n] for o, w in zip(optima, weights, strict=True)) / sum(w[n] for w in weights) for n in names}  # type: ignore[misc]
 
 
+def drop_transfer(theta: Tensor, before: Tensor, off: list[bool], p: float) -> Tensor:
+    """θ̃ of a layer, node by node and entry by entry."""
+    rows = [
+        [float(b) if gone else float(t) / (1 - p) - p / (1 - p) * float(b) for t, b in zip(row.flatten(), old.flatten(), strict=True)]
+        for row, old, gone in zip(theta, before, off, strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.float64).view(theta.shape)
+
+
 def packed(weights: list[float], owner: list[int], task: int, share: float) -> list[int]:
     """PackNet's owners after a task: of the free weights (owner 0) the smallest `share` stay free, the others are the task's."""
     free = sorted((abs(w), i) for i, w in enumerate(weights) if owner[i] == 0)

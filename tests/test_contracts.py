@@ -56,6 +56,7 @@ PRESERVE: dict[str, Preserver] = {
     "ewc-online": OnlineEWC(5.0),
     "imm mean": IMM(0.5, merge="mean"),
     "imm mode": IMM(0.5),
+    "imm drop": IMM(0.5, drop=0.5),
     "hat": HAT(0.5, s_max=50.0),
     "packnet": PackNet(0.5),
     "packnet 1/4": PackNet(0.25, retrain=0.5),

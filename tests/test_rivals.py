@@ -238,6 +238,85 @@ def test_imm_l2_transfer_holds_a_task_to_the_last_ones_optimum() -> None:
     assert not keeper.capacity().parameters  # it knows no free parameters
 
 
+class Small(nn.Module):
+    """A convolution and a linear layer with nodes, activations as functions, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc, self.head = nn.Conv2d(1, 3, 3), nn.Linear(12, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(F.relu(self.fc(F.relu(self.conv(x)).flatten(1))))
+        return out
+
+
+def test_imm_drop_transfer_is_the_network_with_some_nodes_of_the_last_task() -> None:
+    """Outputs and gradients of a training step are those of θ̃ written out; judged and counted on is θ itself."""
+    torch.manual_seed(0)
+    model, p = Small().double(), 0.3
+    x, y = torch.randn(4, 1, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 1, 0])
+    keeper = selfless.attach(model, IMM(0.0, drop=p))
+    plain = model(x)
+    keeper.consolidate([(x, y)])
+    before = {n: v.detach().clone() for n, v in model.named_parameters()}
+    with torch.no_grad():
+        for v in model.parameters():
+            v.add_(0.3 * torch.randn_like(v))
+    off = [True, False, False, False, True, False, True, False]  # three channels, five units
+    keeper._drops.draw = lambda n: torch.tensor([0.0 if gone else 1.0 for gone in off])  # type: ignore[union-attr, assignment, misc]
+    theta = {n: v.detach().clone().requires_grad_() for n, v in model.named_parameters()}
+    nodes = {"conv": off[:3], "fc": off[3:]}
+    made = {n: theta[n] if n.startswith("head") else torch.empty(0) for n in theta}
+    for n in theta:
+        if not n.startswith("head"):
+            want = oracles.drop_transfer(theta[n].detach(), before[n], nodes[n.split(".")[0]], p)
+            gone = torch.tensor(nodes[n.split(".")[0]]).view(-1, *[1] * (theta[n].dim() - 1))
+            made[n] = torch.where(gone, before[n], theta[n] / (1 - p) - p / (1 - p) * before[n])
+            assert_close(made[n].detach(), want)
+            assert_close(IMM(0.0, drop=p).dropped(keeper.state, {n: theta[n].detach()}, {n: gone.flatten()})[n], want)
+    reference = Small().double()
+    wanted = torch.func.functional_call(reference, made, (x,))
+    assert_close(model(x), wanted)
+    loss = F.cross_entropy(model(x), y)  # another pass of the same step has the same nodes
+    for got, want in zip(
+        torch.autograd.grad(loss, list(model.parameters())),
+        torch.autograd.grad(F.cross_entropy(wanted, y), list(theta.values())),
+        strict=True,
+    ):
+        assert_close(got, want)
+    model.eval()
+    assert_close(model(x), torch.func.functional_call(reference, {n: t.detach() for n, t in theta.items()}, (x,)))
+    with keeper.as_task(0):
+        assert_close(model(x), plain)
+
+
+def test_imm_draws_nodes_anew_in_every_step_and_on_average_trains_theta() -> None:
+    model = made()
+    keeper = selfless.attach(model, IMM(0.0, drop=0.5), heads=NAMES)
+    x, y = data(1)[0]
+    assert torch.equal(model(x, 0), model(x, 0))  # the first task has nothing to go back to
+    learn(model, keeper, 0)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):  # away from θ_{k−1}
+        opt.zero_grad()
+        F.cross_entropy(model(x, 1), y).backward()
+        opt.step()
+    first = model.body[0](x).detach()
+    assert torch.equal(first, model.body[0](x).detach())
+    drawn = []
+    for _ in range(600):
+        torch.optim.SGD(model.parameters(), lr=0.0).step()
+        drawn.append(model.body[0](x).detach())
+    assert not torch.equal(drawn[0], drawn[1])
+    model.eval()
+    assert_close(torch.stack(drawn).mean(0), model.body[0](x).detach(), rtol=0.0, atol=0.15)
+    keeper.detach()
+    assert not model.body[0]._forward_hooks
+    with pytest.raises(ValueError, match="below 1"):
+        IMM(drop=1.0)
+    assert str(IMM(0.1, drop=0.5)) == "imm:0.1,drop=0.5"
+
+
 # ----------------------------------------------------------------------------------------------------------------- PackNet
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_packnet_leaves_old_tasks_as_they_were_to_the_bit(optimizer: str) -> None:

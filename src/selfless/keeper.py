@@ -34,7 +34,7 @@ from selfless.path import PathWatch
 from selfless.persample import MEMORY
 from selfless.preserve import PRESERVERS, NoPreserver, Preserver, Quadratic, State
 from selfless.preserve.base import widened
-from selfless.recording import Gates, HeadInput, Recording
+from selfless.recording import Drops, Gates, HeadInput, Recording
 from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import parse
 
@@ -109,10 +109,11 @@ class Keeper:
         if self._gates is not None:
             self.state = preserve.wire(self.state, self._gates.wiring)
             self._gates.follow(self.state)
+        self._drops = Drops(self.model, preserve.drop_rate, self.heads) if preserve.drops else None
         self._recording = Recording(self.model, taps, auto, reads == "activations", reads == "weights")
         self._watch = PathWatch() if preserve.watches else None
         self._step_hook = register_optimizer_step_post_hook(_weak_step(self))
-        weakref.finalize(self, _let_go, self._recording, self._step_hook, self._watch, self._gates)
+        weakref.finalize(self, _let_go, self._recording, self._step_hook, self._watch, self._gates, self._drops)
 
     @property
     def taps(self) -> dict[str, Tap]:
@@ -196,8 +197,7 @@ class Keeper:
                 )
         self.state, self.tasks, self._fresh, self._shares = state, self.tasks + 1, True, None
         self.forwards.append(forward)
-        if self._gates is not None:
-            self._gates.follow(self.state)
+        self._follow()
         self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
 
     def anchor_with(self, optimizer: torch.optim.Optimizer) -> Keeper:
@@ -318,8 +318,7 @@ class Keeper:
             )
         self.forwards = calls
         self.state, self.alpha, self.tasks, self._shares = new, alpha, int(state["tasks"]), None
-        if self._gates is not None:
-            self._gates.follow(self.state)
+        self._follow()
         self._fresh = not int(state.get("begun", torch.tensor(0)))
         if self._watch is not None:
             self._watch.follow(self._parameters())
@@ -360,6 +359,8 @@ class Keeper:
             self._watch.stop()
         if self._gates is not None:
             self._gates.stop()
+        if self._drops is not None:
+            self._drops.stop()
 
     def __enter__(self) -> Keeper:
         return self
@@ -373,6 +374,13 @@ class Keeper:
         return f"Keeper({self.preserve!r}, {self.sparsify!r}, layers=[{layers}], anchor={anchor}, tasks={self.tasks})"
 
     # -------------------------------------------------------------------------------------------------------------- the insides
+    def _follow(self) -> None:
+        """The hooks go on with the state as it is now."""
+        if self._gates is not None:
+            self._gates.follow(self.state)
+        if self._drops is not None:
+            self._drops.follow(self.state)
+
     def _check_attached(self) -> None:
         if not self._attached:
             raise RuntimeError("this keeper was detached; attach a new one and load_state_dict() the old one's state_dict()")
@@ -532,6 +540,8 @@ class Keeper:
             self.alpha = {n: t.to(device) for n, t in self.alpha.items()}
             self.state = {g: {n: t.to(device) for n, t in tensors.items()} for g, tensors in self.state.items()}
             self._shares = None
+            if self._drops is not None:
+                self._drops.follow(self.state)
 
     # --------------------------------------------------------------------------------------------------------- optimizer steps
     def _begin_or_observe(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -552,6 +562,8 @@ class Keeper:
         if not any(p in (names := self._names()) for g in optimizer.param_groups for p in g["params"]):
             return
         self._recording.drop()
+        if self._drops is not None:
+            self._drops.renew()
         if self.implicit and self.tasks and self.preserve.strength > 0 and isinstance(self.preserve, Quadratic):
             self._place()
             self._pull(optimizer, names)
@@ -596,12 +608,13 @@ def _over_and_over(batches: Iterable[Any]) -> Iterator[Any]:
             return
 
 
-def _let_go(recording: Recording, step_hook: Any, watch: PathWatch | None, gates: Gates | None) -> None:
+def _let_go(recording: Recording, step_hook: Any, watch: PathWatch | None, gates: Gates | None, drops: Drops | None) -> None:
     """A keeper that nobody holds any more leaves no hooks behind."""
     recording.stop()
     step_hook.remove()
-    if gates is not None:
-        gates.stop()
+    for hooks in (gates, drops):
+        if hooks is not None:
+            hooks.stop()
     if watch is not None:
         watch.stop()
 

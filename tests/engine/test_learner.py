@@ -62,6 +62,12 @@ def own_rows(keeper: selfless.Keeper, heads: list[range]) -> None:
                 keeper.state["head"][name] = owner.view(-1, *[1] * (p.dim() - 1)).expand(p.shape).clone()
 
 
+def nodes(run: Run, task: int, epoch: int, place: int) -> Any:
+    """Which nodes the engine turns off in a step."""
+    key = draws.stream_key(torch.tensor([run.seed]), "drop", task, epoch)
+    return lambda n: draws.uniform_at(key, place * run.batch * n + torch.arange(n))[0]
+
+
 def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
     """The same run as an engineer would write it: a plain loop with `attach`."""
     tasks = stream(run.stream, seed=run.seed)
@@ -82,8 +88,10 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
                 )
             keeper.turn(epoch, run.epochs, batches=-(-len(data) // run.batch))
             order = draws.order(draws.stream_key(torch.tensor([run.seed]), "order", t, epoch), len(data))[0]
-            for index in order.split(run.batch):
+            for place, index in enumerate(order.split(run.batch)):
                 x, y = data.batch(index)
+                if keeper._drops is not None:
+                    keeper._drops.draw = nodes(run, t, epoch, place)
                 loss = F.cross_entropy(model(x)[:, head], y - head.start) + keeper.penalty((x, y))
                 opt.zero_grad()
                 loss.backward()
@@ -129,6 +137,8 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         (HAT(0.5), L1Param(1e-3), "explicit"),
         (PackNet(0.75, retrain=0.0), L2Param(1e-3), "explicit"),
         (IMM(0.1, merge="mean"), L1Rep(1e-3), "explicit"),
+        (IMM(0.1, drop=0.4), SLNID(1e-2), "implicit"),
+        (IMM(0.1, drop=0.4), L2Param(1e-2), "explicit"),
         (LwF(2.0, temperature=1.0, warmup=1), OrthReg(1e-2), "implicit"),
         (EBLL(1.0, drift=1.0, code=5, steps=10), SLNID(1e-2), "implicit"),
     ],
@@ -184,6 +194,7 @@ KINDS = [
         LwF(0.5),
         EBLL(0.5, drift=1.0, code=5, steps=10),
         IMM(0.1),
+        IMM(0.1, drop=0.4),
         PackNet(0.5),
         RWalk(1.0),
         LocalMAS(0.01),
@@ -356,6 +367,7 @@ class Stop(Exception):
         {"preserve": LwF(1.0, warmup=1)},
         {"preserve": EBLL(1.0, steps=10)},
         {"preserve": IMM(0.1)},
+        {"preserve": IMM(0.1, drop=0.3)},
         {"preserve": RWalk(1.0)},
         {"preserve": HAT(0.1)},
         {"preserve": PackNet(0.5, retrain=0.5)},
@@ -428,7 +440,9 @@ def test_packnet_and_hat_lose_nothing_of_old_tasks(tasks_npz: str, preserve: Any
         assert result.accuracy.diagonal().mean() > (0.7 if head == "own" else 0.3)  # one head, other classes: few steps for that
 
 
-@pytest.mark.parametrize("preserve", [LwF(0.5), EBLL(0.5, steps=10), PackNet(0.5), HAT(0.1, s_max=50.0), LocalMAS(0.01)], ids=str)
+@pytest.mark.parametrize(
+    "preserve", [LwF(0.5), EBLL(0.5, steps=10), IMM(0.1, drop=0.3), PackNet(0.5), HAT(0.1, s_max=50.0), LocalMAS(0.01)], ids=str
+)
 def test_the_rivals_in_a_fleet_of_anybodys_module(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, preserve: Any) -> None:
     """A module with a forward of its own, convolutions and all: mapped by vmap in a fleet, run as it is alone."""
     (tmp_path / "mine.py").write_text(

@@ -75,7 +75,7 @@ class Fleet:
         self.hits = torch.zeros(self.size, device=device)
         self.order = torch.zeros(self.size, 0, dtype=torch.int64, device=device)
         self.factors: Tensor | None = None
-        self.noise_key = self.seeds.clone()
+        self.noise_key, self.drop_key = self.seeds.clone(), self.seeds.clone()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # batch size → the step as a CUDA graph
         self.augment = AUGMENT[self.run.augment]
         self.past: tuple[range, ...] = ()  # the heads of earlier tasks
@@ -157,6 +157,7 @@ class Fleet:
             self.graphs = {}  # which read the state that was
         self.order.copy_(self.data.order(self.seeds, task, epoch))
         self.noise_key.copy_(draws.stream_key(self.seeds, "augment", task, epoch))
+        self.drop_key.copy_(draws.stream_key(self.seeds, "drop", task, epoch))
         self.cursor.zero_()
         self.loss_sum.zero_()
         self.hits.zero_()
@@ -187,8 +188,9 @@ class Fleet:
         x, y = self._batch(size)
         if self.preserve.gates:
             self.hooks.open_gates(self.cursor, (self.data.n - 1) // self.run.batch * self.run.batch)
+        other = self.hooks.dropped(self.params, self.drop_key, self.cursor)
         with self._precision():
-            raw, found = self.stack.forward(self.params, self.buffers, x, self.inhibitions.by_layer if self.inhibitions else None)
+            raw, found = self.stack.forward(self.params, self.buffers, x, self.inhibitions.by_layer if self.inhibitions else None, other)
         self._schedule()
         value, given = self._task_loss(raw, y)
         penalty = self._penalty(found)

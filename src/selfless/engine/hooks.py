@@ -1,6 +1,7 @@
 """What a preserver does in a fleet beside its penalty: its state, of every member at once, and the places where it is called.
 
     turn                     before an epoch: its next phase
+    dropped                  in the forward pass of a step: nodes turned off, towards θ*
     open, learn, close       gates in the forward pass, the step of what they are made of, the gates that a task is judged with
     distillation             in the loss: old heads' outputs, and codes of features, beside those of θ*
     project, observe         after a step: what may not move is put back; what the step did is remembered
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selfless.engine import draws
 from selfless.engine.stack import Stack, Tensors, column, each
 from selfless.layers import Wiring
 from selfless.preserve import Preserver, State
@@ -69,6 +71,19 @@ class Hooks:
     def stepped(self) -> list[Tensor]:
         """The tensors of the state that a step changes."""
         return [t for group in self.preserve.stepped for t in self.state[group].values()]
+
+    def dropped(self, params: Tensors, key: Tensor, cursor: Tensor) -> Tensors:
+        """The parameters of this step's forward pass where they differ: nodes turned off, drawn by each member's `key` and the place
+        `cursor` in the epoch."""
+        if not self.preserve.drops or not self.state["anchor"]:
+            return {}
+        live, layers = self.stack.leaves(params), self.stack.nodes()
+        sizes = [live[names[0]].shape[1] for names in layers.values()]
+        places = cursor * sum(sizes) + torch.arange(sum(sizes), device=cursor.device)
+        off = (draws.uniform_at(key, places) < self.preserve.drop_rate).split(sizes, 1)
+        by_name = {n: gone for names, gone in zip(layers.values(), off, strict=True) for n in names}
+        found: Tensors = torch.func.vmap(self.preserve.dropped)({"anchor": self.state["anchor"]}, live, by_name)
+        return found
 
     def open_gates(self, cursor: Tensor, last: int) -> None:
         """The gates of this step, as leaves that the loss is differentiated for; `cursor` of the epoch's samples are over, and its last

@@ -86,14 +86,24 @@ class Stack:
         return [*own, *grads[len(sources) :]]
 
     def forward(
-        self, params: Tensors, buffers: Tensors, x: Tensor, inhibit: Mapping[str, Inhibition] | None = None
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        inhibit: Mapping[str, Inhibition] | None = None,
+        other: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """x (F, B, …) → logits (F, B, C) and the layers' activations [(F, B, N) …]; `inhibit`: whose gradient gains that of a penalty."""
+        """x (F, B, …) → logits (F, B, C) and the layers' activations [(F, B, N) …]; `inhibit`: whose gradient gains that of a penalty;
+        `other`: parameters, made of the `leaves`, that stand in for some."""
         if self.bound:
             self._outputs, self._inhibit, self._live = {}, inhibit or {}, {n: g.squeeze(0) for n, g in self.gates.items()}
-            logits = self.module(x.squeeze(0)).unsqueeze(0)
+            if other:
+                logits = torch.func.functional_call(self.module, {n: p.squeeze(0) for n, p in other.items()}, (x.squeeze(0),)).unsqueeze(0)
+            else:
+                logits = self.module(x.squeeze(0)).unsqueeze(0)
             found, self._inhibit, self._live = [h.unsqueeze(0) for h in self._found(self._outputs)], {}, {}
             return logits, found
+        params = params | dict(other or {})
         if self.native:
             asked = native.Asked(self.layers, inhibit=inhibit or {}, gates=self.gates)
             logits = native.forward(self.module, params, x, asked)
@@ -145,6 +155,14 @@ class Stack:
             return output if name in self._live else None
 
         return hook
+
+    def nodes(self) -> dict[str, tuple[str, ...]]:
+        """{hidden linear layer or convolution: its trainable parameters, whose first axis (after the members') are its nodes}."""
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        found = [(name, module) for name, module in self.module.named_modules() if isinstance(module, kinds)]
+        last = next((name for name, module in reversed(found) if isinstance(module, nn.Linear)), "")
+        names = {name: tuple(n for n in (f"{name}.weight", f"{name}.bias") if n in self.trainable) for name, _ in found if name != last}
+        return {name: own for name, own in names.items() if f"{name}.weight" in own}
 
     def weight_behind(self, layer: str) -> str:
         """The weight of the Linear or convolution registered last before an activation: what OrthReg acts on."""

@@ -11,6 +11,7 @@ What a method may do besides a penalty on θ; the keeper and the engine call the
     project     after each step   put parameters back to where they may be                                      (PackNet, warm-ups)
     turn        before an epoch   go from one phase of a task to the next: prune, end a warm-up                 (PackNet, LwF)
     evaluated   to judge a task   the parameters that a task is judged with                                     (PackNet, IMM)
+    dropped     in the forward    put some nodes' parameters towards those of θ*                                 (IMM's drop-transfer)
     gate …      in the forward    multiply hidden neurons by gates of the task, which learn by `learn_gates`    (HAT)
 """
 
@@ -44,6 +45,7 @@ class Preserver(Term):
     turns: ClassVar[bool] = False  # whether `turn` wants the start of every epoch
     evaluates: ClassVar[bool] = False  # whether `evaluated` gives other parameters than the trained ones
     identifies: ClassVar[bool] = False  # whether `evaluated` must be told the task: without it a task cannot be judged
+    drops: ClassVar[bool] = False  # whether `dropped` changes the parameters that a training step's forward pass has
     gates: ClassVar[bool] = False  # whether hidden neurons are multiplied by gates: `wire` and the four functions below it
     owns: ClassVar[bool] = False  # whether it must know whose head a parameter is: state["head"], see `mine`
     local: ClassVar[bool] = False  # whether Ω is measured layer by layer (`selfless.importance.Layerwise`)
@@ -115,6 +117,15 @@ class Preserver(Term):
 
     def evaluated(self, state: State, parameters: Tensors, task: int) -> dict[str, Tensor]:
         """The parameters (those that differ) with which task `task`, counted from 0, is judged; between tasks."""
+        return {}
+
+    @property
+    def drop_rate(self) -> float:
+        """The share of nodes that `dropped` is given as turned off."""
+        return 0.0
+
+    def dropped(self, state: State, parameters: Tensors, off: Tensors) -> dict[str, Tensor]:
+        """The parameters of a training step's forward pass, of those that `off` (N,) names: whether each of its N nodes is turned off."""
         return {}
 
     def wire(self, state: State, wiring: Wiring) -> State:

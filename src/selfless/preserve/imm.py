@@ -21,10 +21,16 @@ class IMM(Quadratic):
         merge="mean"   θ = 1/K Σ_k θ_k
         merge="mode"   θ = Σ_k F_k θ_k / Σ_k F_k       (a mixture of Gaussians has its mode about there)
 
-    Weight-transfer: a task starts from the last one's optimum, not from the merger. L2-transfer: λ ‖θ − θ_{k−1}‖² while it trains, λ the
-    strength; `imm:0` is weight-transfer alone. The merger is only judged, never trained on; all tasks weigh the same. `damping` is added
-    to F, so that what no task needs is averaged. A task's own head is taken from its own optimum. Of the paper's transfers,
-    drop-transfer (dropout towards θ_{k−1}) is not here.
+    The paper's three transfers:
+
+        weight-transfer   a task starts from the last one's optimum, not from the merger; always
+        L2-transfer       λ ‖θ − θ_{k−1}‖² while it trains, λ the strength; `imm:0`: not at all
+        drop-transfer     dropout towards θ_{k−1}: in a training step each hidden node i is turned off with probability p = `drop`, and runs
+                          with θ̃_i = θ_{k−1,i} if it is off, else (θ_i − p θ_{k−1,i})/(1 − p), so that the mean of θ̃ is θ
+
+    The merger is only judged, never trained on; all tasks weigh the same. `damping` is added to F, so that what no task needs is averaged.
+    A task's own head is taken from its own optimum. Nodes are those of linear layers and convolutions, the output layer and heads apart;
+    they are drawn anew for every step, the whole batch alike.
     """
 
     name: ClassVar[str] = "imm"
@@ -34,16 +40,36 @@ class IMM(Quadratic):
     merge: Literal["mean", "mode"] = "mode"
     fisher: Fisher = "empirical"
     damping: float = 1e-8
+    drop: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "merge", ("mean", "mode"))
         check_choice(self, "fisher", ("empirical", "sampled", "exact"))
         check_positive(self, "damping")
+        if isinstance(self.drop, bool) or not isinstance(self.drop, (int, float)) or not 0 <= self.drop < 1:
+            raise ValueError(f"IMM: drop is {self.drop!r}; it is the share of nodes turned off in a step, from 0 to below 1")
 
     @property
     def measures(self) -> bool:  # type: ignore[override]
         return self.merge == "mode"
+
+    @property
+    def drops(self) -> bool:  # type: ignore[override]
+        return self.drop > 0
+
+    @property
+    def drop_rate(self) -> float:
+        return self.drop
+
+    def dropped(self, state: State, parameters: Tensors, off: Tensors) -> dict[str, Tensor]:
+        """θ̃_i = θ_{k−1,i} if node i is off, else (θ_i − p θ_{k−1,i})/(1 − p)."""
+        found = {}
+        for name, gone in off.items():
+            theta, before = parameters[name], state["anchor"][name].to(parameters[name].dtype)
+            node = gone.view(-1, *[1] * (theta.dim() - 1))
+            found[name] = torch.where(node, before, (theta - self.drop * before) / (1 - self.drop))
+        return found
 
     @property
     def objective(self) -> Objective:
