@@ -18,6 +18,7 @@ from selfless.engine.hooks import Hooks
 from selfless.engine.inhibition import Inhibitions
 from selfless.engine.learner import Learner
 from selfless.engine.native import Inhibition
+from selfless.engine.recorded import undone
 
 PASSING = ("_share", "_task_gradient")  # made by a step for itself
 ROWS = {name: preserve for name, preserve in PRESERVE.items() if preserve.recordable}
@@ -58,7 +59,7 @@ def in_the_second_task(data: str, preserve: Any, members: int = 2) -> Fleet:
 def test_a_step_writes_in_place_and_can_be_undone(tasks_npz: str, name: str, members: int) -> None:
     fleet = in_the_second_task(tasks_npz, ROWS[name], members)
     places = {n: t.data_ptr() for n, t in held(fleet)}
-    with fleet._undone():
+    with undone(fleet.changing()):
         values = {n: t.detach().clone() for n, t in held(fleet)}
         moved = set[str]()
         for _ in range(2):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle, groupby
 from typing import Any
 
@@ -29,6 +29,7 @@ from selfless.engine.batches import FleetData
 from selfless.engine.hooks import Hooks
 from selfless.engine.inhibition import Inhibitions
 from selfless.engine.native import kernels
+from selfless.engine.recorded import record
 from selfless.engine.stack import Stack, Tensors, column, each
 from selfless.preserve import Quadratic, State
 from selfless.sparsify import Sparsifier
@@ -234,43 +235,16 @@ class Fleet:
         return self.device.type == "cuda" and not self.data.first.mapped and self.preserve.recordable
 
     def _recorded(self, size: int) -> torch.cuda.CUDAGraph:
-        """The step on `size` samples as a CUDA graph, recorded once a task; recording changes nothing."""
+        """The step on `size` samples, recorded once a task and phase."""
         if size not in self.graphs:
-            with self._undone():
-                stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    for _ in range(2):
-                        self.cursor.zero_()
-                        self.step_number.zero_()
-                        self.step(size)
-                torch.cuda.current_stream().wait_stream(stream)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    self.step(size)
-            self.graphs[size] = graph
+            self.graphs[size] = record(lambda: self.step(size), lambda: self.clock.zero_(), self.changing())
         return self.graphs[size]
 
-    @contextmanager
-    def _undone(self) -> Iterator[None]:
-        """Everything that a step changes is put back afterwards."""
-        changed = [*self.params.values(), *self.buffers.values(), *self.momentum.values(), *self.hooks.stepped()]
-        changed += self.inhibitions.pressed() if self.inhibitions is not None else []
-        changed += [
-            self.clock,
-            self.loss_sum,
-            self.hits,
-            self.lr,
-            self.ratio,
-            self.pressure,
-            self.pull,
-            *self.share.values(),
-        ]
-        before = [t.detach().clone() for t in changed]
-        yield
-        with torch.no_grad():
-            for t, old in zip(changed, before, strict=True):
-                t.copy_(old)
+    def changing(self) -> list[Tensor]:
+        """Every tensor that a step changes and that outlives it."""
+        held = [*self.params.values(), *self.buffers.values(), *self.momentum.values(), *self.hooks.stepped(), *self.share.values()]
+        held += self.inhibitions.pressed() if self.inhibitions is not None else []
+        return [*held, self.clock, self.loss_sum, self.hits, self.lr, self.ratio, self.pressure, self.pull]
 
     def _noise(self, rows: int, places: Tensor) -> Tensor:
         """(rows, F·B) uniform numbers for augmentation: each member's own, by its place in the epoch."""
