@@ -127,7 +127,7 @@ def _candidates(base: Run, method: Preserver, grid: Grid) -> tuple[Run, ...]:
 # ---------------------------------------------------------------------------------------------------------------- published
 WIDE, PUBLIC = "2000-2000", "one layer"
 PUBLISHED = {("EWC", WIDE): 94.0, ("SI", WIDE): 95.0, ("EWC", PUBLIC): 83.0, ("SI", PUBLIC): 83.0}
-ORIGINAL: dict[str, tuple[float, ...]] = {"EWC": (10.0, 100.0, 1000.0), "SI": (0.1, 0.3, 1.0)}  # c = 0.1 (Zenke et al. 2017)
+ORIGINAL: dict[str, tuple[float, ...]] = {"EWC": (10.0, 100.0, 1000.0), "SI": (0.3, 1.0, 3.0)}
 RATES = (0.01, 0.03)
 
 
@@ -142,7 +142,7 @@ def rivals_published(profile: Profile) -> Experiment:
         for column, network in ((WIDE, wide), (PUBLIC, public[row])):
             base = Run(tasks=10, batch=256, **network)
             plain = tuple(run for lr in RATES for run in _candidates(dataclasses.replace(base, lr=lr), METHODS[row], Grid(anchors)))
-            two = Grid(anchors[:2], (3e-4, 1e-3))
+            two = Grid(anchors[1:], (3e-4, 1e-3))
             inhibited = tuple(run for lr in RATES for run in _candidates(dataclasses.replace(base, lr=lr), METHODS[row], two))
             choice = Choice("held-out", seeds=(100,))
             cells.append(Cell(row, column, plain, PUBLISHED[row, column], choice=choice))
