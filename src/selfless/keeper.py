@@ -466,7 +466,7 @@ class Keeper:
                 assert head is not None
                 with evaluating(self.model), HeadInput(self.model, (head, made[0])):
                     output = run_batch(self.model, batch, forward)
-                return F.cross_entropy(output.flatten(0, -2).float(), y.flatten())
+                return F.cross_entropy(output.flatten(0, -2).to(made.dtype), y.flatten())
 
             yield widened(read.features).unsqueeze(0), loss
 
