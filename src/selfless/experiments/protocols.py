@@ -133,7 +133,7 @@ CIFAR_IMPLICIT = (
 )
 
 
-NATURAL = {"class_order": "natural"}  # "classes 11-20" follow "the first 10 classes" (the paper, on hard boundaries); seeds differ otherwise
+NATURAL = {"class_order": "natural"}  # "classes 11-20" follow "the first 10 classes" (the paper, on boundaries); seeds differ otherwise
 
 
 def cifar(width: int, profile: Profile) -> Protocol:
