@@ -195,7 +195,8 @@ def blurred_cifar(profile: Profile) -> Protocol:
         base = dataclasses.replace(run, preserve=MAS(0.1, estimator="per-batch"), select="best-on-test")
         grids = {"No-Reg": Grid((0.1, 1.0))} | dict.fromkeys(("SLNI", "SLNID"), Grid((0.1, 1.0), (1e-3,)))
         return Protocol("", base, grids, Choice("test", seeds=(0,)))
-    grids = {"No-Reg": Grid((0.1, 1.0)), "SLNI": Grid((0.1,), (3e-4, 1e-3)), "SLNID": Grid((0.1, 1.0), (3e-4, 1e-3))}
+    anchors = (0.001, 0.01, 0.1)
+    grids = {"No-Reg": Grid(anchors), "SLNI": Grid(anchors, (3e-4, 1e-3)), "SLNID": Grid(anchors, (3e-4, 1e-3, 3e-3))}
     return Protocol("", run, grids, Choice("held-out", seeds=(100,)))
 
 
