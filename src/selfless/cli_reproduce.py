@@ -52,11 +52,12 @@ def reproduce(
 
         count = seeds or (2 if quick else 5)
         if listing:
-            _listing(count, as_json)
+            _listing(count, data_dir, as_json)
             return
         if not names:
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
-        wanted = [experiment(name, profile, quick=quick) for name in (NAMES if "all" in names else dict.fromkeys(names))]
+        every = NAMES if "all" in names else dict.fromkeys(names)
+        wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in every]
         session = {"data_dir": data_dir, "device": device or "auto", "workers": workers or (1 if quick else None)}
         say = Console(stderr=True, quiet=as_json)
         records, problems = _run(wanted, count, out, session, force, as_json, say)
@@ -124,12 +125,12 @@ def _show(records: Sequence[dict[str, Any]], out: Path) -> None:
     console.print(f"records: {out / 'experiments'}    page: selfless report {out}", highlight=False, soft_wrap=True)
 
 
-def _listing(seeds: int, as_json: bool) -> None:
+def _listing(seeds: int, data_dir: Path | None, as_json: bool) -> None:
     from selfless.experiments import NAMES, experiment
     from selfless.experiments.base import PROFILES
     from selfless.experiments.reproduce import count
 
-    made = {profile: [experiment(name, profile) for name in NAMES] for profile in PROFILES}
+    made = {profile: [experiment(name, profile, data_dir=data_dir) for name in NAMES] for profile in PROFILES}
     rows: list[dict[str, Any]] = [
         {
             "name": one.name,

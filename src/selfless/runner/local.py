@@ -24,10 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
+from selfless.data.objects.stream import holding
 from selfless.engine.learner import Alone, Event, Learner
 from selfless.preserve import Preserver
 from selfless.runner.memory import available, most
-from selfless.runner.store import Store, made_from
+from selfless.runner.store import Store
 from selfless.spec import Result, Run
 
 Watch = Callable[[Sequence[Run], Event], None]
@@ -63,7 +64,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     single = isinstance(runs, Run)
     wanted = [runs] if isinstance(runs, Run) else list(runs)
     with contextlib.ExitStack() as cleaning:
-        store = Store(out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-")))
+        store = Store(out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-")), data_dir)
         unique = list(dict.fromkeys(wanted))
         missing = [run for run in unique if force or store.load(run) is None]
         trained: dict[Run, Result] = {}
@@ -139,7 +140,8 @@ def _execute(
     if count > 1:
         _in_workers(parts, count, store, data_dir, budget, watch, waiting, force)
     else:
-        found = [train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force) for fleet in parts]
+        with holding():  # object sets: each fleet needs them again
+            found = [train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force) for fleet in parts]
     store.sweep()
     return {result.run: result for results in found for result in results}
 
@@ -213,7 +215,7 @@ def _trained(
 ) -> list[Result]:
     """Train a fleet whose locks are held; one that is too large for the memory after all, in halves."""
     place = store.training(runs)
-    sources = [made_from(run) for run in runs]
+    sources = [store.made_from(run) for run in runs]
 
     def report(event: Event) -> None:
         for m, run in enumerate(runs):

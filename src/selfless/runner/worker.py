@@ -37,7 +37,9 @@ def main() -> None:
 
     try:
         data_dir = job["data_dir"] or None
-        train_fleet(runs, Store(job["out"]), "cpu", data_dir, job["budget"], watch, lambda run: say(waiting=run.key), job["force"])
+        train_fleet(
+            runs, Store(job["out"], data_dir), "cpu", data_dir, job["budget"], watch, lambda run: say(waiting=run.key), job["force"]
+        )
     except (ValueError, RuntimeError, OSError) as error:
         say(error=str(error))
 
