@@ -97,16 +97,20 @@ def _run(
 
 
 def _trainer(session: dict[str, Any], force: bool, as_json: bool, say: Console) -> Train:
-    """The runner with live progress; `--force` trains each run again once, however many experiments share it."""
+    """The runner with live progress; `--force` trains each run again once, however many experiments share it. Of the runs that only
+    choose strengths, the numbers are kept and no checkpoints."""
+    from selfless.experiments.reproduce import CHOOSING
+
     fresh: set[tuple[Path, Run]] = set()
 
     def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
         say.print(f"[bold]{what}[/bold], {len(runs)} run{'s' * (len(runs) > 1)}")
         again = [run for run in runs if force and (place, run) not in fresh]
+        how = {"as_json": as_json, "out": place, "checkpoints": place.name != CHOOSING, **session}
         if again:
-            trained(again, force=True, as_json=as_json, out=place, **session)
+            trained(again, force=True, **how)
             fresh.update((place, run) for run in again)
-        return trained(runs, force=False, as_json=as_json, out=place, **session)
+        return trained(runs, force=False, **how)
 
     return train
 

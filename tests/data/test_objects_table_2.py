@@ -77,6 +77,9 @@ def test_quick_runs_every_row_that_can_be_run(data: Path, tmp_path: Path) -> Non
         assert cell["run"]["model_options"]["dropout"] == (0.0 if row.startswith("SLNID") or row == UNDROPPED else 0.5)
         assert cell["run"]["model_options"]["weights"].startswith("alexnet_imagenet_features.npz@")
     assert str(tmp_path) not in json.dumps(record)  # no path of this machine
+    kept = {path.parent.parent.name for path in (tmp_path / "out").rglob("checkpoint.safetensors")}
+    assert kept == {"out"}  # none of the runs that strengths were chosen by
+    assert list((tmp_path / "out" / "choosing").rglob("metrics.json"))
     assert any("convolutions alone" in note for note in record["notes"])
     assert any("scenes is not the published set" in note for note in record["notes"])
     assert record["pending"].startswith("8 objects: not run. not here: flowers, cars, aircraft, actions, letters, svhn")

@@ -47,6 +47,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     data_dir: Path | str | None = None,
     budget: int | None = None,
     force: bool = False,
+    checkpoints: bool = True,
     watch: Watch | None = None,
     waiting: Callable[[Run], None] | None = None,
 ) -> Result | list[Result]:
@@ -59,12 +60,14 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     device    "auto" (a GPU if there is one), "cpu", "cuda", …
     workers   processes on a CPU; default one a core, at most one a run
     budget    bytes of data to keep in memory; what is larger streams from a memory map
+    checkpoints   whether trained parameters and importances are recorded with the numbers
     watch     called with (runs of the fleet, Event) after every epoch and task
     """
     single = isinstance(runs, Run)
     wanted = [runs] if isinstance(runs, Run) else list(runs)
     with contextlib.ExitStack() as cleaning:
-        store = Store(out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-")), data_dir)
+        place = out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-"))
+        store = Store(place, data_dir, checkpoints=checkpoints and out is not None)
         unique = list(dict.fromkeys(wanted))
         missing = [run for run in unique if force or store.load(run) is None]
         trained: dict[Run, Result] = {}
@@ -243,7 +246,7 @@ def _trained(
         if result.run in todo:
             made = {"made_from": sources[m]} if sources[m] else {}
             recorded.append(dataclasses.replace(result, about=result.about | about | made))
-            store.record(recorded[-1], learner.member_tensors(m))
+            store.record(recorded[-1], partial(learner.member_tensors, m))
     place.unlink(missing_ok=True)
     return recorded
 
@@ -348,6 +351,7 @@ def _in_workers(
             "data_dir": str(data_dir or ""),
             "budget": budget,
             "force": force,
+            "checkpoints": store.checkpoints,
         }
         job["path"] = [entry for entry in sys.path if entry]
         child = subprocess.Popen(

@@ -50,10 +50,10 @@ def made_from(run: Run, data_dir: Path | str | None = None) -> str:
 
 
 class Store:
-    """Results by key. `data_dir`: where the data that they were made from is looked for."""
+    """Results by key. `data_dir`: where the data that they were made from is looked for; `checkpoints`: whether tensors are kept too."""
 
-    def __init__(self, out: Path | str, data_dir: Path | str | None = None) -> None:
-        self.out, self.data_dir = Path(out), data_dir or None
+    def __init__(self, out: Path | str, data_dir: Path | str | None = None, *, checkpoints: bool = True) -> None:
+        self.out, self.data_dir, self.checkpoints = Path(out), data_dir or None, checkpoints
         self._objects: dict[str, str] = {}
 
     def folder(self, run: Run) -> Path:
@@ -115,13 +115,14 @@ class Store:
                 f"{path} is not a result of this version ({error}); delete its folder, or train again with selfless run --force"
             ) from error
 
-    def record(self, result: Result, tensors: Mapping[str, Any]) -> None:
+    def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> None:
         """Write a result: the spec and the tensors first, the metrics, which make it count as done, last."""
         from safetensors.torch import save_file
 
         folder = self.folder(result.run)
         write_json(folder / "spec.json", result.run.as_dict())
-        write_atomically(folder / "checkpoint.safetensors", lambda path: save_file(dict(tensors), path, {"key": result.run.key}))
+        if self.checkpoints:
+            write_atomically(folder / "checkpoint.safetensors", lambda path: save_file(dict(tensors()), path, {"key": result.run.key}))
         write_json(folder / "metrics.json", result.as_dict())
 
     def log(self, run: Run, line: Mapping[str, Any]) -> None:
