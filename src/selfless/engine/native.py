@@ -281,11 +281,13 @@ def _laid_out(taps: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _EachConv(torch.autograd.Function):
-    """Any other convolution, member by member."""
+    """Any other convolution, member by member; on a GPU channels last, which the weights decide for all that follows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, measure: Measure | None) -> Tensor:
         low, shift = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        if x.is_cuda:
+            low = low.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         ctx.save_for_backward(x, low)
         ctx.layer, ctx.measure = layer, measure
         each = [layer._conv_forward(xs, w, None if shift is None else shift[f]) for f, (xs, w) in enumerate(zip(x, low, strict=True))]

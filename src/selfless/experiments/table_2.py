@@ -174,7 +174,7 @@ def _inhibition(profile: Profile) -> tuple[tuple[Preserver, ...], tuple[float, .
     """λ_Ω and λ of SLNID. With 4,096 neurons R is in the millions: λ is as much smaller than on the small networks."""
     if profile == "paper":
         return (MAS(1.0, estimator="per-batch"),), (1e-8, 1e-7, 1e-6)
-    return (MAS(0.1), MAS(1.0)), (1e-7, 1e-6)
+    return (MAS(0.1), MAS(1.0)), (1e-7, 3e-7)
 
 
 # ---------------------------------------------------------------------------------------------------------------------- in words
