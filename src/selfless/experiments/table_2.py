@@ -138,7 +138,7 @@ def candidates(profile: Profile, found: Here) -> dict[str, tuple[Run, ...]]:
     if profile == "paper":
         base = dataclasses.replace(run, epochs=100, batch=150, lr=8e-4, select="best-on-test")
     else:
-        base = dataclasses.replace(run, epochs=8, batch=64, lr=0.01, schedule="cosine")
+        base = dataclasses.replace(run, epochs=6, batch=64, lr=0.01, schedule="cosine")
     weights = {"weights": found.weights}
     usual = weights | {"fc": "random" if found.convolutions_alone else "pretrained"}
     grids = _grids(profile)
