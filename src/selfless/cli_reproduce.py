@@ -38,6 +38,9 @@ def reproduce(
     device: Device = None,
     workers: Workers = None,
     force: Force = False,
+    checkpoints: Annotated[
+        bool, typer.Option(help="Keep the trained networks too, which some figures are drawn from.", rich_help_panel=HOW)
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Regenerate tables and figures of the paper beside its published values, and say for each claim whether it holds.
@@ -59,7 +62,12 @@ def reproduce(
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
         every = NAMES if "all" in names else dict.fromkeys(names)
         wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in every]
-        session = {"data_dir": data_dir, "device": device or "auto", "workers": workers or (1 if quick else None)}
+        session = {
+            "data_dir": data_dir,
+            "device": device or "auto",
+            "workers": workers or (1 if quick else None),
+            "checkpoints": checkpoints,
+        }
         say = Console(stderr=True, quiet=as_json)
         records, problems = _run(wanted, count, out, session, force, as_json, say)
         if as_json:
@@ -107,7 +115,7 @@ def _trainer(session: dict[str, Any], force: bool, as_json: bool, say: Console) 
     def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
         say.print(f"[bold]{what}[/bold], {len(runs)} run{'s' * (len(runs) > 1)}")
         again = [run for run in runs if force and (place, run) not in fresh]
-        how = {"as_json": as_json, "out": place, "checkpoints": place.name != CHOOSING, **session}
+        how = {**session, "as_json": as_json, "out": place, "checkpoints": session["checkpoints"] and place.name != CHOOSING}
         if again:
             trained(again, force=True, **how)
             fresh.update((place, run) for run in again)

@@ -90,6 +90,19 @@ def test_quick_runs_every_row_that_can_be_run(data: Path, tmp_path: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.json")} == files, "something was trained again"
 
 
+def test_networks_are_kept_unless_told_otherwise(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def trained(runs: Any, *, out: Path, checkpoints: bool, **_: Any) -> list[Result]:
+        asked.append((out.name, checkpoints))
+        return [recorded(run, out) for run in runs]
+
+    monkeypatch.setattr("selfless.cli_reproduce.trained", trained)
+    quick(tmp_path / "out")
+    quick(tmp_path / "out", "--no-checkpoints")
+    assert asked == [("choosing", False), ("out", True), ("choosing", False), ("out", False)]
+
+
 def test_the_report_where_the_data_is_not(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record says what it was made of: on another machine nothing is stale, and nothing is compared with the published column."""
     out = tmp_path / "out"
