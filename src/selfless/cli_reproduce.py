@@ -84,12 +84,18 @@ def _run(
     wanted: Sequence[Experiment], seeds: int, out: Path, session: dict[str, Any], force: bool, as_json: bool, say: Console
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """(the records, what went wrong by experiment): data or checkpoints that are missing stop one experiment, not the others."""
+    from rich.console import Console
+
     from selfless.data import DataError
     from selfless.experiments.measures import MissingCheckpoint
+    from selfless.experiments.reproduce import pooled
     from selfless.experiments.reproduce import reproduce as run_one
 
     records, problems = [], {}
     train = _trainer(session, force, as_json, say)
+    if len(wanted) > 1:
+        pooled(wanted, seeds=seeds, out=out, train=train)
+        train = _trainer(session, False, True, Console(quiet=True))  # what is left is to read what was recorded
     for one in wanted:
         try:
             record = run_one(one, seeds=seeds, out=out, train=train, data_dir=session["data_dir"])
