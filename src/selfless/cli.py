@@ -258,7 +258,7 @@ def _declared(record: dict[str, Any]) -> set[str]:
 
     if record["name"] not in EXPERIMENTS:
         return set()
-    return declared(experiment(record["name"], record["profile"], quick=record["quick"]), record["seeds"])
+    return declared(experiment(record["name"], record["profile"], quick=record["quick"], record=record), record["seeds"])
 
 
 @app.command(epilog="Example:  selfless capacity results")

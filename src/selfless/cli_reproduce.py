@@ -38,12 +38,16 @@ def reproduce(
     device: Device = None,
     workers: Workers = None,
     force: Force = False,
+    checkpoints: Annotated[
+        bool, typer.Option(help="Keep the trained networks too, which some figures are drawn from.", rich_help_panel=HOW)
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Regenerate tables and figures of the paper beside its published values, and say for each claim whether it holds.
 
     Strengths are chosen first (on held-out data, by a fleet), then every cell is trained with every seed. What is recorded is not
-    trained again. A failed claim is a result; a failed run makes the exit status 1.
+    trained again. A failed claim is a result; a failed run makes the exit status 1. Table 2 takes the object sets and AlexNet weights that
+    are in the data folder (selfless data list); without all of them it fills a column of its own and leaves the published one open.
     """
     with told(as_json):
         from rich.console import Console
@@ -52,12 +56,18 @@ def reproduce(
 
         count = seeds or (2 if quick else 5)
         if listing:
-            _listing(count, as_json)
+            _listing(count, data_dir, as_json)
             return
         if not names:
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
-        wanted = [experiment(name, profile, quick=quick) for name in (NAMES if "all" in names else dict.fromkeys(names))]
-        session = {"data_dir": data_dir, "device": device or "auto", "workers": workers or (1 if quick else None)}
+        every = NAMES if "all" in names else dict.fromkeys(names)
+        wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in every]
+        session = {
+            "data_dir": data_dir,
+            "device": device or "auto",
+            "workers": workers or (1 if quick else None),
+            "checkpoints": checkpoints,
+        }
         say = Console(stderr=True, quiet=as_json)
         records, problems = _run(wanted, count, out, session, force, as_json, say)
         if as_json:
@@ -102,16 +112,20 @@ def _run(
 
 
 def _trainer(session: dict[str, Any], force: bool, as_json: bool, say: Console) -> Train:
-    """The runner with live progress; `--force` trains each run again once, however many experiments share it."""
+    """The runner with live progress; `--force` trains each run again once, however many experiments share it. Of the runs that only
+    choose strengths, the numbers are kept and no checkpoints."""
+    from selfless.experiments.reproduce import CHOOSING
+
     fresh: set[tuple[Path, Run]] = set()
 
     def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
         say.print(f"[bold]{what}[/bold], {len(runs)} run{'s' * (len(runs) > 1)}")
         again = [run for run in runs if force and (place, run) not in fresh]
+        how = {**session, "as_json": as_json, "out": place, "checkpoints": session["checkpoints"] and place.name != CHOOSING}
         if again:
-            trained(again, force=True, as_json=as_json, out=place, **session)
+            trained(again, force=True, **how)
             fresh.update((place, run) for run in again)
-        return trained(runs, force=False, as_json=as_json, out=place, **session)
+        return trained(runs, force=False, **how)
 
     return train
 
@@ -130,12 +144,12 @@ def _show(records: Sequence[dict[str, Any]], out: Path) -> None:
     console.print(f"records: {out / 'experiments'}    page: selfless report {out}", highlight=False, soft_wrap=True)
 
 
-def _listing(seeds: int, as_json: bool) -> None:
+def _listing(seeds: int, data_dir: Path | None, as_json: bool) -> None:
     from selfless.experiments import NAMES, experiment
     from selfless.experiments.base import PROFILES
     from selfless.experiments.reproduce import count
 
-    made = {profile: [experiment(name, profile) for name in NAMES] for profile in PROFILES}
+    made = {profile: [experiment(name, profile, data_dir=data_dir) for name in NAMES] for profile in PROFILES}
     rows: list[dict[str, Any]] = [
         {
             "name": one.name,

@@ -104,7 +104,8 @@ def dots(record: Record) -> dict[str, Figure]:
     for column in columns:
         drawn = [c for c in record["cells"] if c["column"] == column and (c["mean"] is not None or c["published"] is not None)]
         if any(c["mean"] is not None for c in drawn):
-            made[f"{column or record['title']}: ours ± std over seeds, and the published values."] = _dots(drawn)
+            beside = ", and the published values" if any(c["published"] is not None for c in drawn) else ""
+            made[f"{column or record['title']}: ours ± std over seeds{beside}."] = _dots(drawn)
     return made
 
 
