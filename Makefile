@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test lint docs bench clean help
+.PHONY: setup demo test lint docs bench tables clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -39,6 +39,14 @@ docs: $(STAMP)  ## run every snippet of README.md and docs/
 
 bench: $(STAMP) ## the speed ratios of this machine
 	@$(BIN)/selfless bench
+
+RECORDED := results/reproduction
+tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JSON
+	@$(BIN)/selfless report $(RECORDED) --format md > $(RECORDED)/tables.md
+	@$(BIN)/selfless report $(RECORDED) --format latex > $(RECORDED)/tables.tex
+	@$(BIN)/selfless report $(RECORDED) --format csv > $(RECORDED)/tables.csv
+	@$(BIN)/selfless report $(RECORDED) --figures $(RECORDED)/figures
+	@rm $(RECORDED)/figures/*.pdf
 
 clean:          ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -33,25 +33,52 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
-def test_figures_in_the_results_page_are_the_recorded_ones() -> None:
-    """Each row of the table is recomputed from results/."""
-    from selfless.metrics import spread
-    from selfless.preserve import PRESERVERS
-    from selfless.runner.store import Store
-    from selfless.sparsify import SPARSIFIERS
-    from selfless.terms import parse
+RECORDED = ROOT / "results/reproduction"
+SPREAD = r"[\d.]+ ± [\d.]+"
+INTERVAL = r"[+−][\d.]+ \[[+−][\d.]+, [+−][\d.]+\]"
 
-    recorded: dict[tuple[str, object, object], list[float]] = {}
-    for result in Store(ROOT / "results" / "permuted-mnist").all():
-        recorded.setdefault((result.run.model, result.run.preserve, result.run.sparsify), []).append(100 * result.average)
-    rows = re.findall(
-        r"^\| (mlp-\d+) \| (\S+) \([^)]*\) \| (\S+) \| \**([\d.]+) ± ([\d.]+)\**", (ROOT / "docs/results.md").read_text(), re.M
-    )
-    assert len(rows) == len(recorded) == 12
-    for model, preserve, sparsify, mean, std in rows:
-        values = recorded[model, parse(preserve, PRESERVERS, "preserver"), parse(sparsify, SPARSIFIERS, "sparsifier")]
-        assert len(values) == 5
-        assert (f"{spread(values)[0]:.2f}", f"{spread(values)[1]:.2f}") == (mean, std)
+
+def test_the_tables_are_those_of_the_recorded_experiments() -> None:
+    """`make tables` after every change of the records or of how they are told."""
+    from typer.testing import CliRunner
+
+    from selfless.cli import app
+
+    for form, suffix in (("md", "md"), ("csv", "csv"), ("latex", "tex")):
+        made = CliRunner().invoke(app, ["report", str(RECORDED), "--format", form])
+        assert made.stdout == (RECORDED / f"tables.{suffix}").read_text(encoding="utf-8"), f"run make tables: tables.{suffix} is old"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_figures_of_the_reproduction_are_the_recorded_ones(page: str) -> None:
+    """Every "a ± b" and every "+a [+b, +c]" stands in the tables drawn from the records."""
+    tables = (RECORDED / "tables.md").read_text(encoding="utf-8")
+    found = re.findall(f"{SPREAD}|{INTERVAL}", (ROOT / page).read_text(encoding="utf-8"))
+    assert found
+    assert [figure for figure in found if figure not in tables] == []
+
+
+def test_the_verdicts_on_the_results_page_are_the_recorded_ones() -> None:
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    for profile in ("ours", "paper"):
+        records = [json.loads(path.read_text(encoding="utf-8")) for path in (RECORDED / "experiments").glob(f"*-{profile}.json")]
+        verdicts = [claim["verdict"] for record in records for claim in record["claims"]]
+        counted = " | ".join(str(verdicts.count(verdict)) for verdict in ("holds", "fails", "undecided"))
+        assert re.search(rf"^\| `{profile}`[^|]*\| {re.escape(counted)} \|$", page, re.M), f"{profile}: {counted}"
+
+
+def test_every_reported_run_is_there_and_gives_the_reported_value() -> None:
+    from selfless.runner.store import Store
+
+    results = {result.run.key: result for result in Store(RECORDED).all()}
+    reported = set()
+    for path in (RECORDED / "experiments").glob("*.json"):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            for run in cell["runs"]:
+                reported.add(run["key"])
+                if cell["value"] == "average":
+                    assert 100 * results[run["key"]].average == pytest.approx(run["value"], abs=1e-9)
+    assert reported == results.keys()
 
 
 def test_figures_in_the_performance_page_are_the_recorded_ones() -> None:

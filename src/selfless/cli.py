@@ -206,11 +206,14 @@ def demo(
             typer.echo(f"picture: {out / 'accuracy.png'}\nreport:  {path}")
 
 
-@app.command(epilog="Examples:  selfless report results  ·  selfless report demo --format md")
+@app.command(
+    epilog="Examples:  selfless report results  ·  selfless report results --format latex  ·  selfless report results --figures figures"
+)
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results.")] = Path("results"),
     to: Annotated[Path | None, typer.Option("--to", help="The page to write.", show_default="DIR/report.html")] = None,
     form: Annotated[str, typer.Option("--format", help="html, or md, csv, latex to standard output.")] = "html",
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the experiments' figures there instead, PNG and PDF.")] = None,
 ) -> None:
     """One self-contained HTML page of everything recorded in DIR, or its tables for a paper. Experiments come first."""
     with told():
@@ -220,6 +223,14 @@ def report(
 
         records = [experimental.marked(record, _declared(record)) for record in sorted(experimental.load(folder), key=_place)]
         results = Store(folder).all() if records else _recorded(folder)
+        if figures is not None:
+            from selfless.report.experiment_plots import save
+
+            written = save(records, figures)
+            if not written:
+                raise ValueError(f"{folder} holds no experiment to draw; make one: selfless reproduce fig-2 --out {folder}")
+            typer.echo(f"{len(written)} files in {figures}")
+            return
         if form == "html":
             typer.echo(reporting.write(results, to or folder / "report.html", out=folder, experiments=records))
             return
@@ -247,7 +258,7 @@ def _declared(record: dict[str, Any]) -> set[str]:
 
     if record["name"] not in EXPERIMENTS:
         return set()
-    return declared(experiment(record["name"], record["profile"], quick=record["quick"]), record["seeds"])
+    return declared(experiment(record["name"], record["profile"], quick=record["quick"], record=record), record["seeds"])
 
 
 @app.command(epilog="Example:  selfless capacity results")

@@ -64,7 +64,8 @@ def trained(runs: Sequence[Run], *, force: bool, as_json: bool, out: Any = "resu
     from selfless.runner import Store, train
 
     console = Console(stderr=True, quiet=as_json)
-    recorded = set() if force else {run for run in runs if Store(out).load(run) is not None}
+    store = Store(out, session.get("data_dir"))
+    recorded = set() if force else {run for run in runs if store.load(run) is not None}
     if recorded:
         console.print(
             f"{len(recorded)} of {len(runs)} run{'s' * (len(runs) > 1)} recorded in {out} already; --force trains again", soft_wrap=True

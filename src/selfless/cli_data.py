@@ -55,6 +55,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         from selfless import data
         from selfless.data.places import roots
         from selfless.data.verifying import located
+        from selfless.data.weights import pretrained
 
         sets: list[dict[str, Any]] = []
         for item in data.CATALOGUE.values():
@@ -73,9 +74,11 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
                 }
             )
         objects = _objects_here(data_dir)
+        weights = pretrained("alexnet", data_dir)
         if as_json:
             folders = {"data_dir": str(data.data_dir(data_dir)), "cache_dir": str(data.cache_dir())}
-            typer.echo(json.dumps({**folders, "sets": sets, "objects": objects, "streams": [*data.stream_names(), "objects"]}))
+            known = {"sets": sets, "objects": objects, "weights": {"alexnet": weights}, "streams": [*data.stream_names(), "objects"]}
+            typer.echo(json.dumps({**folders, **known}))
             return
         rows = [
             (
@@ -95,7 +98,9 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             for o in objects
         ]
         _table(
-            ("object set", "what", "classes", "download", "where", "prepared"), rows, "Stream: objects, those that are here, in this order."
+            ("object set", "what", "classes", "download", "where", "prepared"),
+            rows,
+            f"Stream: objects, those that are here, in this order. AlexNet's ImageNet weights: {weights or 'not here'}.",
         )
 
 

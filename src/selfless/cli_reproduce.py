@@ -24,7 +24,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless reproduce fig-2 --quick                 [dim]# all of its code, in seconds, on little data[/dim]
   selfless reproduce table-1 --profile paper       [dim]# the authors' settings[/dim]
   selfless reproduce rivals                        [dim]# what the paper does not have is named by itself: rivals, rivals-cifar, …[/dim]
-  selfless reproduce all --seeds 5 --out results/paper && selfless report results/paper"""
+  selfless reproduce all --seeds 5 --out results/reproduction && selfless report results/reproduction"""
 OUT = Path("results")
 
 
@@ -39,12 +39,16 @@ def reproduce(
     device: Device = None,
     workers: Workers = None,
     force: Force = False,
+    checkpoints: Annotated[
+        bool, typer.Option(help="Keep the trained networks too, which some figures are drawn from.", rich_help_panel=HOW)
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Regenerate tables and figures of the paper beside its published values, and say for each claim whether it holds.
 
     Strengths are chosen first (on held-out data, by a fleet), then every cell is trained with every seed. What is recorded is not
-    trained again. A failed claim is a result; a failed run makes the exit status 1.
+    trained again. A failed claim is a result; a failed run makes the exit status 1. Table 2 takes the object sets and AlexNet weights that
+    are in the data folder (selfless data list); without all of them it fills a column of its own and leaves the published one open.
     """
     with told(as_json):
         from rich.console import Console
@@ -53,12 +57,17 @@ def reproduce(
 
         count = seeds or (2 if quick else 5)
         if listing:
-            _listing(count, as_json)
+            _listing(count, data_dir, as_json)
             return
         if not names:
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
-        wanted = [experiment(name, profile, quick=quick) for name in _named(names, PAPER)]
-        session = {"data_dir": data_dir, "device": device or "auto", "workers": workers or (1 if quick else None)}
+        wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in _named(names, PAPER)]
+        session = {
+            "data_dir": data_dir,
+            "device": device or "auto",
+            "workers": workers or (1 if quick else None),
+            "checkpoints": checkpoints,
+        }
         say = Console(stderr=True, quiet=as_json)
         records, problems = _run(wanted, count, out, session, force, as_json, say)
         if as_json:
@@ -80,12 +89,18 @@ def _run(
     wanted: Sequence[Experiment], seeds: int, out: Path, session: dict[str, Any], force: bool, as_json: bool, say: Console
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """(the records, what went wrong by experiment): data or checkpoints that are missing stop one experiment, not the others."""
+    from rich.console import Console
+
     from selfless.data import DataError
     from selfless.experiments.measures import MissingCheckpoint
+    from selfless.experiments.reproduce import pooled
     from selfless.experiments.reproduce import reproduce as run_one
 
     records, problems = [], {}
     train = _trainer(session, force, as_json, say)
+    if len(wanted) > 1:
+        pooled(wanted, seeds=seeds, out=out, train=train)
+        train = _trainer(session, False, True, Console(quiet=True))  # what is left is to read what was recorded
     for one in wanted:
         try:
             record = run_one(one, seeds=seeds, out=out, train=train, data_dir=session["data_dir"])
@@ -102,16 +117,20 @@ def _run(
 
 
 def _trainer(session: dict[str, Any], force: bool, as_json: bool, say: Console) -> Train:
-    """The runner with live progress; `--force` trains each run again once, however many experiments share it."""
+    """The runner with live progress; `--force` trains each run again once, however many experiments share it. Of the runs that only
+    choose strengths, the numbers are kept and no checkpoints."""
+    from selfless.experiments.reproduce import CHOOSING
+
     fresh: set[tuple[Path, Run]] = set()
 
     def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
         say.print(f"[bold]{what}[/bold], {len(runs)} run{'s' * (len(runs) > 1)}")
         again = [run for run in runs if force and (place, run) not in fresh]
+        how = {**session, "as_json": as_json, "out": place, "checkpoints": session["checkpoints"] and place.name != CHOOSING}
         if again:
-            trained(again, force=True, as_json=as_json, out=place, **session)
+            trained(again, force=True, **how)
             fresh.update((place, run) for run in again)
-        return trained(runs, force=False, as_json=as_json, out=place, **session)
+        return trained(runs, force=False, **how)
 
     return train
 
@@ -130,12 +149,12 @@ def _show(records: Sequence[dict[str, Any]], out: Path) -> None:
     console.print(f"records: {out / 'experiments'}    page: selfless report {out}", highlight=False, soft_wrap=True)
 
 
-def _listing(seeds: int, as_json: bool) -> None:
+def _listing(seeds: int, data_dir: Path | None, as_json: bool) -> None:
     from selfless.experiments import NAMES, PAPER, experiment
     from selfless.experiments.base import PROFILES
     from selfless.experiments.reproduce import count
 
-    made = {profile: [experiment(name, profile) for name in NAMES] for profile in PROFILES}
+    made = {profile: [experiment(name, profile, data_dir=data_dir) for name in NAMES] for profile in PROFILES}
     rows: list[dict[str, Any]] = [
         {
             "name": one.name,

@@ -215,17 +215,22 @@ def _alexnet(
     weights: str | os.PathLike[str] | None = None,
     fc: Literal["pretrained", "random"] | None = None,
     dropout: float = 0.0,
+    fc_units: int = 4096,
 ) -> Network:
     """torchvision's AlexNet, its last layer (classifier.6) called `head`; no dropout unless asked (torchvision's: 0.5).
 
-    weights: a torchvision state-dict (.pth, .safetensors), or an .npz of the convolutions alone, which needs fc="random".
+    weights: a torchvision state-dict (.pth, .safetensors), or an .npz of the convolutions alone, which needs fc="random". In a run
+    also NAME@DIGEST, a file below the data folder (`selfless.data.weights`).
     fc: "pretrained" (default with weights) takes the two hidden FC layers from the file, "random" the convolutions alone. The
     head is new, except that fc="pretrained" also takes ImageNet's where it has as many rows as `outputs` (1000).
+    fc_units: of the two hidden FC layers; other than 4096 for trials, with fc="random".
     """
     if fc not in (None, "pretrained", "random"):
         raise ValueError(f"alexnet: fc must be 'pretrained' or 'random', not {fc!r}")
     if fc == "pretrained" and weights is None:
         raise ValueError("alexnet: fc='pretrained' needs weights=PATH, a torchvision AlexNet state-dict file")
+    if fc_units < 1:
+        raise ValueError(f"alexnet: fc_units must be at least 1, not {fc_units}")
     _rate(dropout)
     if min(input_shape[1:]) < 63:
         raise ValueError(f"alexnet needs images of at least 63×63, not {input_shape[1]}×{input_shape[2]}")
@@ -239,11 +244,11 @@ def _alexnet(
         *(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2)),
     )
     classifier = nn.Sequential(
-        *(drop[0], nn.Linear(256 * 6 * 6, 4096), nn.ReLU()),
-        *(drop[1], nn.Linear(4096, 4096), nn.ReLU()),
+        *(drop[0], nn.Linear(256 * 6 * 6, fc_units), nn.ReLU()),
+        *(drop[1], nn.Linear(fc_units, fc_units), nn.ReLU()),
     )
     net = OrderedDict[str, nn.Module](features=features, avgpool=nn.AdaptiveAvgPool2d((6, 6)), flatten=nn.Flatten())
-    net |= {"classifier": classifier, "head": nn.Linear(4096, outputs)}
+    net |= {"classifier": classifier, "head": nn.Linear(fc_units, outputs)}
     model = Network(
         net,
         hidden=("classifier.2", "classifier.5"),
@@ -260,7 +265,7 @@ _NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "mlp-N-lwta": (_mlp_lwta, "the same with local winner-take-all; options layers, window"),
     "cnn-N": (_cnn, "Zenke et al.: conv 32-32-pool-64-64-pool, FC N; options padding, dropout"),
     "vgg-slim": (_vgg_slim, "the paper's Tiny ImageNet network, FC 500-500; options pools, batch_norm, fc_units"),
-    "alexnet": (_alexnet, "AlexNet, ImageNet weights from a file; options weights, fc, dropout"),
+    "alexnet": (_alexnet, "AlexNet, ImageNet weights from a file; options weights, fc, dropout, fc_units"),
 }
 
 

@@ -67,6 +67,13 @@ def test_the_checkpoint_is_the_trained_network(tasks_npz: str, tmp_path: Path) -
             assert hit.double().mean().item() == pytest.approx(result.accuracy[-1, u])
 
 
+def test_numbers_without_checkpoints(tasks_npz: str, tmp_path: Path) -> None:
+    run = Run(stream=tasks_npz, **BASE)
+    result = selfless.train(run, out=tmp_path, checkpoints=False)
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert selfless.train(run, out=tmp_path).about == result.about
+
+
 def test_nothing_is_kept_without_out(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     selfless.train(Run(stream=tasks_npz, **BASE))

@@ -75,7 +75,9 @@ def test_published_values_are_the_papers_table() -> None:
     numbers = [float(n) for n in re.findall(r"(?<![\d.])\d\d\.\d+", re.sub(r"\\tt|\\bf", "", table))]
     assert numbers == [value for row in found for value in row]
     objects = text[text.index("Finetune&32.67") : text.index(r"\label{tbl:8tasks_obj}")]
-    assert [float(n) for n in re.findall(r"\d\d\.\d+", objects)] == [c.published for c in experiment("table-2").cells]
+    assert [float(n) for n in re.findall(r"\d\d\.\d+", objects)] == [
+        c.published for c in experiment("table-2").cells if c.column == "8 objects"
+    ]
     blurred = [
         float(n)
         for n in re.findall(r"(\d\d\.\d+)\\%", text[text.index("Avg.acc -tasks models") : text.index(r"\label{tab:no_boundaries}")])
@@ -122,7 +124,7 @@ def test_the_counts_fit_one_machine() -> None:
         return count(cut, 5)
 
     assert of("cifar", "ours") <= 250
-    assert of("mnist", "ours") <= 1500
+    assert of("mnist", "ours") <= 1900
     assert of("cifar", "ours") * 4 + of("mnist", "ours") * 0.1 < 20 * 60
     assert of("cifar", "paper") <= 150
     assert count([experiment("fig-2")], 5) * 0.1 < 180

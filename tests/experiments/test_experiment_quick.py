@@ -47,9 +47,12 @@ def test_every_experiment_runs(name: str, out: Path) -> None:
     record = quick(name, out, "--seeds", "2" if light else "1")
     made = experiment(name, quick=True)
     assert [(c["row"], c["column"]) for c in record["cells"]] == [c.place for c in made.cells]
-    if made.pending:
+    if not any(c.candidates for c in made.cells):  # table 2 without object sets
+        assert made.pending
         assert all(c["mean"] is None for c in record["cells"])
         assert {c["verdict"] for c in record["claims"]} == {"missing"}
+        return
+    if name == "table-2":  # with what is here: tests/data/test_objects_table_2.py
         return
     assert all(c["status"] == "done" and c["mean"] is not None for c in record["cells"])
     assert {c["verdict"] for c in record["claims"]} <= ({"holds", "fails", "undecided"} if light else {"undecided"})
@@ -95,7 +98,9 @@ def test_the_report_of_what_was_reproduced(tmp_path: Path) -> None:
     assert forced.exit_code == 0, forced.output
 
 
-def test_the_list_says_how_many_runs() -> None:
+def test_the_list_says_how_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SELFLESS_DATA", str(tmp_path))  # no object sets
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     done = runner.invoke(app, ["reproduce", "--list"])
     assert done.exit_code == 0, done.output
     for name in NAMES:

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from fabricated import trainer
 from rich.console import Console
 
 from selfless import MAS, SLNID, NoSparsifier, Run
+from selfless.data import MissingData
 from selfless.experiments import NAMES, experiment, measures
 from selfless.experiments.base import Cell, Choice, Claim, Experiment, at_least, at_most
-from selfless.experiments.reproduce import declared, record_file, reproduce
+from selfless.experiments.reproduce import declared, pooled, record_file, reproduce
 from selfless.report import experiment_plots, write
 from selfless.report import experiments as reporting
 from selfless.runner import Store
@@ -50,6 +52,32 @@ def score(run: Run) -> float:
     if run.sparsify.strength:
         return 0.95 if run.sparsify.strength == 1e-3 else 0.85
     return 0.90 if run.preserve.strength == 0.2 else 0.80
+
+
+def test_several_experiments_share_their_fleets(tmp_path: Path) -> None:
+    calls: list[tuple[str, int]] = []
+    other = dataclasses.replace(small(), name="table-1", cells=small().cells[:2], claims=())
+    pooled([small(), other], seeds=3, out=tmp_path, train=trainer(score, calls))
+    assert calls == [
+        ("all: choosing strengths, permuted-mnist", 5 * 2),
+        ("all: training, permuted-mnist", 2 * 3),
+        ("all: training, joint-permuted-mnist", 3),
+    ]
+
+
+def test_data_that_is_missing_does_not_stop_the_other_streams(tmp_path: Path) -> None:
+    calls: list[tuple[str, int]] = []
+    made = trainer(score, calls)
+
+    def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
+        if runs[0].stream == "permuted-mnist":
+            raise MissingData("there is no MNIST")
+        return made(runs, place, what)
+
+    pooled([small()], seeds=3, out=tmp_path, train=train)
+    assert calls == [("all: training, joint-permuted-mnist", 3)]
+    with pytest.raises(MissingData, match="no MNIST"):
+        reproduce(small(), seeds=3, out=tmp_path, train=train)
 
 
 def test_choose_train_measure_judge_record(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from selfless.capacity import Capacity, free_share
 from selfless.data import Stream, stream
+from selfless.data.weights import located
 from selfless.engine import draws, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.fleet import AUGMENT, Fleet
@@ -35,7 +36,8 @@ from selfless.models import build, hidden_layers
 from selfless.spec import Matrix, Result, Run
 
 PATIENCE, STOP, DROP = 5, 10, 0.1  # the paper's plateau rule: ×0.1 after 5 stalled epochs, stop after 10
-SAVING = 0.05  # saving a large fleet may take this share of the time; what takes no quarter of a second is saved after every epoch
+WRITTEN = 1e9  # bytes a second
+SAVING = 0.05  # saving may take this share of the time; on a CPU what takes no twentieth of a second is saved after every epoch
 
 
 class Alone(ValueError):
@@ -106,13 +108,14 @@ class Learner:
         report: Report | None = None,
     ) -> None:
         self.runs, self.run, self.device = list(runs), runs[0], torch.device(device)
-        self.budget, self.checkpoint, self.stamp = budget, checkpoint, stamp
+        self.data_dir, self.budget, self.checkpoint, self.stamp = data_dir, budget, checkpoint, stamp
         self.report = report or (lambda event: None)
         self.streams = _streams(self.runs, data_dir)
         scenario.warn(self.run.preserve, self.run.scenario)
         self.epochs = max(r.epochs for r in self.runs)
-        self._saved_at, self._saving = time.perf_counter(), 0.0
         self._build()
+        self._saved_at = time.perf_counter()
+        self._saving = sum(t.nbytes for t in self.fleet.tensors().values()) / WRITTEN  # seconds, until it has been measured
         self.best: Tensors = {}
         self.resumed = self._resume()
 
@@ -121,7 +124,8 @@ class Learner:
         first = self.streams[0]
         augment = AUGMENT[self.run.augment]
         shape = augment.shape(first.input_shape) if augment else first.input_shape
-        modules = [build(r.model, outputs=first.outputs, input_shape=shape, seed=r.seed, **r.model_options) for r in self.runs]
+        options = located(self.run.model, self.run.model_options, self.data_dir)
+        modules = [build(r.model, outputs=first.outputs, input_shape=shape, seed=r.seed, **options) for r in self.runs]
         layers = hidden_layers(modules[0])
         if self.run.layers == "all":
             layers = (*hidden_layers(modules[0], conv=True), *layers)
@@ -301,7 +305,8 @@ class Learner:
     def _save(self, last: bool = False) -> None:
         """Everything into one file; a large fleet not after every epoch, and not after the last, when its results are there."""
         now = time.perf_counter()
-        dear = self._saving > 0.25 and (last or now - self._saved_at < self._saving / SAVING)
+        cheap = 0.05 if self.device.type == "cpu" else 0.0
+        dear = self._saving > cheap and (last or now - self._saved_at < self._saving / SAVING)
         if self.checkpoint is not None and not dear:
             tensors = self.fleet.tensors() | {f"best.{n}": t for n, t in self.best.items()}
             plain = {n: t.cpu().contiguous() for n, t in tensors.items()}

@@ -1,8 +1,9 @@
 """A forward pass written for stacked parameters, layer by layer, with a backward pass of its own.
 
-Covers plain nn.Sequential networks of the usual layers, which all of the paper's are. A linear layer is one batched matmul, pointwise
-layers see the stack as it is, pooling sees members as more samples, and a convolution runs member by member, or on a GPU (3×3, at most 64
-channels) for all members in one kernel of `selfless.engine.kernels`: docs/lab-notes.md compares the ways. Two things ride on the way back:
+Covers plain nn.Sequential networks of the usual layers, also within one another, which all of the paper's are. A linear layer is one
+batched matmul, pointwise layers see the stack as it is, pooling sees members as more samples, and a convolution runs member by member, or
+on a GPU (3×3, at most 64 channels) for all members in one kernel of `selfless.engine.kernels`: docs/lab-notes.md compares the ways. Two
+things ride on the way back:
 
     inhibition   a penalty hᵀSh/M has the gradient 2Sh/M, so a layer with S adds one matmul to the gradient that passes it: `Inhibition`
     importance   with a `Measure` the "gradient" of a parameter is Σ_m |∂L_m/∂θ|ᵖ, and that of a probe (F, N) is Σ_m |∂L_m/∂n|: one pass
@@ -96,7 +97,16 @@ def native(module: nn.Module) -> bool:
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.named_parameters())):
         return False  # tied weights stand under one name only
     known = (nn.Linear, nn.Conv2d, *_POINTWISE, *_POOLS, nn.Flatten, Maxout, LWTA)
-    return all(type(layer) in known and _plain(layer) for layer in module) and len(set(module)) == len(module)
+    layers = [layer for _, layer in in_order(module)]
+    return all(type(layer) in known and _plain(layer) for layer in layers) and len(set(layers)) == len(layers)
+
+
+def in_order(module: nn.Module, before: str = "") -> list[tuple[str, nn.Module]]:
+    """The layers of a sequence with their full names, those of sequences within it (AlexNet's) in their place."""
+    found = []
+    for name, layer in module.named_children():
+        found += in_order(layer, f"{before}{name}.") if type(layer) is nn.Sequential else [(before + name, layer)]
+    return found
 
 
 def _plain(layer: nn.Module) -> bool:
@@ -113,7 +123,7 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, asked: Asked) -> Tens
     A ReLU is computed by the layer before it where that can. After a convolution in Triton its backward mask is then `owed`: the next
     convolution or pool applies it where it writes its own gradient, and anything else is given relu(x), which is x and masks the gradient.
     """
-    layers, owed, skip, positive = list(module.named_children()), False, "", asked.positive
+    layers, owed, skip, positive = in_order(module), False, "", asked.positive
     for (name, layer), following in zip(layers, [*layers[1:], ("", None)], strict=True):
         if name in asked.probes and name not in asked.resized and name != skip:
             x, owed = _apply(_Probe, _settled(x, owed), asked.probes[name], asked.weights), False
@@ -271,11 +281,13 @@ def _laid_out(taps: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _EachConv(torch.autograd.Function):
-    """Any other convolution, member by member."""
+    """Any other convolution, member by member; on a GPU channels last, which the weights decide for all that follows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, measure: Measure | None) -> Tensor:
         low, shift = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        if x.is_cuda:
+            low = low.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         ctx.save_for_backward(x, low)
         ctx.layer, ctx.measure = layer, measure
         each = [layer._conv_forward(xs, w, None if shift is None else shift[f]) for f, (xs, w) in enumerate(zip(x, low, strict=True))]

@@ -10,7 +10,9 @@ base (what an experiment is) → protocols (runs and grids) → one module a tab
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from selfless.experiments.base import PROFILES, Experiment, Profile
 from selfless.experiments.ewc import ewc
@@ -22,7 +24,7 @@ from selfless.experiments.quick import quick as reduced
 from selfless.experiments.rivals import rivals, rivals_cifar, rivals_published
 from selfless.experiments.rule import rule_of_thumb
 from selfless.experiments.table_1 import table_1
-from selfless.experiments.table_2 import table_2
+from selfless.experiments.table_2 import here, recorded, table_2
 from selfless.experiments.table_3 import table_3
 
 __all__ = ["EXPERIMENTS", "NAMES", "PAPER", "Experiment", "experiment"]
@@ -47,13 +49,27 @@ EXPERIMENTS |= {"rivals": rivals, "rivals-cifar": rivals_cifar, "rivals-publishe
 NAMES = tuple(EXPERIMENTS)
 
 
-def experiment(name: str, profile: str = "ours", *, quick: bool = False) -> Experiment:
-    """The experiment of that name in a profile ("paper" or "ours"); `quick` is its small version."""
+def experiment(
+    name: str,
+    profile: str = "ours",
+    *,
+    quick: bool = False,
+    data_dir: Path | None = None,
+    prepare: bool = False,
+    record: Mapping[str, Any] | None = None,
+) -> Experiment:
+    """The experiment of that name in a profile ("paper" or "ours"); `quick` is its small version.
+
+    Table 2 is made of the object sets and weights that are in `data_dir`, prepared first if `prepare`, or that its `record` was made of.
+    """
     if name not in EXPERIMENTS:
         close = difflib.get_close_matches(name, NAMES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no experiment is called {name!r}.{hint} Choose from: {', '.join(NAMES)}, or all")
     if profile not in PROFILES:
         raise ValueError(f"profile {profile!r} is unknown; choose paper (the authors' settings) or ours")
-    made = EXPERIMENTS[name](profile)
+    if name == "table-2":
+        made = table_2(profile, here(data_dir, prepare=prepare) if record is None else recorded(record))
+    else:
+        made = EXPERIMENTS[name](profile)
     return reduced(made) if quick else made

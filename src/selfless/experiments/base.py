@@ -91,7 +91,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper. `pending` says why nothing is run yet; `notes` what its reader must know."""
+    """A table or figure of the paper. `pending` says what is not run yet, and why; `notes` what its reader must know."""
 
     name: str
     title: str

@@ -88,10 +88,12 @@ def _activations(run: Run, checkpoint: Path, data_dir: Path | None) -> list[floa
     from safetensors.torch import load_file
 
     from selfless.data import stream
+    from selfless.data.weights import located
     from selfless.models import build, hidden_layers
 
     tasks = stream(run.stream, tasks=run.tasks, seed=run.seed, held_out=run.held_out, data_dir=data_dir, **run.stream_options)
-    model = build(run.model, outputs=tasks.outputs, input_shape=tasks.input_shape, **run.model_options).eval()
+    options = located(run.model, run.model_options, data_dir)
+    model = build(run.model, outputs=tasks.outputs, input_shape=tasks.input_shape, **options).eval()
     tensors = load_file(checkpoint)
     model.load_state_dict({n.removeprefix("params."): t for n, t in tensors.items() if n.startswith("params.")})
     kept: list[torch.Tensor] = []

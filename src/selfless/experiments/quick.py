@@ -11,7 +11,7 @@ import dataclasses
 from selfless.experiments.base import Cell, Experiment
 from selfless.spec import Run
 
-LIMIT = {"permuted-mnist": 200, "split-cifar-100": 20, "blurred-cifar-100": 20, "split-tiny-imagenet": 4}  # images a task
+LIMIT = {"permuted-mnist": 200, "split-cifar-100": 20, "blurred-cifar-100": 20, "split-tiny-imagenet": 4, "objects": 6}  # images a task
 
 
 def quick(experiment: Experiment) -> Experiment:
@@ -28,12 +28,15 @@ def _cell(cell: Cell) -> Cell:
 
 def _run(run: Run, tasks: int | None) -> Run:
     stream = run.stream.removeprefix("joint-")
-    limit = {**run.stream_options, "limit": LIMIT[stream]}
-    narrow = {"stream_options": limit, "epochs": 1, "tasks": 2 if tasks is None else run.tasks, "batch": 40, "precision": "fp32"}
+    limit = {**run.stream_options, "limit": LIMIT[stream.partition(":")[0]]}
+    first = min(2, run.tasks or 2) if tasks is None else run.tasks
+    narrow = {"stream_options": limit, "epochs": 1, "tasks": first, "batch": 40, "precision": "fp32"}
     if run.model.startswith("cnn"):
         narrow["model"] = "cnn-16"
     if run.model == "mlp-2000":
         narrow["model"] = "mlp-200"
     if run.model == "vgg-slim":
         narrow["model_options"] = {"fc_units": 16}
+    if run.model == "alexnet":
+        narrow["model_options"] = {**run.model_options, "fc": "random", "fc_units": 16}
     return dataclasses.replace(run, **narrow)  # type: ignore[arg-type]

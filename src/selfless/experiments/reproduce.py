@@ -1,17 +1,20 @@
 """From an experiment to its record: choose, train, measure, judge, write `<out>/experiments/<name>-<profile>[-quick].json`.
 
 Two stages, each one call of the runner, so that its runs form fleets; the folder of results is the cache, so an interrupted experiment goes
-on where it stopped. Runs on held-out data are kept in `<out>/choosing`, apart from those that are reported.
+on where it stopped. Runs on held-out data are kept in `<out>/choosing`, apart from those that are reported. Of several experiments,
+`pooled` first trains what all of them need, in fewer and larger fleets.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfless.data import DataError
 from selfless.experiments.base import Cell, Experiment, Place
 from selfless.experiments.choosing import Chosen, choose, trial, trials
 from selfless.experiments.claims import Judged, judged
@@ -23,6 +26,7 @@ from selfless.spec import Result, Run
 
 FORMAT = 1
 CHOOSING = "choosing"
+CHOOSE = "choosing strengths"
 Train = Callable[[Sequence[Run], Path, str], list[Result]]  # runs, where, and a word for the progress line
 
 
@@ -55,11 +59,13 @@ def count(experiments: Sequence[Experiment], seeds: int) -> int:
 def reproduce(experiment: Experiment, *, seeds: int, out: Path, train: Train, data_dir: Path | None = None) -> dict[str, Any]:
     """Run it (or what is missing of it), judge it, write its record, and return the record."""
     cells = experiment.cells
-    scored = _choose(experiment, out, train)
+    scored = {
+        run: result for place, runs in _trials(cells, out) for run, result in _trained(runs, place, f"{experiment.name}: {CHOOSE}", train)
+    }
     chosen = {cell.place: choose(cell, scored) for cell in cells}
     runs = {cell.place: _finals(cell, chosen[cell.place], seeds) for cell in cells}
     wanted = list(dict.fromkeys(run for found in runs.values() for run in found))
-    results = dict(zip(wanted, train(wanted, out, f"{experiment.name}: training"), strict=True)) if wanted else {}
+    results = dict(_trained(wanted, out, f"{experiment.name}: training", train))
     filled = [_cell(cell, chosen[cell.place], runs[cell.place], results, out, data_dir) for cell in cells]
     values = {(c["row"], c["column"]): {r["seed"]: r["value"] for r in c["runs"] if r["value"] is not None} for c in filled}
     record = {
@@ -82,14 +88,36 @@ def reproduce(experiment: Experiment, *, seeds: int, out: Path, train: Train, da
     return record
 
 
-def _choose(experiment: Experiment, out: Path, train: Train) -> dict[Run, Result]:
-    """The results that candidates are scored by."""
+def pooled(experiments: Sequence[Experiment], *, seeds: int, out: Path, train: Train) -> None:
+    """Train what these experiments need: first everything that strengths are chosen by, then everything that is reported, a stream at a
+    time. A stream whose data is missing is left to its own experiment, which says so."""
+    cells = [cell for experiment in experiments for cell in experiment.cells]
+    scored: dict[Run, Result] = {}
+    for place, runs in _trials(cells, out):
+        scored |= _by_stream(runs, place, f"all: {CHOOSE}", train)
+    ready = [cell for cell in cells if all(run in scored for run in trials(cell))]
+    _by_stream([run for cell in ready for run in _finals(cell, choose(cell, scored), seeds)], out, "all: training", train)
+
+
+def _by_stream(runs: Iterable[Run], place: Path, what: str, train: Train) -> dict[Run, Result]:
+    streams: dict[str, list[Run]] = {}
+    for run in dict.fromkeys(runs):
+        streams.setdefault(run.stream, []).append(run)
     found: dict[Run, Result] = {}
-    for on_test, place in ((False, out / CHOOSING), (True, out)):
-        runs = list(dict.fromkeys(run for cell in experiment.cells if cell.choice.on_test is on_test for run in trials(cell)))
-        if runs:
-            found |= dict(zip(runs, train(runs, place, f"{experiment.name}: choosing strengths"), strict=True))
+    for name, some in streams.items():
+        with contextlib.suppress(DataError):
+            found |= dict(_trained(some, place, f"{what}, {name}", train))
     return found
+
+
+def _trials(cells: Sequence[Cell], out: Path) -> Iterator[tuple[Path, list[Run]]]:
+    """The runs that candidates are scored by, and where they are kept."""
+    for on_test, place in ((False, out / CHOOSING), (True, out)):
+        yield place, list(dict.fromkeys(run for cell in cells if cell.choice.on_test is on_test for run in trials(cell)))
+
+
+def _trained(runs: Sequence[Run], place: Path, what: str, train: Train) -> Iterator[tuple[Run, Result]]:
+    return zip(runs, train(runs, place, what), strict=True) if runs else iter(())
 
 
 def _finals(cell: Cell, chosen: Chosen, seeds: int) -> list[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from selfless.report.drawing import COLOURS, INK, MARKERS, WIDTH, Look, floor, legend, looks, panel, style
+from selfless.report.drawing import COLOURS, INK, MARKERS, WIDTH, Look, floor, legend, looks, panel, save_pdf, save_png, style
 from selfless.report.experiments import Record, at, rows_and_columns, text
 
 # The paper's rows look the same in every figure: colour, and a hatch for regularizers of parameters and for activation functions.
@@ -33,6 +34,17 @@ def figures(record: Record) -> dict[str, Figure]:
         "rule": rule,
     }[record["figure"]]
     return draw(record)
+
+
+def save(records: Sequence[Record], folder: Path) -> list[Path]:
+    """Every figure as `<experiment>-<profile>[-2 …].png` and `.pdf` in the folder."""
+    written = []
+    for record in records:
+        name = f"{record['name']}-{record['profile']}{'-quick' * record['quick']}"
+        for number, figure in enumerate(figures(record).values(), 1):
+            path = folder / (f"{name}-{number}" if number > 1 else name)
+            written += [save_png(figure, path.with_name(f"{path.name}.png"), dpi=150), save_pdf(figure, path.with_name(f"{path.name}.pdf"))]
+    return written
 
 
 def details(cell: Cell) -> list[Any]:
@@ -93,7 +105,8 @@ def dots(record: Record) -> dict[str, Figure]:
     for column in columns:
         drawn = [c for c in record["cells"] if c["column"] == column and (c["mean"] is not None or c["published"] is not None)]
         if any(c["mean"] is not None for c in drawn):
-            made[f"{column or record['title']}: ours ± std over seeds, and the published values."] = _dots(drawn)
+            beside = ", and the published values" if any(c["published"] is not None for c in drawn) else ""
+            made[f"{column or record['title']}: ours ± std over seeds{beside}."] = _dots(drawn)
     return made
 
 

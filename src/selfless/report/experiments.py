@@ -150,6 +150,14 @@ def chosen(record: Record) -> list[str]:
     return lines
 
 
+def made(record: Record) -> str:
+    """ "515 runs, 109 s of training, NVIDIA H200, commit b66d191"."""
+    about = record["about"]
+    return (
+        f"{about['runs']} runs, {about['seconds']:.0f} s of training, {', '.join(about['hardware'])}, commit {', '.join(about['commit'])}"
+    )
+
+
 def remarks(record: Record) -> list[str]:
     """Footnotes: what its marks mean, and its notes."""
     marks = dict.fromkeys(mark for cell in record["cells"] for mark in cell.get("marks", ()))
@@ -188,12 +196,8 @@ def terminal(record: Record) -> RenderableType:
         for part in claim["parts"]:
             claims.add_row("", Text(f"{part['text']}: {interval(part)}", style="dim"))
     below = [Text(f"– {line}", style="dim") for line in (*chosen(record), *remarks(record))]
-    about = record["about"]
-    made = (
-        f"{about['runs']} runs, {about['seconds']:.0f} s of training, {', '.join(about['hardware'])}, commit {', '.join(about['commit'])}"
-    )
     title = Text(f"\n{heading(record)}: {record['title']}", style="bold")
-    return Group(title, table, Text(), claims, *below, Text(made, style="dim"), Text())
+    return Group(title, table, Text(), claims, *below, Text(made(record), style="dim"), Text())
 
 
 def _matrix(record: Record) -> list[list[str]]:
@@ -225,7 +229,7 @@ def markdown(records: Sequence[Record]) -> str:
             claims += [[c["verdict"], c["text"], "<br>".join(f"{p['text']}: {interval(p)}" for p in c["parts"])] for c in record["claims"]]
             body = ["| " + " | ".join(t.replace("|", "\\|") for t in line) + " |" for line in claims]
             parts.append("\n".join([body[0], "| --- | --- | --- |", *body[1:]]))
-        parts.append("\n".join(f"- {line}" for line in (*chosen(record), *remarks(record))))
+        parts.append("\n".join(f"- {line}" for line in (*chosen(record), *remarks(record), made(record))))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

@@ -24,10 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
+from selfless.data.objects.stream import holding
 from selfless.engine.learner import Alone, Event, Learner
 from selfless.preserve import Preserver
 from selfless.runner.memory import available, most
-from selfless.runner.store import Store, made_from
+from selfless.runner.store import Store
 from selfless.spec import Result, Run
 
 Watch = Callable[[Sequence[Run], Event], None]
@@ -46,6 +47,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     data_dir: Path | str | None = None,
     budget: int | None = None,
     force: bool = False,
+    checkpoints: bool = True,
     watch: Watch | None = None,
     waiting: Callable[[Run], None] | None = None,
 ) -> Result | list[Result]:
@@ -58,12 +60,14 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     device    "auto" (a GPU if there is one), "cpu", "cuda", …
     workers   processes on a CPU; default one a core, at most one a run
     budget    bytes of data to keep in memory; what is larger streams from a memory map
+    checkpoints   whether trained parameters and importances are recorded with the numbers
     watch     called with (runs of the fleet, Event) after every epoch and task
     """
     single = isinstance(runs, Run)
     wanted = [runs] if isinstance(runs, Run) else list(runs)
     with contextlib.ExitStack() as cleaning:
-        store = Store(out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-")))
+        place = out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-"))
+        store = Store(place, data_dir, checkpoints=checkpoints and out is not None)
         unique = list(dict.fromkeys(wanted))
         missing = [run for run in unique if force or store.load(run) is None]
         trained: dict[Run, Result] = {}
@@ -139,7 +143,8 @@ def _execute(
     if count > 1:
         _in_workers(parts, count, store, data_dir, budget, watch, waiting, force)
     else:
-        found = [train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force) for fleet in parts]
+        with holding():  # object sets: each fleet needs them again
+            found = [train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force) for fleet in parts]
     store.sweep()
     return {result.run: result for results in found for result in results}
 
@@ -213,7 +218,7 @@ def _trained(
 ) -> list[Result]:
     """Train a fleet whose locks are held; one that is too large for the memory after all, in halves."""
     place = store.training(runs)
-    sources = [made_from(run) for run in runs]
+    sources = [store.made_from(run) for run in runs]
 
     def report(event: Event) -> None:
         for m, run in enumerate(runs):
@@ -241,7 +246,7 @@ def _trained(
         if result.run in todo:
             made = {"made_from": sources[m]} if sources[m] else {}
             recorded.append(dataclasses.replace(result, about=result.about | about | made))
-            store.record(recorded[-1], learner.member_tensors(m))
+            store.record(recorded[-1], partial(learner.member_tensors, m))
     place.unlink(missing_ok=True)
     return recorded
 
@@ -346,6 +351,7 @@ def _in_workers(
             "data_dir": str(data_dir or ""),
             "budget": budget,
             "force": force,
+            "checkpoints": store.checkpoints,
         }
         job["path"] = [entry for entry in sys.path if entry]
         child = subprocess.Popen(

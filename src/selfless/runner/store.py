@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfless.data.objects.stream import contents
+from selfless.data.weights import checksum
 from selfless.files import locked, write_atomically, write_json
 from selfless.spec import Result, Run
 
 
-def made_from(run: Run) -> str:
-    """A digest of what a run depends on and its settings only name: one's own arrays, folders and network. Empty for published data."""
+def made_from(run: Run, data_dir: Path | str | None = None) -> str:
+    """A digest of what a run depends on and its settings only name: one's own arrays, folders, network and weights, and the object sets,
+    which come whole, in part or in copies. Empty for other published data, and where those sets are not here to compare."""
     digest = hashlib.sha256()
     kind, _, path = run.stream.removeprefix("joint-").partition(":")
     files: list[Path] = []
@@ -28,28 +31,51 @@ def made_from(run: Run) -> str:
         for item in sorted(Path(path).rglob("*")):
             if item.is_file():
                 digest.update(f"{item.relative_to(path)} {item.stat().st_size} {item.stat().st_mtime_ns}\n".encode())
+    elif kind == "objects":
+        options = {name: value for name, value in run.stream_options.items() if name in ("boxes", "aircraft")}
+        shown = contents(run.stream.removeprefix("joint-"), data_dir, tasks=run.tasks, **options)
+        if not shown:
+            return ""
+        digest.update(shown.encode())
+    weights = Path(str(run.model_options.get("weights", "")))
+    if weights.is_file():  # a path; a name with its digest says enough
+        digest.update(checksum(weights).encode())
     module, _, _ = run.model.partition(":")
     if ":" in run.model:
         files += [f for f in (Path(module.replace(".", "/") + ".py"), Path(module.replace(".", "/")) / "__init__.py") if f.is_file()]
     for file in files:
         with contextlib.suppress(OSError), open(file, "rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()[:16] if files or kind == "folders" else ""
+    return digest.hexdigest()[:16] if files or kind in ("folders", "objects") or weights.is_file() else ""
 
 
 class Store:
-    """Results by key."""
+    """Results by key. `data_dir`: where the data that they were made from is looked for; `checkpoints`: whether tensors are kept too."""
 
-    def __init__(self, out: Path | str) -> None:
-        self.out = Path(out)
+    def __init__(self, out: Path | str, data_dir: Path | str | None = None, *, checkpoints: bool = True) -> None:
+        self.out, self.data_dir, self.checkpoints = Path(out), data_dir or None, checkpoints
+        self._objects: dict[str, str] = {}
 
     def folder(self, run: Run) -> Path:
         return self.out / run.key
 
     def load(self, run: Run) -> Result | None:
-        """The recorded result of a run, or None; also None where one's own data or network has changed since."""
+        """The recorded result of a run, or None; also None where one's own data or network, or an object set, has changed since."""
         result = self._read(self.folder(run) / "metrics.json")
-        return None if result is not None and result.about.get("made_from", "") != made_from(run) else result
+        if result is None:
+            return None
+        now = self.made_from(run)
+        unknown = not now and run.stream.removeprefix("joint-").startswith("objects")  # the sets are not here: nothing to compare
+        return result if unknown or result.about.get("made_from", "") == now else None
+
+    def made_from(self, run: Run) -> str:
+        """`made_from` with this store's data; object sets, whose files take a moment to look through, are looked at once."""
+        if not run.stream.removeprefix("joint-").startswith("objects"):
+            return made_from(run, self.data_dir)
+        at = json.dumps([run.stream, run.tasks, run.model, run.stream_options, run.model_options], sort_keys=True)
+        if at not in self._objects:
+            self._objects[at] = made_from(run, self.data_dir)
+        return self._objects[at]
 
     def clear(self, run: Run) -> None:
         """Forget what is recorded of a run. Hold its lock. The file of a fleet that was stopped stays: it is the others' too."""
@@ -89,13 +115,14 @@ class Store:
                 f"{path} is not a result of this version ({error}); delete its folder, or train again with selfless run --force"
             ) from error
 
-    def record(self, result: Result, tensors: Mapping[str, Any]) -> None:
+    def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> None:
         """Write a result: the spec and the tensors first, the metrics, which make it count as done, last."""
         from safetensors.torch import save_file
 
         folder = self.folder(result.run)
         write_json(folder / "spec.json", result.run.as_dict())
-        write_atomically(folder / "checkpoint.safetensors", lambda path: save_file(dict(tensors), path, {"key": result.run.key}))
+        if self.checkpoints:
+            write_atomically(folder / "checkpoint.safetensors", lambda path: save_file(dict(tensors()), path, {"key": result.run.key}))
         write_json(folder / "metrics.json", result.as_dict())
 
     def log(self, run: Run, line: Mapping[str, Any]) -> None:

@@ -37,7 +37,8 @@ def main() -> None:
 
     try:
         data_dir = job["data_dir"] or None
-        train_fleet(runs, Store(job["out"]), "cpu", data_dir, job["budget"], watch, lambda run: say(waiting=run.key), job["force"])
+        store = Store(job["out"], data_dir, checkpoints=job["checkpoints"])
+        train_fleet(runs, store, "cpu", data_dir, job["budget"], watch, lambda run: say(waiting=run.key), job["force"])
     except (ValueError, RuntimeError, OSError) as error:
         say(error=str(error))
 

@@ -6,7 +6,7 @@ A set's files belong into `objects/<name>/` below the data folder, as they were 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,16 @@ def load(name: str, *, data_dir: Place = None, workers: int | None = None, **opt
     raise MissingData(by_hand(item, ["its files are in no data folder"], data_dir))
 
 
+def ready(name: str, *, data_dir: Place = None, **options: Any) -> Prepared | None:
+    """What `load` gives if nothing has to be prepared for it; None otherwise."""
+    item = object_set(name)
+    picked, places = chosen(item, options), folders(name, data_dir)
+    for folder in places:
+        if (there := opened(home() / f"{name}-{key(name, Shelf(folder, item.archives).mark, picked)}")) is not None:
+            return there
+    return None if places else kept(name, picked)
+
+
 def as_published(item: ObjectSet, shelf: Shelf) -> list[str]:
     """Compares the published files that are here with their checksums; `Altered` if one is another."""
     said = []
@@ -87,6 +97,19 @@ def shortfall(item: ObjectSet, train: int, test: int, classes: int, options: Map
     if classes != full_classes:
         parts.append(f"{classes} of {full_classes} classes")
     return ", ".join(parts) or None
+
+
+def reduction(item: ObjectSet, train: int, test: int, classes: Sequence[str], split: str, options: Mapping[str, Any]) -> str:
+    """In what a set is not the published one, counts and split; empty where it is."""
+    short = shortfall(item, train, test, len(classes), options)
+    usual = split.startswith(("official", "none is published"))
+    return "" if usual and not short else "; ".join(filter(None, (short, split)))
+
+
+def reduced(prepared: Prepared) -> str:
+    """`reduction` of a prepared set."""
+    about = prepared.about
+    return reduction(object_set(about["set"]), about["train"], about["test"], about["classes"], about["split"], about["options"])
 
 
 def notes(item: ObjectSet, prepared: Prepared) -> tuple[str, ...]:
@@ -146,7 +169,9 @@ def verify(name: str, *, data_dir: Place = None) -> Check:
             recheck(ready)
         except Altered as error:
             return Check(name, "altered", ready.folder, str(error))
-        return Check(name, "ok", ready.folder, "prepared images as they were; the files they were made of are gone")
+        said = "prepared images as they were; the files they were made of are gone"
+        less = reduced(ready)
+        return Check(name, "reduced" if less else "ok", ready.folder, "; ".join(filter(None, (less, said))))
     return Check(name, "absent", None, f"selfless data fetch {name}")
 
 
@@ -175,8 +200,5 @@ def _check(item: ObjectSet, folder: Path, *, prepared_too: bool = True) -> Check
         return Check(item.name, "altered", folder, str(error))
     finally:
         forget_unpacked(shelf)
-    short = shortfall(item, len(listing.train), len(listing.test), len(listing.classes), options)
-    if short or not listing.split.startswith(("official", "none is published")):
-        details.insert(0, "; ".join(filter(None, (short, listing.split))))
-        return Check(item.name, "reduced", folder, "; ".join(details))
-    return Check(item.name, "ok", folder, "; ".join(details))
+    less = reduction(item, len(listing.train), len(listing.test), listing.classes, listing.split, options)
+    return Check(item.name, "reduced" if less else "ok", folder, "; ".join([less, *details] if less else details))

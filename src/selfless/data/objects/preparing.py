@@ -50,6 +50,16 @@ class Prepared:
     def cut(self) -> int:
         return int(self.about["train"])
 
+    @property
+    def digest(self) -> str:
+        """Of the images' own bytes, what part of each was taken, their labels and halves: the same wherever the same is prepared."""
+        told = [self.about[name] for name in ("set", "version", "options", "train", "test", "classes", "images_sha256")]
+        rows = np.load(self.folder / "rows.npy", allow_pickle=False)
+        total = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        total.update(self.labels().tobytes())
+        total.update(rows.tobytes())
+        return total.hexdigest()
+
     def images(self) -> npt.NDArray[np.uint8]:
         """(n, 3, 224, 224), training images first. Copy-on-write: whatever a caller does, the file stays as it is."""
         array: npt.NDArray[np.uint8] = np.load(self.folder / "images.npy", mmap_mode="c", allow_pickle=False)

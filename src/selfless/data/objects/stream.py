@@ -8,8 +8,10 @@ VOC's persons; `boxes=True` crops birds, cars and aircraft to theirs. Training i
 
 from __future__ import annotations
 
+import hashlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from selfless.data.streams import Stream, Task
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MAPPED: weakref.WeakValueDictionary[tuple[str, str], Tensor] = weakref.WeakValueDictionary()
+_HELD: list[list[Tensor]] = []
 
 
 def objects_stream(
@@ -41,20 +44,7 @@ def objects_stream(
     """A task a set. Without names: every set that is here, in the paper's order, and the stream's notes name those that are not. With
     names: these, in this order, and one that is not here is an error. `tasks` takes the first so many.
     """
-    for name in names:
-        object_set(name)
-    if len(set(names)) < len(names):
-        raise ValueError(f"objects:{','.join(names)} names a set twice; a task each, please")
-    found, missing = {}, []
-    for name in names or OBJECTS:
-        try:
-            found[name] = load(name, data_dir=where, boxes=boxes, aircraft=aircraft)
-        except MissingData:
-            if names:
-                raise
-            missing.append(name)
-        if tasks is not None and len(found) == tasks:
-            break
+    found, missing = _found(names, where, tasks, boxes=boxes, aircraft=aircraft)
     if not found:
         raise MissingData(
             f"none of the eight object sets is here; each belongs into its folder below {data_dir(where) / 'objects'} "
@@ -69,6 +59,45 @@ def objects_stream(
         start += len(prepared.about["classes"])
     title = f"objects:{','.join(names)}" if names else "objects"
     return Stream(title, tuple(made), tuple(made), start, SHAPE, seed, tuple(said))
+
+
+def _found(names: Sequence[str], where: Place, tasks: int | None, **options: Any) -> tuple[dict[str, Prepared], list[str]]:
+    """The sets of a stream, prepared, and the names of those that are not here."""
+    for name in names:
+        object_set(name)
+    if len(set(names)) < len(names):
+        raise ValueError(f"objects:{','.join(names)} names a set twice; a task each, please")
+    found, missing = {}, []
+    for name in names or OBJECTS:
+        try:
+            found[name] = load(name, data_dir=where, **options)
+        except MissingData:
+            if names:
+                raise
+            missing.append(name)
+        if tasks is not None and len(found) == tasks:
+            break
+    return found, missing
+
+
+def contents(text: str, where: Place = None, *, tasks: int | None = None, boxes: bool = False, aircraft: str = "variant") -> str:
+    """A digest of the images that the stream of that name would show, their labels and halves; empty where they are not here. What is
+    here and not prepared yet is prepared for it."""
+    try:
+        found, _ = _found(parse(text), where, tasks, boxes=boxes, aircraft=aircraft)
+    except MissingData:
+        return ""
+    return hashlib.sha256("".join(f"{name} {prepared.digest}\n" for name, prepared in found.items()).encode()).hexdigest() if found else ""
+
+
+@contextmanager
+def holding() -> Iterator[None]:
+    """While this lasts, images that were opened stay open: runs one after another then share them, on a GPU too."""
+    _HELD.append([])
+    try:
+        yield
+    finally:
+        _HELD.pop()
 
 
 def _task(name: str, prepared: Prepared, start: int, held_out: float, seed: int) -> Task:
@@ -92,6 +121,8 @@ def _mapped(prepared: Prepared, half: str) -> Tensor:
         images, cut = prepared.images(), prepared.cut
         known = torch.from_numpy(images[:cut] if half == "train" else images[cut:])
         _MAPPED[key] = known
+    if _HELD and not any(known is other for other in _HELD[-1]):
+        _HELD[-1].append(known)
     return known
 
 
