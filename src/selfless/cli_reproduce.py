@@ -53,6 +53,7 @@ def reproduce(
     with told(as_json):
         from rich.console import Console
 
+        from selfless.data.holding import holding
         from selfless.experiments import NAMES, PAPER, experiment
 
         count = seeds or (2 if quick else 5)
@@ -69,7 +70,8 @@ def reproduce(
             "checkpoints": checkpoints,
         }
         say = Console(stderr=True, quiet=as_json)
-        records, problems = _run(wanted, count, out, session, force, as_json, say)
+        with holding():
+            records, problems = _run(wanted, count, out, session, force, as_json, say)
         if as_json:
             typer.echo(json.dumps({"out": str(out), "experiments": records, "problems": problems}))
         else:

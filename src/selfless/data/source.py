@@ -16,6 +16,7 @@ from selfless.data import cifar, idx, tiny_imagenet
 from selfless.data.catalogue import Entry, entry
 from selfless.data.checking import Altered
 from selfless.data.fetching import fetch, help_yourself
+from selfless.data.holding import hold
 from selfless.data.places import DataError, MissingData, roots
 from selfless.data.verifying import located
 
@@ -78,7 +79,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, download:
     item, places = entry(name), roots(data_dir)
     key = (name, places)
     if (known := _LOADED.get(key)) is not None:
-        return known
+        return hold(known)
     found = located(item, places)
     if not found:
         if not download:
@@ -87,7 +88,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None, download:
         found = located(item, places)
     source = _first_whole(item, found)
     _LOADED[key] = source
-    return source
+    return hold(source)
 
 
 def offer(source: Source, *, data_dir: str | os.PathLike[str]) -> None:

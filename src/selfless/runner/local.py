@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
-from selfless.data.objects.stream import holding
+from selfless.data.holding import holding
 from selfless.engine.learner import Alone, Event, Learner
 from selfless.preserve import Preserver
 from selfless.runner.memory import available, most
@@ -72,6 +72,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         missing = [run for run in unique if force or store.load(run) is None]
         trained: dict[Run, Result] = {}
         if missing:
+            cleaning.enter_context(holding())  # each fleet needs the same images again
             trained = _execute(missing, unique, store, resolve_device(device), workers, data_dir, budget, watch, waiting, force)
         results = {run: trained.get(run) or store.load(run) for run in unique}  # another process may just be training again what we did
     found = [results[run] for run in wanted]
@@ -143,8 +144,7 @@ def _execute(
     if count > 1:
         _in_workers(parts, count, store, data_dir, budget, watch, waiting, force)
     else:
-        with holding():  # object sets: each fleet needs them again
-            found = [train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force) for fleet in parts]
+        found = [train_fleet(fleet, store, device, data_dir, budget, watch, waiting, force) for fleet in parts]
     store.sweep()
     return {result.run: result for results in found for result in results}
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from selfless.data.holding import hold
 from selfless.data.objects.finding import Place, load, notes
 from selfless.data.objects.fitting import SHAPE
 from selfless.data.objects.preparing import Prepared
@@ -28,7 +28,6 @@ from selfless.data.streams import Stream, Task
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MAPPED: weakref.WeakValueDictionary[tuple[str, str], Tensor] = weakref.WeakValueDictionary()
-_HELD: list[list[Tensor]] = []
 
 
 def objects_stream(
@@ -90,16 +89,6 @@ def contents(text: str, where: Place = None, *, tasks: int | None = None, boxes:
     return hashlib.sha256("".join(f"{name} {prepared.digest}\n" for name, prepared in found.items()).encode()).hexdigest() if found else ""
 
 
-@contextmanager
-def holding() -> Iterator[None]:
-    """While this lasts, images that were opened stay open: runs one after another then share them, on a GPU too."""
-    _HELD.append([])
-    try:
-        yield
-    finally:
-        _HELD.pop()
-
-
 def _task(name: str, prepared: Prepared, start: int, held_out: float, seed: int) -> Task:
     labels, cut = prepared.labels(), prepared.cut
     kept, taken = stratified(labels[:cut], held_out, seed, f"held-out {name}")
@@ -121,9 +110,7 @@ def _mapped(prepared: Prepared, half: str) -> Tensor:
         images, cut = prepared.images(), prepared.cut
         known = torch.from_numpy(images[:cut] if half == "train" else images[cut:])
         _MAPPED[key] = known
-    if _HELD and not any(known is other for other in _HELD[-1]):
-        _HELD[-1].append(known)
-    return known
+    return hold(known)
 
 
 def parse(text: str) -> tuple[str, ...]:
