@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from selfless import saved
 from selfless.anchor import step_sizes
 from selfless.capacity import THRESHOLD, Capacity, free_share
 from selfless.importance import Forward, Layerwise, called_with, evaluating, labels_of, measure, run_batch, to_device, unwrap
@@ -278,77 +279,30 @@ class Keeper:
     # ------------------------------------------------------------------------------------------------------------ state, ends
     def state_dict(self) -> dict[str, Tensor]:
         """Everything learned, as flat named tensors (safetensors will take it)."""
-        flat = {f"preserve.{group}.{name}": t for group, tensors in self.state.items() for name, t in tensors.items()}
-        flat |= {f"alpha.{name}": t for name, t in self.alpha.items()}
-        method = torch.tensor(list(self.preserve.name.encode()), dtype=torch.uint8)
-        plain = {"tasks": torch.tensor(self.tasks), "method": method, "begun": torch.tensor(int(not self._fresh))}
-        if self.preserve.distils and self.tasks:  # a way of calling the model cannot be saved; that there was one can
-            plain["called"] = torch.tensor([forward is not None for forward in self.forwards])
-        return {n: t.detach().contiguous().clone() for n, t in flat.items()} | plain
+        called = [forward is not None for forward in self.forwards] if self.preserve.distils and self.tasks else None
+        return saved.flat(self.preserve, saved.Saved(self.state, self.alpha, self.tasks, not self._fresh, called))
 
     def load_state_dict(self, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None = None) -> None:
         """Take over a `state_dict`. Checked against this model first; on a mismatch nothing changes.
 
         `forwards`: for a preserver that distils, the `forward` of each consolidate() so far, where there were any.
         """
-        if "tasks" not in state or "method" not in state:
-            raise ValueError("this is not a keeper's state_dict: it has no 'tasks' and 'method'. Pass what keeper.state_dict() returned")
-        method = bytes(state["method"].tolist()).decode()
-        if method != self.preserve.name:
-            raise ValueError(f"the state is of preserver {method!r}, but this keeper has {self.preserve.name!r}; attach with the same one")
-        new: State = {group: {} for group in self.preserve.init(self._parameters())}
-        alpha: dict[str, Tensor] = {}
-        for key, tensor in state.items():
-            kind, _, rest = key.partition(".")
-            group, _, name = rest.partition(".")
-            if not isinstance(tensor, Tensor) or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
-                raise ValueError(f"{key!r} in the state is not a tensor of finite numbers; the file is damaged or from a run that diverged")
-            if kind == "alpha":
-                alpha[rest] = tensor.detach().clone()
-            elif kind == "preserve" and (group in new or group == "offset"):
-                new.setdefault(group, {})[name] = tensor.detach().clone()
-            elif key not in ("tasks", "method", "begun", "called"):
-                raise ValueError(f"the state has {key!r}, which this keeper knows nothing of; was it saved by another version?")
-        self._check_state(new, alpha)
-        calls: list[Forward | None] = list(forwards) if forwards is not None else [None] * int(state["tasks"])
-        if len(calls) != int(state["tasks"]) or (forwards is None and "called" in state and bool(state["called"].any())):
+        new = saved.read(state, self.preserve, self._parameters())
+        saved.check(new, self.preserve, {n: p.shape for n, p in self.model.named_parameters()}, self.taps)
+        calls: list[Forward | None] = list(forwards) if forwards is not None else [None] * new.tasks
+        if len(calls) != new.tasks or (forwards is None and any(new.called or ())):
             raise ValueError(
-                f"the state's {int(state['tasks'])} tasks were consolidated with forward=, which a file cannot hold; "
+                f"the state's {new.tasks} tasks were consolidated with forward=, which a file cannot hold; "
                 "pass forwards=[one for each task] to load_state_dict"
             )
         self.forwards = calls
-        self.state, self.alpha, self.tasks, self._shares = new, alpha, int(state["tasks"]), None
+        self.state, self.alpha, self.tasks, self._shares = new.state, new.alpha, new.tasks, None
         self._follow()
-        self._fresh = not int(state.get("begun", torch.tensor(0)))
+        self._fresh = not new.begun
         if self._watch is not None:
             self._watch.follow(self._parameters())
             self._watch.begin()
         self._place()
-
-    def _check_state(self, state: State, alpha: Mapping[str, Tensor]) -> None:
-        shapes = {n: p.shape for n, p in self.model.named_parameters()}
-        if "omega" in state and state["omega"].keys() != state.get("anchor", {}).keys():
-            lost = sorted(state["omega"].keys() ^ state["anchor"].keys())
-            raise ValueError(f"the state has only one of Ω and θ* for {lost[0]!r}; it is incomplete")
-        for group, tensors in state.items():
-            for name, tensor in tensors.items() if group not in ("offset", *self.preserve.loose) else ():
-                if name in shapes and tensor.shape != shapes[name]:
-                    raise ValueError(
-                        f"parameter {name!r} is {tuple(tensor.shape)} in the state and {tuple(shapes[name])} in the model; "
-                        "build the model the state was saved with"
-                    )
-        if state.get("omega") and not state["omega"].keys() & shapes.keys():
-            raise ValueError(
-                f"the state has {next(iter(state['omega']))!r}, which the model has not; build the model the state was saved with"
-            )
-        for name, a in alpha.items():
-            if name not in self.taps:
-                raise ValueError(
-                    f"the state has layer {name!r}, but this keeper has {', '.join(self.taps) or 'none'}; attach with the same layers"
-                )
-            width = getattr(self.taps[name].weighted, "out_features", getattr(self.taps[name].weighted, "out_channels", None))
-            if a.dim() != 1 or (width is not None and width % len(a) != 0):
-                raise ValueError(f"layer {name!r} has {width} neurons, but its importance in the state is {tuple(a.shape)}")
 
     def detach(self) -> None:
         """Remove every hook; the model and its optimizers are as before `attach`."""
