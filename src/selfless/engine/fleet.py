@@ -375,12 +375,9 @@ class Fleet:
                 params,
                 self.buffers,
                 lambda: ((x.to(self._dtype), y) for x, y in self.data.passes(size, still, drawn)),
-                preserve.objective,
-                preserve.how,
-                preserve.measures,
+                preserve,
                 head,
                 self.data.positive,
-                preserve.local,
             )
         else:
             omega, alpha = {}, {}

@@ -13,8 +13,9 @@ from selfless.activations import Maxout
 from selfless.closed import power_of
 from selfless.engine import native
 from selfless.engine.native import Inhibition
-from selfless.importance import Estimator, Layerwise, Objective, evaluating, measure
+from selfless.importance import Importance, Layerwise, evaluating, measure
 from selfless.layers import Tap
+from selfless.preserve import Preserver
 
 Tensors = dict[str, Tensor]
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]  # a fresh pass over x (F, B, …), y (F, B)
@@ -182,33 +183,23 @@ class Stack:
 
     # ------------------------------------------------------------------------------------------------------------- importance
     def importance(
-        self,
-        params: Tensors,
-        buffers: Tensors,
-        batches: Batches,
-        objective: Objective,
-        estimator: Estimator,
-        wanted: bool,
-        head: slice,
-        positive: bool = False,
-        local: bool = False,
+        self, params: Tensors, buffers: Tensors, batches: Batches, preserve: Preserver, head: slice, positive: bool = False
     ) -> tuple[Tensors, Tensors]:
-        """(Ω, α) of every member, stacked, in one pass; f is the output in the columns `head`, and labels count from its first.
-        `positive`: no input is below zero. `local`: of each layer's own output (`Layerwise`).
+        """(Ω, α) of every member, stacked, in one pass, as the preserver measures them; Ω only if it does. f is the output in the columns
+        `head`, and labels count from its first. `positive`: no input is below zero.
 
         A native network is measured for the whole fleet at once, any other (and any layer by layer) member by member.
         """
         with evaluating(self.module):
-            if self.native and not local:
-                return self._together(params, batches, objective, estimator, wanted, head, positive)
+            if self.native and not preserve.local:
+                return self._together(params, batches, preserve, head, positive)
             members = range(len(next(iter(params.values()))))
-            parts = [self._alone(m, params, buffers, batches, objective, estimator, wanted, head, local) for m in members]
+            parts = [self._alone(m, params, buffers, batches, preserve, head) for m in members]
             return _stack([p.omega for p in parts]), _stack([p.alpha for p in parts])
 
-    def _together(
-        self, params: Tensors, batches: Batches, objective: Objective, estimator: Estimator, wanted: bool, head: slice, positive: bool
-    ) -> tuple[Tensors, Tensors]:
-        exact, samples, power = wanted and estimator == "per-sample", 0, objective.power
+    def _together(self, params: Tensors, batches: Batches, preserve: Preserver, head: slice, positive: bool) -> tuple[Tensors, Tensors]:
+        objective, wanted = preserve.objective, preserve.measures
+        exact, samples, power = wanted and preserve.how == "per-sample", 0, objective.power
         leaves = {n: p.detach().requires_grad_(wanted and n in self.trainable) for n, p in params.items()}
         names = self.trainable if wanted else []
         totals: list[Tensor | None] = [None] * (len(names) + len(self.layers))
@@ -281,18 +272,7 @@ class Stack:
             for name, b in self.module.named_buffers():
                 b.copy_(buffers[name][m])
 
-    def _alone(
-        self,
-        m: int,
-        params: Tensors,
-        buffers: Tensors,
-        batches: Batches,
-        objective: Objective,
-        estimator: Estimator,
-        wanted: bool,
-        head: slice,
-        local: bool,
-    ) -> Any:
+    def _alone(self, m: int, params: Tensors, buffers: Tensors, batches: Batches, preserve: Preserver, head: slice) -> Importance:
         self._load(m, params, buffers)
 
         def forward(model: nn.Module, batch: Any) -> Tensor:
@@ -308,11 +288,11 @@ class Stack:
         found = measure(
             self.module,
             pairs(),
-            objective,
+            preserve.objective,
             taps={name: Tap(self.module.get_submodule(name), at_input=name not in self._resized) for name in self.layers},
-            parameters=wanted,
-            estimator=estimator,
-            forward=Layerwise(forward) if local else forward,
+            parameters=preserve.measures,
+            estimator=preserve.how,
+            forward=Layerwise(forward) if preserve.local else forward,
             finite=False,  # a member that diverged is a failed result, not an error
         )
         self._outputs = {}
