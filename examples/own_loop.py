@@ -57,7 +57,7 @@ def learn(tasks: list[tuple[Batches, Batches]], preserve: MAS | None, sparsify: 
     history = []
     for train, _ in tasks:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-        keeper.anchor_with(optimizer)  # (again for every new optimizer: it holds old weights in place, stable at any strength)
+        keeper.anchor_with(optimizer)  # from now on old weights are held in place after each step of any optimizer, stable at any strength
         for _ in range(EPOCHS):
             model.train()
             for x, y in train:

@@ -142,14 +142,16 @@ def encoder(
     start: tuple[Tensor, Tensor], batches: list[tuple[Tensor, Tensor]], head: tuple[Tensor, Tensor], b: float, rate: float
 ) -> Tensor:
     """EBLL's W after a step of Adam a batch of (features, labels) on b‖r(f) − f‖² + CE(head(r(f))), r(f) = V σ(W f): the chain rule
-    written out, sample by sample and entry by entry."""
+    written out, sample by sample and entry by entry. Adam steps W·l, l the mean Σ|f| of the first batch."""
+    l = sum(float(f.abs().sum()) for f in batches[0][0]) / len(batches[0][0])
     W, V = (t.double().clone() for t in start)
+    W *= l
     H, h = (t.double() for t in head)
     moments = [(torch.zeros_like(t), torch.zeros_like(t)) for t in (W, V)]
     for step, (features, labels) in enumerate(batches, 1):
         gradients = [torch.zeros_like(W), torch.zeros_like(V)]
         for f, y in zip(features.double(), labels, strict=True):
-            c = [1 / (1 + math.exp(-float(w @ f))) for w in W]
+            c = [1 / (1 + math.exp(-float(w @ f) / l)) for w in W]
             r = [sum(float(V[k, j]) * c[j] for j in range(len(c))) for k in range(len(f))]
             z = [math.exp(float(h[i]) + sum(float(H[i, k]) * r[k] for k in range(len(f)))) for i in range(len(h))]
             p = [value / sum(z) for value in z]
@@ -157,12 +159,12 @@ def encoder(
                 given = 2 * b * (r[k] - float(f[k])) + sum((p[i] - (i == int(y))) * float(H[i, k]) for i in range(len(h)))
                 for j in range(len(c)):
                     gradients[1][k, j] += given * c[j] / len(features)
-                    gradients[0][j] += given * V[k, j] * c[j] * (1 - c[j]) * f / len(features)
+                    gradients[0][j] += given * V[k, j] * c[j] * (1 - c[j]) * f / l / len(features)
         for value, (first, second), g in zip((W, V), moments, gradients, strict=True):
             first.mul_(0.9).add_(0.1 * g)
             second.mul_(0.999).add_(0.001 * g * g)
             value -= rate * (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)).sqrt() + 1e-8)
-    return W
+    return W / l
 
 
 def merged(optima: list[dict[str, Tensor]], weights: list[dict[str, Tensor]] | None = None) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -89,6 +90,15 @@ def test_lwf_keeps_old_outputs_on_new_inputs() -> None:
     assert drift[2] < 0.5 * drift[0]
 
 
+def test_a_warm_up_leaves_an_epoch_to_learn_in() -> None:
+    assert [LwF(warmup=5).turning(epoch, 3) for epoch in range(3)] == [True, False, True]
+    model = made()
+    keeper = selfless.attach(model, LwF(warmup=1), heads=NAMES)
+    learn(model, keeper, 0)
+    keeper.turn(0, 1)
+    assert not keeper.state["held"]  # a task of one epoch has no warm-up
+
+
 def test_lwf_warms_the_new_head_up_alone() -> None:
     """During the warm-up nothing but the new head moves, whatever the optimizer does; afterwards everything does."""
     model = made()
@@ -139,7 +149,7 @@ def test_ebll_is_the_papers_two_losses_written_out() -> None:
     for t in range(2):
         keeper.consolidate(iter(batches[t]))  # a generator, too, is gone through several times
         features = [(model[:2](x).detach(), y) for x, y in batches[t]]
-        start = preserve._start(features[0][0][None], t)
+        start = preserve._start(features[0][0][None], torch.ones(1, dtype=torch.float64), t)
         head = (model[2].weight.detach(), model[2].bias.detach())
         cycled = [features[k % 3] for k in range(7)]
         wanted.append(oracles.encoder((start[0][0].detach(), start[1][0].detach()), cycled, head, 0.2, 0.02))
@@ -169,6 +179,18 @@ def test_ebll_keeps_the_codes_of_old_tasks_on_new_inputs() -> None:
         assert accuracy(model, 1) > 0.8
         drift[name] = float((torch.sigmoid(model.body(x) @ encoder.T).detach() - before).square().sum(1).mean())
     assert drift["ebll"] < 0.5 * drift["lwf"]
+
+
+@pytest.mark.parametrize("width", [16, 256, 4096])
+def test_ebll_codes_tell_samples_apart_at_any_width(width: int) -> None:
+    """A code that is 0 or 1 whatever comes in would cost nothing when it drifts."""
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(1, 64, width, generator=draw).relu()
+    head, y = torch.randn(10, width, generator=draw) / width, torch.arange(64) % 10
+    encoder = EBLL(steps=60).fit(itertools.repeat((features, lambda made: F.cross_entropy(made[0] @ head.T, y))), 0)[0]
+    codes = torch.sigmoid(features[0] @ encoder.T)
+    assert float(((codes > 0.01) & (codes < 0.99)).float().mean()) > 0.9
+    assert float(codes.std(0).mean()) > 0.05
 
 
 def test_ebll_codes_what_the_task_needs() -> None:
@@ -605,3 +627,49 @@ def test_hats_gates_do_not_see_how_a_loss_is_scaled(factor: float) -> None:
     ((F.cross_entropy(model(x, 0), y) + keeper.penalty()) * float("inf")).backward()
     opt.step()
     assert torch.equal(keeper.state["embedding"]["all"], before)
+
+
+@pytest.mark.parametrize("preserve", [LwF(), EBLL()], ids=lambda p: p.name)
+def test_comparing_old_outputs_does_not_move_running_statistics(preserve: LwF) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    keeper = selfless.attach(model, preserve)
+    x, y = torch.randn(16, 6), torch.arange(16) % 3
+    keeper.consolidate([(x, y)])
+    model(x)
+    before = {n: b.clone() for n, b in model.named_buffers()}
+    keeper.penalty((x, y)).backward()
+    assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
+    assert model[1].track_running_stats
+
+
+def test_random_walk_takes_single_numbers() -> None:
+    """A learned temperature, say: a parameter without axes."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.scale = nn.Linear(6, 3), nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) * self.scale
+
+    torch.manual_seed(0)
+    model = Scaled()
+    keeper = selfless.attach(model, RWalk(every=2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(16, 6), torch.arange(16) % 3
+    for _ in range(5):
+        loss = F.cross_entropy(model(x), y) + keeper.penalty()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    keeper.consolidate([(x, y)])
+    assert float(keeper.state["omega"]["scale"]) > 0
+
+
+def test_online_ewc_is_of_one_kind() -> None:
+    from selfless import OnlineEWC
+
+    with pytest.raises(ValueError, match="use EWC"):
+        OnlineEWC(mode="per-task")

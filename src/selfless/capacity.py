@@ -6,6 +6,7 @@ A parameter is free while its importance Ω, summed over the tasks so far, is be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ class Free:
 
     @property
     def share(self) -> float:
-        return self.free / self.total if self.total else 1.0
+        """NaN of nothing: a method without importances knows of no room."""
+        return self.free / self.total if self.total else math.nan
 
     def __str__(self) -> str:
         return f"{self.free:,} of {self.total:,} ({100 * self.share:.1f} %)"
@@ -53,8 +55,8 @@ class Capacity:
         return {
             "tasks": self.tasks,
             "threshold": self.threshold,
-            "free_parameters": self.free_parameters,
-            "free_neurons": self.free_neurons,
+            "free_parameters": None if math.isnan(self.free_parameters) else self.free_parameters,
+            "free_neurons": None if math.isnan(self.free_neurons) else self.free_neurons,
             "parameters": {name: f.share for name, f in self.parameters.items()},
             "neurons": {name: f.share for name, f in self.neurons.items()},
         }

@@ -221,7 +221,7 @@ def report(
         from selfless.report import experiments as experimental
         from selfless.runner.store import Store
 
-        records = [experimental.marked(record, _declared(record)) for record in sorted(experimental.load(folder), key=_place)]
+        records = [experimental.marked(record, *_today(record)) for record in sorted(experimental.load(folder), key=_place)]
         results = Store(folder).all() if records else _recorded(folder)
         if figures is not None:
             from selfless.report.experiment_plots import save
@@ -251,14 +251,16 @@ def _place(record: dict[str, Any]) -> tuple[bool, str, int]:
     return record["quick"], record["profile"], NAMES.index(record["name"]) if record["name"] in NAMES else len(NAMES)
 
 
-def _declared(record: dict[str, Any]) -> set[str]:
-    """The keys of the runs that the record's experiment may report as it is written today; none for one that is gone."""
+def _today(record: dict[str, Any]) -> tuple[set[str], dict[tuple[str, str], set[str]]]:
+    """(the keys of the runs that the record's experiment may report as it is written today, those that its cells are chosen by); none for
+    one that is gone."""
     from selfless.experiments import EXPERIMENTS, experiment
-    from selfless.experiments.reproduce import declared
+    from selfless.experiments.reproduce import declared, grids
 
     if record["name"] not in EXPERIMENTS:
-        return set()
-    return declared(experiment(record["name"], record["profile"], quick=record["quick"], record=record), record["seeds"])
+        return set(), {}
+    made = experiment(record["name"], record["profile"], quick=record["quick"], record=record)
+    return declared(made, record["seeds"]), grids(made)
 
 
 @app.command(epilog="Example:  selfless capacity results")
@@ -285,7 +287,7 @@ def capacity(
                 shown = {name: [free[kind][name] for free in result.capacity] for name in names}
                 shown["all"] = [free[f"free_{kind}"] for free in result.capacity]
                 for name, shares in shown.items():
-                    cells = [f"{100 * share:.1f}" for share in shares]
+                    cells = ["–" if share is None else f"{100 * share:.1f}" for share in shares]
                     table.add_row(f"{kind}: {name}", *cells, style="bold" if name == "all" else None, end_section=name == "all")
             Console().print(table)
 

@@ -63,6 +63,8 @@ def reproduce(
         if not names:
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
         wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in _named(names, PAPER)]
+        if not checkpoints:
+            _refuse_without_checkpoints(wanted)
         session = {
             "data_dir": data_dir,
             "device": device or "auto",
@@ -80,6 +82,14 @@ def reproduce(
             typer.secho(f"{name}: {problem}", fg=typer.colors.RED, err=True)
         if problems:
             raise typer.Exit(1)
+
+
+def _refuse_without_checkpoints(wanted: Sequence[Experiment]) -> None:
+    from selfless.experiments.measures import MEASURES
+
+    drawn = [one.name for one in wanted if any(MEASURES[cell.value].from_checkpoint for cell in one.cells)]
+    if drawn:
+        raise ValueError(f"{', '.join(drawn)}: drawn from the trained networks, which --no-checkpoints does not keep; leave it out")
 
 
 def _named(names: Sequence[str], paper: Sequence[str]) -> list[str]:

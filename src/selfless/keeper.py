@@ -136,7 +136,8 @@ class Keeper:
         found = self._recording.take()
         if self.sparsify.strength > 0 and (training or self.sparsify.reads != "activations"):
             parts.append(self.sparsify.strength * self._inhibition(found, parameters))
-        if self.preserve.strength > 0 and self.tasks and not self.implicit:
+        taken = self.implicit and isinstance(self.preserve, Quadratic)  # by the anchor, after each step
+        if self.preserve.strength > 0 and self.tasks and self.preserve.penalises and not taken:
             self._check_shapes(parameters)
             parts.append(self.preserve.strength * self.preserve.penalty(self.state, parameters))
         if self._gates is not None and training:
@@ -399,7 +400,7 @@ class Keeper:
         for forward in dict.fromkeys(self.forwards):
             with torch.no_grad(), evaluating(self.model), HeadInput(read) as before:
                 teacher = called_with(self.model, self.state["anchor"], batch, forward)
-            with HeadInput(read) as now:
+            with HeadInput(read) as now, _statistics_kept(self.model):
                 costs.append(self.preserve.distil(run_batch(self.model, batch, forward), teacher))
             if self.preserve.encodes and len(costs) == 1:  # once: all heads read the same features
                 costs.append(self.preserve.code_drift(self.state, now.features, before.features))
@@ -550,6 +551,19 @@ class Keeper:
                 p.lerp_(star, share)
             else:
                 p.copy_(torch.lerp(p.to(star.dtype), star, share))
+
+
+@contextmanager
+def _statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Running statistics of batch normalisation are not moved by a pass that the loop did not make."""
+    moving = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
+    for module in moving:
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module in moving:
+            module.track_running_stats = True
 
 
 def _over_and_over(batches: Iterable[Any]) -> Iterator[Any]:

@@ -244,7 +244,10 @@ class Gates:
     def __init__(self, model: nn.Module, taps: Mapping[str, Tap], preserve: Preserver) -> None:
         open_ = [name for name, tap in taps.items() if not tap.at_input]
         if open_:
-            raise ValueError(f"gates stand behind activation modules; the one after {open_[0]!r} is a function: use nn.ReLU() and the like")
+            raise ValueError(
+                f"gates stand behind activation modules, and none is known to follow {open_[0]!r}: use nn.ReLU() modules and name them, "
+                'layers=["act1", …]'
+            )
         self.preserve = preserve
         self.wiring = chain(model, {name: tap.module for name, tap in taps.items()})
         self._axes = {name: tap.axis for name, tap in taps.items()}

@@ -206,7 +206,7 @@ class Result:
         if self.status != "done":
             return {}
         last = self.capacity[-1] if self.capacity else {}
-        free = {name: float(last.get(name, math.nan)) for name in ("free_parameters", "free_neurons")}
+        free = {name: math.nan if last.get(name) is None else float(last[name]) for name in ("free_parameters", "free_neurons")}
         return metrics.summary(self.accuracy, self.baseline) | free
 
     def as_dict(self) -> dict[str, Any]:

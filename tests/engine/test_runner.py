@@ -396,3 +396,28 @@ def test_a_diverged_members_log_is_json(tasks_npz: str, tmp_path: Path) -> None:
     assert selfless.train(run, out=tmp_path).status == "failed"
     lines = [json.loads(line, parse_constant=pytest.fail) for line in next(tmp_path.glob("*/log.jsonl")).read_text().splitlines()]
     assert any(line.get("loss", 0) is None for line in lines)
+
+
+def test_missing_data_is_missing_data_also_when_a_worker_says_so(tmp_path: Path) -> None:
+    from selfless.data import DataError
+
+    runs = [Run(stream="objects:scenes", model="mlp-8", seed=s) for s in range(2)]
+    with pytest.raises(DataError, match="scenes"):
+        selfless.train(runs, out=tmp_path / "out", data_dir=tmp_path / "nothing", device="cpu", workers=2)
+
+
+def test_fleets_one_after_another_load_a_set_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from selfless.data import source
+
+    read: list[str] = []
+
+    def made(item: source.Entry, places: tuple[Path, ...]) -> source.Source:
+        read.append(item.name)
+        split = torch.randint(0, 255, (40, 1, 28, 28), dtype=torch.uint8), torch.arange(40) % 10
+        return source.Source("mnist", split, split, tuple("0123456789"))
+
+    monkeypatch.setattr(source, "located", lambda item, places: (tmp_path,))
+    monkeypatch.setattr(source, "_first_whole", made)
+    runs = [Run(model=f"mlp-{n}", tasks=2, epochs=1, batch=10) for n in (4, 6)]  # two networks: two fleets
+    selfless.train(runs, out=tmp_path / "out", data_dir=tmp_path, device="cpu", workers=1)
+    assert read == ["mnist"]

@@ -82,5 +82,5 @@ def test_an_older_record_is_said_to_be_one() -> None:
 
 def test_edges_of_every_number() -> None:
     grid = [Run(preserve=MAS(a), lr=lr) for a in (1.0, 2.0, 3.0) for lr in (0.1, 0.2)]
-    assert edges(grid, 0) == ("λ_Ω = 1 is an end of its grid",)  # of two rates each is an end: not worth a word
-    assert edges(grid, 2) == ()
+    assert edges(grid, 0) == ("λ_Ω = 1 is an end of its grid", "lr = 0.1 is an end of its grid")
+    assert edges(grid, 2) == ("lr = 0.1 is an end of its grid",)  # of two rates each is an end

@@ -29,9 +29,10 @@ NAMED = re.compile(r"[^/\\@]+@[0-9a-f]{12}")
 
 
 def pretrained(network: str, where: Path | str | None = None) -> str | None:
-    """NAME@DIGEST of the first known file of a network that is here; None where there is none. `Altered` if it is not the published one."""
-    for root in roots(where):
-        for name in KNOWN.get(network, ()):
+    """NAME@DIGEST of the most complete known file of a network that is here; None where there is none. `Altered` if it is not the published
+    one."""
+    for name in KNOWN.get(network, ()):
+        for root in roots(where):
             path = root / network / name
             if path.is_file():
                 found = checksum(path)

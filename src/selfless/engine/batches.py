@@ -30,7 +30,7 @@ class FleetData:
             raise ValueError(f"the members of a fleet have tasks of {sorted(sizes)} samples; train those of one size together")
         self.n = sizes.pop()
         share = None if budget is None else budget // len(unique)
-        residents = [_on_gpu(part, device) or part.resident(device, share) for part in unique.values()]
+        residents = [_on_gpu(part, device, share) or part.resident(device, share) for part in unique.values()]
         self.first = residents[0]
         places = {key: i for i, key in enumerate(unique)}
         self.offset = torch.tensor([places[id(part)] * self.n for part in parts], device=device)
@@ -97,9 +97,11 @@ class FleetData:
         return draws.order(draws.stream_key(seeds, "order", task, epoch), self.n, self.weights)
 
 
-def _on_gpu(part: Part | Joined, device: torch.device) -> Resident | None:
+def _on_gpu(part: Part | Joined, device: torch.device, budget: int | None) -> Resident | None:
     """A permuted part, permuted on the GPU from the one copy of its source there: the same bytes, without the CPU's work."""
     if device.type != "cuda" or not isinstance(part, Part) or part.angle % 360 != 0:
+        return None
+    if budget is not None and part.images.nbytes > budget:
         return None
     if part.images not in _uploaded:
         _uploaded[part.images] = part.images.to(device)

@@ -61,8 +61,8 @@ class Fleet:
         self.strength = torch.tensor([r.preserve.strength for r in runs], device=device)
         self.groups = _groups([r.sparsify for r in runs])  # members whose penalty is computed as such
         self.inhibitions: Inhibitions | None = None  # those whose penalty joins the backward pass
-        explicit = self.run.anchor == "explicit" and isinstance(self.preserve, Quadratic)
-        self._reads_parameters = explicit or any(kind.reads != "activations" for kind, _ in self.groups)
+        self._explicit = self.preserve.penalises and (self.run.anchor == "explicit" or not isinstance(self.preserve, Quadratic))
+        self._reads_parameters = self._explicit or any(kind.reads != "activations" for kind, _ in self.groups)
         self.share: Tensors = {}
         self.ratio = torch.ones(self.size, device=device)
         self.pressure = self.lr * self.inhibition
@@ -290,8 +290,9 @@ class Fleet:
             for x, alpha in xs:
                 self._warm(kind, x)
                 terms.append(torch.dot(self.pressure[members], each(kind.penalty, x, alpha)))
-        if self.run.anchor == "explicit" and self.tasks and self.state.get("omega"):
-            costs = each(self.preserve.penalty, {k: self.state[k] for k in ("omega", "anchor")}, live)
+        if self._explicit and self.tasks:
+            groups = ("omega", "anchor") if isinstance(self.preserve, Quadratic) else tuple(self.state)
+            costs = each(self.preserve.penalty, {k: self.state[k] for k in groups}, live)
             terms.append((self.lr * self.strength * costs).sum())
         return torch.stack(terms).sum() if terms else None
 

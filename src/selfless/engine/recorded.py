@@ -14,7 +14,9 @@ from torch import Tensor
 
 
 def record(step: Callable[[], object], rewind: Callable[[], object], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-    """The step as a graph. Recording changes nothing: it takes two steps to warm up, each after a `rewind`, and undoes them."""
+    """The step as a graph. Recording changes nothing, draws included: it takes two steps to warm up, each after a `rewind`, and undoes
+    them."""
+    drawn = torch.cuda.get_rng_state()
     with undone(changed):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -26,6 +28,7 @@ def record(step: Callable[[], object], rewind: Callable[[], object], changed: Se
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
+    torch.cuda.set_rng_state(drawn)
     return graph
 
 

@@ -62,11 +62,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """mean(a − b) ≥ margin, or ≤ margin, in points, a and b paired by seed; no b: of a itself. `published` is the paper's difference."""
+    """mean(a − b) ≥ margin, > margin or ≤ margin, in points, a and b paired by seed; no b: of a itself. `published` is the
+    paper's difference."""
 
     a: Place
     b: Place | None
-    relation: Literal["≥", "≤"] = "≥"
+    relation: Literal["≥", ">", "≤"] = "≥"
     margin: float = 0.0
     published: float | None = None
 
@@ -118,6 +119,11 @@ class Experiment:
 
 def at_least(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None) -> Comparison:
     return Comparison(a, b, "≥", margin, published)
+
+
+def more(a: Place, b: Place, margin: float = 0.0, published: float | None = None) -> Comparison:
+    """For "ahead" and "helps": a tie is neither."""
+    return Comparison(a, b, ">", margin, published)
 
 
 def at_most(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None) -> Comparison:

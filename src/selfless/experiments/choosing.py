@@ -80,7 +80,7 @@ def edges(candidates: Sequence[Run], index: int) -> tuple[str, ...]:
     found = []
     for name, of in NUMBERS.items():
         values = sorted({of(run) for run in candidates})
-        if len(values) > 2 and of(candidates[index]) in (values[0], values[-1]):
+        if len(values) > 1 and of(candidates[index]) in (values[0], values[-1]):
             found.append(f"{name} = {of(candidates[index]):g} is an end of its grid")
     return tuple(found)
 

@@ -54,6 +54,8 @@ def verdict(low: float, high: float, part: Comparison) -> Verdict:
         return "undecided"
     if part.relation == "≥":
         return "holds" if low >= part.margin else "fails" if high < part.margin else "undecided"
+    if part.relation == ">":
+        return "holds" if low > part.margin else "fails" if high <= part.margin else "undecided"
     return "holds" if high <= part.margin else "fails" if low > part.margin else "undecided"
 
 

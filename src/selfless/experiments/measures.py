@@ -39,7 +39,9 @@ class Made:
     def checkpoint(self, run: Run | None = None) -> Path:
         path = self.out / (run or self.result.run).key / "checkpoint.safetensors"
         if not path.is_file():
-            raise MissingCheckpoint(f"there is no {path}, which this figure is drawn from; train the run again with --force")
+            raise MissingCheckpoint(
+                f"there is no {path}, which this figure is drawn from; train the run again with --force and checkpoints"
+            )
         return path
 
 
@@ -51,6 +53,7 @@ class Measure:
     value: Callable[[Made], float]
     detail: Callable[[Made], Any]
     unit: str = "%"
+    from_checkpoint: bool = False
 
 
 def per_task(made: Made) -> list[float]:
@@ -160,7 +163,9 @@ MEASURES: dict[str, Measure] = {
     "free": Measure("free after task 1", lambda m: free_after(m)[0], free_after),
     "free-last": Measure("free at the end", lambda m: free_after(m)[-1], _nothing),
     "first-held-out": Measure("task 1, held out", _held_out_first, _nothing),
-    "quiet": Measure(f"neurons with mean activation < {QUIET:g}", quiet, first_activations),
-    "neurons": Measure("effective neurons", lambda m: effective(importances(m, _tasks(m))), lambda m: importances(m, _tasks(m)), "count"),
-    "reuse": Measure("overlap of tasks 1 and 3", reuse, _nothing),
+    "quiet": Measure(f"neurons with mean activation < {QUIET:g}", quiet, first_activations, from_checkpoint=True),
+    "neurons": Measure(
+        "effective neurons", lambda m: effective(importances(m, _tasks(m))), lambda m: importances(m, _tasks(m)), "count", True
+    ),
+    "reuse": Measure("overlap of tasks 1 and 3", reuse, _nothing, from_checkpoint=True),
 }

@@ -45,6 +45,11 @@ def declared(experiment: Experiment, seeds: Iterable[int]) -> set[str]:
     return {final(cell, run, seed).key for cell in experiment.cells for run in cell.candidates for seed in seeds}
 
 
+def grids(experiment: Experiment) -> dict[Place, set[str]]:
+    """The keys of the runs that each cell is chosen by as the experiment is written now."""
+    return {cell.place: {run.key for run in trials(cell)} for cell in experiment.cells if len(cell.candidates) > 1}
+
+
 def count(experiments: Sequence[Experiment], seeds: int) -> int:
     """How many runs they train, what they share counted once."""
     tried = {(run, cell.choice.on_test) for e in experiments for cell in e.cells for run in trials(cell)}

@@ -70,6 +70,11 @@ class Preserver(Term):
         """The state before the first task."""
         return {}
 
+    @property
+    def penalises(self) -> bool:
+        """Whether `penalty` is more than zero: a method's own. Only a `Quadratic` one can be taken implicitly instead."""
+        return type(self).penalty is not Preserver.penalty
+
     def penalty(self, state: State, parameters: Tensors) -> Tensor:
         """The explicit penalty at `parameters`, without the strength."""
         return next(iter(parameters.values())).new_zeros(())

@@ -27,8 +27,9 @@ class EBLL(LwF):
 
     so that features may change where no old task looks. `code` is the length of σ(W f). The autoencoder is trained on the task's data by
     `steps` steps of Adam at `rate` (the paper: Adadelta), from weights that a generator of its own draws: the same in a loop, alone and in
-    a fleet. Features are the input of the last linear layer; the paper takes those of the last convolution. Two stages, as in the paper:
-    `warmup` epochs for a new head alone, then everything. In a loop the task's batches must come with labels.
+    a fleet. It reads f / mean Σ|f|, so that a step moves what σ is taken of by `rate` at most, however many features there are. Features
+    are the input of the last linear layer; the paper takes those of the last convolution. Two stages, as in the paper: `warmup` epochs for
+    a new head alone (never the last), then everything. In a loop the task's batches must come with labels.
     """
 
     name: ClassVar[str] = "ebll"
@@ -61,27 +62,30 @@ class EBLL(LwF):
         """The encoders (F, code, N) of a task, counted from 0, one a member, trained on `batches`, as many as there are steps."""
         weights: list[Tensor] = []
         optimizer: torch.optim.Optimizer | None = None
+        length = torch.ones(1)
         for features, loss in islice(batches, self.steps):
             if optimizer is None:
-                weights = self._start(features, task)
+                length = _length(features)
+                weights = self._start(features, length, task)
                 optimizer = torch.optim.Adam(weights, lr=self.rate)
             with torch.enable_grad():
                 encoder, decoder = weights
-                made = torch.sigmoid(features @ encoder.mT) @ decoder.mT
+                made = torch.sigmoid((features / length) @ encoder.mT) @ decoder.mT
                 total = self.reconstruction * (made - features).square().sum(-1).mean(-1).sum() + loss(made)
                 for weight, gradient in zip(weights, torch.autograd.grad(total, weights), strict=True):
                     weight.grad = gradient
             optimizer.step()
         if not weights:
             raise ValueError("there is no data to train the task's encoder on: the batches are empty (a generator used up, perhaps?)")
-        return weights[0].detach()
+        return (weights[0] / length).detach()
 
-    def _start(self, features: Tensor, task: int) -> list[Tensor]:
+    def _start(self, features: Tensor, length: Tensor, task: int) -> list[Tensor]:
         members, width = len(features), features.shape[-1]
         draw = torch.Generator().manual_seed(task)
         shapes = ((self.code, width), (width, self.code))
         drawn = [torch.randn(shape, generator=draw, dtype=torch.float64) / shape[1] ** 0.5 for shape in shapes]
-        return [w.to(features).expand(members, -1, -1).clone().requires_grad_() for w in drawn]
+        encoder, decoder = (w.to(features).expand(members, -1, -1) for w in drawn)
+        return [(encoder * length).requires_grad_(), decoder.clone().requires_grad_()]
 
     def coded(self, state: State, encoder: Tensor) -> State:
         """The state with one more task's encoder (code, N)."""
@@ -93,3 +97,8 @@ class EBLL(LwF):
             )
         new = encoder.unsqueeze(0)
         return {**state, "encoder": {"all": new if held is None else torch.cat([held, new])}}
+
+
+def _length(features: Tensor) -> Tensor:
+    """mean_m Σ_i |f_i| of every member, (F, 1, 1)."""
+    return features.detach().abs().sum(-1).mean(-1).clamp(min=torch.finfo(features.dtype).tiny).view(-1, 1, 1)

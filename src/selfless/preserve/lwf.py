@@ -18,8 +18,9 @@ class LwF(Preserver):
 
     z* are the outputs of θ*, the network before the task, on the same images; T is `temperature`. The paper writes the cross-entropy,
     which has the same gradient and is not zero at θ*. Its old outputs are recorded once; here θ* is run again on each batch, which also
-    fits augmented images. `warmup` epochs of each task after the first train the new head alone, everything else as in θ* (the paper's
-    warm-up; its length is not given there, none by default). A head that all tasks share is not new: then nothing is warmed up.
+    fits augmented images. `warmup` epochs of each task after the first (never its last) train the new head alone, everything
+    else as in θ* (the paper's warm-up; its length is not given there, none by default). A head that all tasks share is not new: then
+    nothing is warmed up.
     """
 
     name: ClassVar[str] = "lwf"
@@ -45,12 +46,16 @@ class LwF(Preserver):
         return (log_old.exp() * (log_old - log_p)).sum(-1).mean()
 
     def turning(self, epoch: int, epochs: int) -> bool:
-        return self.warmup > 0 and epoch in (0, self.warmup)
+        return self.warmup > 0 and epoch in (0, self._warm(epochs))
+
+    def _warm(self, epochs: int) -> int:
+        """Epochs of the warm-up in a task of `epochs`: one is always left to learn everything in."""
+        return min(self.warmup, epochs - 1)
 
     def turn(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
         """Hold what is not the new head during the warm-up, where there is a new head; let go after it."""
         new = {name for name in parameters if mine(state, name) is not None}
-        if epoch > 0 or not new or not state["anchor"]:
+        if epoch >= self._warm(epochs) or not new or not state["anchor"]:
             return {**state, "held": {}}, {}
         # nothing is held in the first task, whose heads are all new: `anchor` is empty then
         held = {n: torch.ones_like(p, dtype=torch.bool) for n, p in parameters.items() if n in state["anchor"]}

@@ -158,6 +158,11 @@ class OnlineEWC(EWC):
     name: ClassVar[str] = "ewc-online"
     decay: float = 0.9
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode != "online":
+            raise ValueError(f"OnlineEWC has one Ω for all tasks, which fades; mode={self.mode!r} is EWC's: use EWC(mode={self.mode!r})")
+
 
 @dataclass(frozen=True)
 class SI(Quadratic):

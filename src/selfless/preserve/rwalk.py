@@ -46,7 +46,7 @@ class RWalk(Quadratic):
     def init(self, parameters: Tensors) -> State:
         start = {name: widened(p) for name, p in parameters.items()}
         zeros = {group: {n: torch.zeros_like(t) for n, t in start.items()} for group in ("path", "fisher", "score")}
-        window = {n: torch.zeros_like(t[..., :1]) for n, t in start.items()}  # steps since the last Δt ended
+        window = {n: torch.zeros_like(t[..., :1] if t.dim() else t) for n, t in start.items()}  # steps since the last Δt ended
         return {"omega": {}, "anchor": {}, "earned": {}, **zeros, "start": start, "window": window}
 
     def observe(self, state: State, before: Tensors, after: Tensors, gradients: Tensors) -> State:

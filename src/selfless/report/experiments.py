@@ -47,8 +47,12 @@ def load(folder: Path) -> list[Record]:
     return found
 
 
-def marked(record: Record, declared: set[str] | None = None) -> Record:
-    """The record with `marks` in each cell: "failed", "missing", "stale", "on test", "not run". `declared`: the keys of today's runs."""
+def marked(record: Record, declared: set[str] | None = None, grids: Mapping[tuple[str, str], set[str]] | None = None) -> Record:
+    """The record with `marks` in each cell: "failed", "missing", "stale", "other grid", "on test", "not run". `declared`: the keys of
+    today's runs; `grids`: those that each cell is chosen by today."""
+    tried = {
+        tuple(place): {key for c in choice["candidates"] for key in c["keys"]} for choice in record["choices"] for place in choice["cells"]
+    }
     chosen_on_test = {tuple(place) for choice in record["choices"] if choice["by"] == "test" for place in choice["cells"]}
     cells = []
     for cell in record["cells"]:
@@ -62,6 +66,12 @@ def marked(record: Record, declared: set[str] | None = None) -> Record:
             marks.append("missing")
         if declared is not None and any(key not in declared for key in keys):
             marks.append("stale")
+        elif (
+            grids is not None
+            and keys
+            and tried.get((cell["row"], cell["column"]), set()) != grids.get((cell["row"], cell["column"]), set())
+        ):
+            marks.append("other grid")
         if cell["on_test"] or (cell["row"], cell["column"]) in chosen_on_test:
             marks.append("on test")
         cells.append(cell | {"marks": marks})
@@ -78,6 +88,7 @@ MEANING = {
     "partly failed": "some runs failed; the mean is over the others",
     "missing": "the recorded runs are not all in this folder",
     "stale": "the experiment is written differently now; run it again",
+    "other grid": "chosen from other candidates than the experiment has now",
     "on test": ON_TEST,
 }
 
@@ -121,9 +132,10 @@ def interval(part: Mapping[str, Any]) -> str:
     """ "+3.12 [+2.80, +3.44]; published +3.10"."""
     if part["mean"] is None:
         return "–"
-    span = f" [{text(part['low'], 2, True)}, {text(part['high'], 2, True)}]" if part["low"] is not None else " (one seed: no interval)"
+    signed = part["b"] is not None  # a difference; else a value
+    span = f" [{text(part['low'], 2, signed)}, {text(part['high'], 2, signed)}]" if part["low"] is not None else " (one seed: no interval)"
     told = f"; published {text(part['published'], 2, True)}" if part["published"] is not None else ""
-    return text(part["mean"], 2, True) + span + told
+    return text(part["mean"], 2, signed) + span + told
 
 
 def tally(records: Sequence[Record]) -> dict[str, int]:

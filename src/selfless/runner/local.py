@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
+from selfless.data import DataError
 from selfless.data.holding import holding
 from selfless.engine.learner import Alone, Event, Learner
 from selfless.preserve import Preserver
@@ -396,6 +397,6 @@ def _relay(message: dict[str, Any], runs: list[Run], watch: Watch | None, waitin
     if "waiting" in message and waiting is not None:
         waiting(runs[0])
     if "error" in message:
-        raise ValueError(message["error"])
+        raise (DataError if message.get("data") else ValueError)(message["error"])
     if "event" in message and watch is not None:
         watch([runs[i] for i in message["members"]], Event(**message["event"]))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from selfless.data import DataError
 from selfless.engine.learner import Event
 from selfless.runner.local import train_fleet
 from selfless.runner.store import Store
@@ -40,7 +41,7 @@ def main() -> None:
         store = Store(job["out"], data_dir, checkpoints=job["checkpoints"])
         train_fleet(runs, store, "cpu", data_dir, job["budget"], watch, lambda run: say(waiting=run.key), job["force"])
     except (ValueError, RuntimeError, OSError) as error:
-        say(error=str(error))
+        say(error=str(error), data=isinstance(error, DataError))
 
 
 if __name__ == "__main__":
