@@ -673,3 +673,10 @@ def test_online_ewc_is_of_one_kind() -> None:
 
     with pytest.raises(ValueError, match="use EWC"):
         OnlineEWC(mode="per-task")
+
+
+def test_a_head_that_is_not_there_is_named() -> None:
+    model = made()
+    keeper = selfless.attach(model, PackNet(0.5), heads=["headz.0", "headz.1"])
+    with pytest.raises(ValueError, match=r"names 'headz.0' for task 1"):
+        keeper.consolidate(data(0), forward=lambda m, b: m(b[0], 0))

@@ -63,6 +63,8 @@ def reproduce(
         if not names:
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
         wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in _named(names, PAPER)]
+        if not any(cell.candidates for one in wanted for cell in one.cells):
+            raise ValueError("nothing can be run: " + "; ".join(f"{one.name}: {one.pending}" for one in wanted))
         if not checkpoints:
             _refuse_without_checkpoints(wanted)
         session = {

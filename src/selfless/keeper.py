@@ -173,6 +173,7 @@ class Keeper:
         omega: dict[str, Tensor] = {}
         alpha: dict[str, Tensor] = {}
         self._place_heads()
+        self._check_head(parameters)
         if preserve.encodes and iter(batches) is batches:
             batches = list(batches)  # they are gone through several times
         if preserve.measures or self.taps:
@@ -433,6 +434,13 @@ class Keeper:
                 for name, p in named.items():
                     if name == head or name.startswith(f"{head}."):
                         self.state["head"][name] = torch.full_like(p, t, dtype=torch.int16)
+
+    def _check_head(self, parameters: Mapping[str, Tensor]) -> None:
+        """The head of the task that has just ended must be in the model by now."""
+        if self.preserve.owns and self.tasks < len(self.heads):
+            head = self.heads[self.tasks]
+            if not any(name == head or name.startswith(f"{head}.") for name in parameters):
+                raise ValueError(f"heads= names {head!r} for task {self.tasks + 1}, but the model has no trainable parameter of that name")
 
     @torch.no_grad()
     def _write(self, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

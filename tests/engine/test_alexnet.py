@@ -147,7 +147,7 @@ def test_a_gpu_computes_what_a_cpu_does(photos: str, members: int) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-@pytest.mark.parametrize("preserve", ["none", "lwf:1", "imm:1e-3", "si:1", "ewc:10", "mas:1"])
+@pytest.mark.parametrize("preserve", ["none", "lwf:1", "ebll:1", "imm:1e-3", "si:1", "ewc:10", "mas:1"])
 def test_the_rows_of_table_2_on_a_gpu(photos: str, preserve: Any) -> None:
     options = {"sparsify": "none", "model_options": NARROW | {"dropout": 0.5}, "precision": "bf16", "schedule": "cosine"}
     (result,) = Learner([run(photos, preserve=preserve, **options)], device="cuda").learn()

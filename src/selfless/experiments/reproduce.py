@@ -248,7 +248,7 @@ def _about(results: Sequence[Result]) -> dict[str, Any]:
     return {
         "runs": len(unique),
         "failed": sum(r.status != "done" for r in unique),
-        "seconds": seconds,
+        "seconds": round(seconds, 3),
         "hardware": every("hardware") or [here["hardware"]],
         "torch": every("torch"),
         "commit": every("commit") or [here["commit"]],

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from selfless.spec import Result, Run
 
 Matrix = NDArray[np.float64]
-CONTEXT = ("stream", "model", "tasks")  # what is said whenever it is not the same for all groups
+CONTEXT = ("stream", "model", "tasks", "scenario", "epochs", "batch")  # what is said whenever it is not the same for all groups
 
 
 class Value(NamedTuple):
@@ -136,9 +136,9 @@ SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def comparable(found: Sequence[Group]) -> bool:
-    """Whether one scale judges all: the same stream and scenario, as many tasks, and more than one to compare."""
+    """Whether one scale judges all: the same stream and scenario, as many tasks and epochs, and more than one to compare."""
     return (
-        len({(g.run.stream, str(g.run.stream_options), g.run.scenario, g.tasks) for g in found}) == 1
+        len({(g.run.stream, str(g.run.stream_options), g.run.scenario, g.tasks, g.run.epochs) for g in found}) == 1
         and len([g for g in found if g.done]) > 1
     )
 
@@ -164,7 +164,8 @@ def settings(result: Result) -> dict[str, Any]:
             else:
                 yield prefix + key, value
 
-    return {k: v for k, v in flat(result.run.as_dict()) if k != "seed"} | {"tasks": len(result.baseline)}
+    found = {k: v for k, v in flat(result.run.as_dict()) if k != "seed"}
+    return found | {"tasks": len(result.baseline), "scenario": result.run.scenario}
 
 
 def over_seeds(values: Sequence[float] | Matrix) -> Value:
@@ -194,7 +195,7 @@ def _failure(result: Result) -> str:
 
 
 def _labels(first: Sequence[Result]) -> list[str]:
-    """The method; with stream, model or tasks where they are not all the same, and with whatever else tells two groups apart."""
+    """The method; with stream, training and so on (CONTEXT) where they are not all the same, and with whatever else tells two apart."""
     flat = [settings(r) for r in first]
     context = [key for key in differences(flat) if key in CONTEXT]
     plain = [(r.run.method, *(str(f[key]) for key in context)) for r, f in zip(first, flat, strict=True)]

@@ -103,10 +103,16 @@ def _verdicts(experiments: Sequence[recorded.Record]) -> str:
     whole = [record for record in experiments if not record["quick"]]
     if not whole:
         return "Quick versions only: they show that everything runs, and prove nothing."
-    found = recorded.tally(whole)
-    known = sum(found.values())
+    profiles = {profile: [r for r in whole if r["profile"] == profile] for profile in dict.fromkeys(r["profile"] for r in whole)}
+    if len(profiles) == 1:
+        return f"{_counted(whole)}."
+    return "; ".join(f"{name}: {_counted(records)}" for name, records in profiles.items()).capitalize() + "."
+
+
+def _counted(records: Sequence[recorded.Record]) -> str:
+    found = recorded.tally(records)
     tails = [f"{found['fails']} fail{'s' * (found['fails'] == 1)}"] + [f"{found[v]} {t}" for v, t in UNKNOWN.items() if found[v]]
-    return f"{found['holds']} of {known} claims hold, {', '.join(tails)}."
+    return f"{found['holds']} of {sum(found.values())} claims hold, {', '.join(tails)}"
 
 
 UNKNOWN = {"undecided": "undecided", "missing": "not tested yet"}

@@ -323,7 +323,9 @@ def _commit() -> str:
         return os.environ["SELFLESS_COMMIT"]
     try:
         here = Path(__file__).resolve().parent
-        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=here, capture_output=True, text=True, timeout=5
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
