@@ -198,3 +198,10 @@ def test_utilisation_says_what_each_fleet_made_of_the_machine() -> None:
         "60 runs as one fleet on NVIDIA H200: 4.4 s, 257,491 run-steps a second, 6.2 GB (4% of its memory)",
         "1 run on a CPU, 2 cores: 12.0 s, 700 run-steps a second",
     ]
+
+
+def test_figures_from_checkpoints_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["reproduce", "fig-4-bottom", "locality", "--quick", "--no-checkpoints", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert "fig-4-bottom, locality" in done.output
+    assert not (tmp_path / "out").exists()

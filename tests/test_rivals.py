@@ -449,17 +449,8 @@ def test_local_mas_is_hebbs_rule() -> None:
 
 
 def test_local_mas_with_activations_as_functions_and_convolutions() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.fc, self.head = nn.Conv2d(1, 3, 3), nn.Linear(12, 5), nn.Linear(5, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(F.relu(self.fc(F.relu(self.conv(x)).flatten(1))))
-            return out
-
     torch.manual_seed(0)
-    model, x = Net().double(), torch.randn(5, 1, 4, 4, dtype=torch.float64)
+    model, x = Small().double(), torch.randn(5, 1, 4, 4, dtype=torch.float64)
     keeper = selfless.attach(model, LocalMAS(1.0))
     keeper.consolidate([x])
     total: Tensor = torch.zeros_like(model.conv.weight)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from selfless.experiments.base import Claim, at_least, at_most
+from selfless.experiments.base import Claim, Comparison, at_least, at_most
 from selfless.experiments.claims import judge, judged, together, verdict
 
 A, B = ("SLNID", "x"), ("No-Reg", "x")
@@ -97,3 +97,11 @@ def test_a_claim_is_as_good_as_its_worst_part() -> None:
 def test_the_same_values_give_the_same_interval() -> None:
     values = drawn(np.random.default_rng(5), 0.3, 5)
     assert judge(at_least(A, B), values) == judge(at_least(A, B), values)
+
+
+def test_a_tie_is_not_ahead() -> None:
+    a, b = ("a", ""), ("b", "")
+    assert verdict(0.0, 0.0, Comparison(a, b, "≥")) == "holds"
+    assert verdict(0.0, 0.0, Comparison(a, b, ">")) == "fails"
+    assert verdict(0.1, 0.2, Comparison(a, b, ">")) == "holds"
+    assert verdict(-0.1, 0.2, Comparison(a, b, ">")) == "undecided"

@@ -22,7 +22,7 @@ from selfless import MAS, SLNID, NoSparsifier, Run
 from selfless.data import MissingData
 from selfless.experiments import NAMES, experiment, measures
 from selfless.experiments.base import Cell, Choice, Claim, Experiment, at_least, at_most
-from selfless.experiments.reproduce import declared, pooled, record_file, reproduce
+from selfless.experiments.reproduce import declared, grids, pooled, record_file, reproduce
 from selfless.report import experiment_plots, write
 from selfless.report import experiments as reporting
 from selfless.runner import Store
@@ -276,3 +276,25 @@ def test_every_experiment_is_drawn(name: str, tmp_path: Path, monkeypatch: pytes
     page = Reader(write([], tmp_path / "report.html", experiments=[reporting.marked(record | {"folder": str(tmp_path)})]).read_text())
     assert sum(caption in page.texts for caption in drawn) == len(drawn)
     assert all(c["status"] in ("done", "pending") for c in record["cells"])
+
+
+def test_a_record_chosen_from_another_grid_is_marked(tmp_path: Path) -> None:
+    made = small()
+    reproduce(made, seeds=3, out=tmp_path, train=trainer(score))
+    (record,) = reporting.load(tmp_path)
+
+    def marks(now: Experiment) -> set[str]:
+        found = reporting.marked(record, declared(now, range(3)), grids(now))
+        return {c["row"] for c in found["cells"] if "other grid" in c["marks"]}
+
+    wider = dataclasses.replace(made.cells[1], candidates=(*made.cells[1].candidates, Run(sparsify=SLNID(1e-1))))
+    assert marks(made) == set()
+    assert marks(dataclasses.replace(made, cells=(made.cells[0], wider, *made.cells[2:]))) == {"SLNID"}
+
+
+def test_figures_are_written_as_files(tmp_path: Path) -> None:
+    reproduce(small(), seeds=3, out=tmp_path, train=trainer(score))
+    written = experiment_plots.save(reporting.load(tmp_path), tmp_path / "figures")
+    assert {path.name for path in written} == {"fig-2-ours.png", "fig-2-ours.pdf"}
+    assert written[0].read_bytes().startswith(b"\x89PNG")
+    assert written[1].read_bytes().startswith(b"%PDF")

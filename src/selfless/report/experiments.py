@@ -56,7 +56,7 @@ def marked(record: Record, declared: set[str] | None = None, grids: Mapping[tupl
     chosen_on_test = {tuple(place) for choice in record["choices"] if choice["by"] == "test" for place in choice["cells"]}
     cells = []
     for cell in record["cells"]:
-        keys = [run["key"] for run in cell["runs"]]
+        keys, place = [run["key"] for run in cell["runs"]], (cell["row"], cell["column"])
         marks = []
         if cell["status"] == "pending":
             marks.append("not run")
@@ -66,13 +66,9 @@ def marked(record: Record, declared: set[str] | None = None, grids: Mapping[tupl
             marks.append("missing")
         if declared is not None and any(key not in declared for key in keys):
             marks.append("stale")
-        elif (
-            grids is not None
-            and keys
-            and tried.get((cell["row"], cell["column"]), set()) != grids.get((cell["row"], cell["column"]), set())
-        ):
+        elif grids is not None and keys and tried.get(place, set()) != grids.get(place, set()):
             marks.append("other grid")
-        if cell["on_test"] or (cell["row"], cell["column"]) in chosen_on_test:
+        if cell["on_test"] or place in chosen_on_test:
             marks.append("on test")
         cells.append(cell | {"marks": marks})
     return record | {"cells": cells}
