@@ -118,6 +118,18 @@ def test_convolutions_on_a_gpu(
         assert_close(gpu.fleet.alpha[name].cpu(), value, rtol=2e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", PRESERVE)
+def test_every_preserver_learns_convolutions_in_bf16(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "gpunets.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    kinds = [SLNID(1e-2), NoSparsifier()]
+    chosen = {"preserve": PRESERVE[name], "precision": "bf16", "model": "gpunets:net"}
+    learner = Learner([small(tasks_npz, sparsify=kinds[m], seed=m, **chosen) for m in range(2)], device="cuda")
+    for result in learner.learn():
+        assert result.status == "done"
+        assert result.history[0][-1]["loss"] < result.history[0][0]["loss"]
+
+
 def test_importance_in_bf16_is_near(tasks_npz: str) -> None:
     runs = [small(tasks_npz, model="mlp-64", epochs=1, tasks=1, precision=p) for p in ("fp32", "bf16")]
     omegas = []

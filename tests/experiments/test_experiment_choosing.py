@@ -38,6 +38,15 @@ def test_the_test_data_has_no_say() -> None:
     assert choose(cell, misleading).index == 2
 
 
+def test_the_first_tasks_may_decide() -> None:
+    cell = Cell("SLNID", "x", CANDIDATES, choice=Choice("held-out", (100,), tasks=2))
+    assert {(run.tasks, run.held_out, run.seed) for run in trials(cell)} == {(2, 0.1, 100)}
+    known = {0.0: 0.90, 1e-4: 0.91, 1e-3: 0.95, 1e-2: 0.93, 1e-1: 0.2}
+    assert choose(cell, scored(cell, known)).index == 2
+    few = Cell("SLNID", "x", tuple(dataclasses.replace(run, tasks=1) for run in CANDIDATES), choice=cell.choice)
+    assert {run.tasks for run in trials(few)} == {1}  # never more than there are
+
+
 def test_a_failed_candidate_is_never_chosen_and_an_edge_is_said() -> None:
     cell = Cell("SLNID", "x", CANDIDATES)
     known = {0.0: 0.90, 1e-4: 0.91, 1e-3: 0.95, 1e-2: 0.93, 1e-1: 0.94}

@@ -155,11 +155,13 @@ def test_every_preserver_is_a_rival(name: str) -> None:
     for c in made.cells:
         kinds = {run.sparsify.name for run in c.candidates}
         assert kinds == ({"slnid"} if c.column.endswith("+ SLNID") else {"none"})
-        assert len(c.candidates) <= (3 if name == "rivals-cifar" else 8)
-    assert count([experiment("rivals")], 5) * 0.1 < 60
+        assert len(c.candidates) <= (3 if name == "rivals-cifar" else 15)
+    assert count([experiment("rivals")], 5) <= 600
     assert count([experiment("rivals-cifar")], 5) <= 220
     shared = {run for c in experiment("table-1").cells for run in c.candidates}
-    assert any(run in shared for c in made.cells for run in c.candidates if run.preserve.name == "mas")
+    same = any(run in shared for c in made.cells for run in c.candidates if run.preserve.name == "mas")
+    assert same is (name == "rivals")  # on CIFAR the rivals have half of table 1's epochs, and no published values
+    assert any(c.published is not None for c in made.cells) is same
 
 
 def test_declared_keys_hold_whatever_is_chosen() -> None:

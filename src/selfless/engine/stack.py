@@ -283,7 +283,7 @@ class Stack:
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
             for x, y in batches():
-                yield x[m], y[m] - (head.start or 0)
+                yield x[m].float(), y[m] - (head.start or 0)  # a native network's may be bf16, which its module is not
 
         found = measure(
             self.module,

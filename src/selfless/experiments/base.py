@@ -27,11 +27,13 @@ class Choice:
            "test": the same on the test data, as the authors' "report the best one" (marked in every table)
            "rule-largest", "rule-smallest": the paper's rule of thumb (sec. 4.1), by the first task's held-out accuracy alone
     seeds  of the choosing runs; by "test" they are among those reported, else apart from them
+    tasks  by how many of the first tasks (None: all of them); not by "test", whose runs are reported
     """
 
     by: By = "held-out"
     seeds: tuple[int, ...] = (100, 101)
     held_out: float = 0.1
+    tasks: int | None = None
     tolerance: float = 0.5  # of the rules: points below the unregularised accuracy that still count as keeping it
 
     @property

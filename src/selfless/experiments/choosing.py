@@ -27,9 +27,9 @@ def trial(run: Run, seed: int, choice: Choice) -> Run:
     """The run a candidate is scored by."""
     if choice.on_test:
         return dataclasses.replace(run, seed=seed)
-    if choice.by == "held-out":
-        return dataclasses.replace(run, seed=seed, held_out=max(run.held_out, choice.held_out))
-    return dataclasses.replace(run, seed=seed, held_out=max(run.held_out, choice.held_out), tasks=1)
+    apart = dataclasses.replace(run, seed=seed, held_out=max(run.held_out, choice.held_out))
+    first = choice.tasks if choice.by == "held-out" else 1
+    return apart if first is None else dataclasses.replace(apart, tasks=min(first, run.tasks or first))
 
 
 def trials(cell: Cell) -> list[Run]:

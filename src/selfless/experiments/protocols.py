@@ -151,9 +151,13 @@ def cifar(width: int, profile: Profile) -> Protocol:
     )
     if profile == "paper":
         base = dataclasses.replace(run, preserve=MAS(10.0, estimator="per-batch"), select="best-on-test")
-        grids = {"No-Reg": Grid((10.0, 30.0, 100.0))} | dict.fromkeys(("SNI", "SLNI"), Grid((30.0,), (1e-3, 3e-3)))
-        grids |= dict.fromkeys(("SNID", "SLNID"), Grid((30.0, 100.0), (1e-3, 3e-3)))
-        grids |= {"L1-Rep": Grid((30.0,), (1e-3, 1e-4, 1e-5)), "DeCov": Grid((30.0,), (1e-2, 1e-3, 1e-4))}
+        grids = dict.fromkeys(("SNI", "SLNI", "SNID"), Grid((30.0,), (1e-3, 3e-3)))
+        if width == 256:
+            grids |= {"No-Reg": Grid((10.0, 30.0, 100.0)), "SLNID": Grid((10.0, 30.0, 100.0), (1e-3, 3e-3))}
+            grids |= {"L1-Rep": Grid((30.0,), (1e-3, 1e-4, 1e-5)), "DeCov": Grid((30.0,), (1e-2, 1e-3, 1e-4))}
+        else:  # what 256 units took, or its neighbour
+            grids |= {"No-Reg": Grid((100.0,)), "SLNID": Grid((10.0, 30.0), (3e-3,))}
+            grids |= {"L1-Rep": Grid((30.0,), (1e-5,)), "DeCov": Grid((30.0,), (1e-2,))}
         return Protocol(column, base, grids, Choice("test", seeds=(0,)))
     base = dataclasses.replace(run, lr=0.03, schedule="cosine")
     others = Grid((10.0,), (1e-3, 3e-3))
@@ -193,7 +197,7 @@ def blurred_cifar(profile: Profile) -> Protocol:
     )
     if profile == "paper":
         base = dataclasses.replace(run, preserve=MAS(0.1, estimator="per-batch"), select="best-on-test")
-        grids = {"No-Reg": Grid((0.1, 1.0))} | dict.fromkeys(("SLNI", "SLNID"), Grid((0.1, 1.0), (1e-3,)))
+        grids = {"No-Reg": Grid((0.01, 0.1))} | dict.fromkeys(("SLNI", "SLNID"), Grid((0.01, 0.1), (1e-3,)))
         return Protocol("", base, grids, Choice("test", seeds=(0,)))
     anchors = (0.001, 0.01, 0.1)
     grids = {"No-Reg": Grid(anchors), "SLNI": Grid(anchors, (3e-4, 1e-3)), "SLNID": Grid(anchors, (3e-4, 1e-3, 3e-3))}
@@ -225,4 +229,4 @@ def tiny_imagenet(profile: Profile) -> Protocol:
     base = dataclasses.replace(run, epochs=20, lr=0.03, schedule="cosine", alpha="sum", precision="bf16")
     grids = {"No-Reg": Grid((4.0, 16.0)), "SLNID": Grid((4.0,), (1e-5, 1e-4, 1e-3))}
     grids |= {"L1-Rep": Grid((4.0,), (1e-5, 1e-4)), "DeCov": Grid((4.0,), (1e-4, 1e-3))}
-    return Protocol("Tiny ImageNet", base, grids, Choice("held-out", seeds=(100,)))
+    return Protocol("Tiny ImageNet", base, grids, Choice("held-out", seeds=(100,), tasks=4))

@@ -194,6 +194,7 @@ def _choices(experiment: Experiment, chosen: dict[Place, Chosen]) -> list[dict[s
                 "cells": [],
                 "by": cell.choice.by,
                 "seeds": list(cell.choice.seeds),
+                "tasks": cell.choice.tasks,
                 "chosen": pick.index,
                 "edges": list(pick.edges),
                 "candidates": [

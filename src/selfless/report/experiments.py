@@ -153,7 +153,8 @@ def chosen(record: Record) -> list[str]:
         columns = ", ".join(dict.fromkeys(column for _, column in choice["cells"] if column))
         seeds = f"seed{'s' * (len(choice['seeds']) > 1)} {', '.join(map(str, choice['seeds']))}"
         picked = "none of them finished" if choice["chosen"] is None else choice["candidates"][choice["chosen"]]["method"]
-        best = f"{rows} ({columns}): {picked}, of {len(choice['candidates'])} candidates {BY[choice['by']]}, {seeds}"
+        first = f" of the first {choice['tasks']} tasks" if choice.get("tasks") else ""
+        best = f"{rows} ({columns}): {picked}, of {len(choice['candidates'])} candidates {BY[choice['by']]}{first}, {seeds}"
         lines.append("; ".join([best, *choice["edges"]]))
     return lines
 
