@@ -65,6 +65,9 @@ def test_hidden_layers_by_name():
     assert (vgg.hidden, len(vgg.hidden_conv)) == (("act7", "act8"), 6)
     assert [m.kernel_size for m in vgg if isinstance(m, nn.MaxPool2d)] == [2] * 4
     assert isinstance(vgg[:3], Network)
+    started = build("vgg-slim", outputs=20, input_shape=(3, 56, 56), seed=0)
+    x = torch.randn(8, 3, 56, 56, generator=torch.Generator().manual_seed(0))
+    assert 0.2 < started(x).std().item() < 5  # what goes in comes out at its own size, nine layers on
 
 
 @pytest.mark.parametrize("n", [1, 10, 64, 100, 128, 500])

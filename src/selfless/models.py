@@ -187,7 +187,8 @@ def _vgg_slim(*, outputs: int, input_shape: Shape, pools: int = 4, batch_norm: b
     """Table 4 of the paper: conv 64, pool, 128, pool, 256, pool, 256, pool, 512, 512, FC 500, 500, head; 3×3, padded, ReLU.
 
     pools=3 leaves out the last pool, as the authors' code does. FC inputs at 64×64 (56×56): 512·4·4 (512·3·3), with three pools
-    512·8·8 (512·7·7). batch_norm adds a normalisation `norm{l}` before each convolution's activation.
+    512·8·8 (512·7·7). batch_norm adds a normalisation `norm{l}` before each convolution's activation. Weights start as He's (variance
+    2/inputs, biases 0): from PyTorch's default, a sixth of that, nine layers learn nothing in the first epochs (docs/lab-notes.md).
     """
     if pools not in (3, 4):
         raise ValueError(f"vgg-slim has 4 pools (the paper's table 4) or 3 (the authors' code), not {pools}")
@@ -205,6 +206,10 @@ def _vgg_slim(*, outputs: int, input_shape: Shape, pools: int = 4, batch_norm: b
     _enough("vgg-slim", input_shape, height, width)
     net |= {"flatten": nn.Flatten(), "fc7": nn.Linear(channels * height * width, fc_units), "act7": nn.ReLU()}
     net |= {"fc8": nn.Linear(fc_units, fc_units), "act8": nn.ReLU(), "head": nn.Linear(fc_units, outputs)}
+    for layer in net.values():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # they have one
     return Network(net, hidden=_acts(7, 8), hidden_conv=_acts(1, 6))
 
 

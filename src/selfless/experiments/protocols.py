@@ -184,6 +184,13 @@ def cifar_best(width: int) -> tuple[Cell, ...]:
     return (*cells, ours.joint(row="joint, augmented", augment=augment))
 
 
+def cifar_everywhere(width: int) -> tuple[Cell, ...]:
+    """Inhibition also between the channels of the convolutions, which the paper leaves to future work."""
+    plain = cifar(width, "ours")
+    ours = dataclasses.replace(plain, grids={"SLNID": Grid((1.0, 3.0), (1e-3, 3e-3))})
+    return (Cell("SLNID, all layers", plain.column, ours.candidates("SLNID", layers="all"), choice=plain.choice),)
+
+
 def blurred_cifar(profile: Profile) -> Protocol:
     """No hard boundaries: ten groups in turn, each drawn with p = 2/3; 1,000 steps of batch 200 a group (four epochs), one head."""
     run = Run(
@@ -226,7 +233,7 @@ def tiny_imagenet(profile: Profile) -> Protocol:
             ("L1-Rep", "DeCov"), Grid((4.0,), (1e-4, 1e-6, 1e-8))
         )
         return Protocol("Tiny ImageNet", base, grids, Choice("test", seeds=(0,)))
-    base = dataclasses.replace(run, epochs=20, lr=0.03, schedule="cosine", alpha="sum", precision="bf16")
-    grids = {"No-Reg": Grid((4.0, 16.0)), "SLNID": Grid((4.0,), (1e-5, 1e-4, 1e-3))}
+    base = dataclasses.replace(run, epochs=20, lr=0.02, schedule="cosine", alpha="sum", precision="bf16")
+    grids = {"No-Reg": Grid((1.0, 4.0, 16.0)), "SLNID": Grid((4.0,), (1e-6, 1e-5, 1e-4))}
     grids |= {"L1-Rep": Grid((4.0,), (1e-5, 1e-4)), "DeCov": Grid((4.0,), (1e-4, 1e-3))}
     return Protocol("Tiny ImageNet", base, grids, Choice("held-out", seeds=(100,), tasks=4))
