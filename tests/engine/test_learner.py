@@ -44,6 +44,7 @@ from selfless import (
 from selfless.data import stream
 from selfless.engine import draws
 from selfless.engine.learner import Event, Learner
+from selfless.engine.native import Inhibition, inhibited
 from selfless.models import build
 from selfless.spec import Result
 
@@ -276,6 +277,18 @@ def test_convolutions_and_batch_norm_in_a_fleet(tasks_npz: str, monkeypatch: pyt
             assert_allclose(alone.learn()[0].accuracy, together[m].accuracy, atol=0.026)
             for name, omega in alone.fleet.state["omega"].items():
                 assert_close(learner.fleet.state["omega"][name][m], omega[0], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_channels_inhibit_each_other_at_every_position(dtype: torch.dtype) -> None:
+    """Σ over positions of hᵀSh, every position a sample; in bf16 to its precision."""
+    gen = torch.Generator().manual_seed(0)
+    h, pairs = torch.randn(2, 3, 4, 5, 5, generator=gen).relu().to(dtype), torch.rand(2, 4, 4, generator=gen)
+    x = h.clone().requires_grad_()
+    inhibited(x, Inhibition(pairs=pairs)).sum().backward()
+    assert x.grad is not None
+    want = 1 + torch.einsum("fbchw,fcd->fbdhw", h.float(), pairs) / (3 * 25)
+    assert_close(x.grad.float(), want, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=0)
 
 
 def test_joint_training_and_shared_heads(tasks_npz: str) -> None:

@@ -64,7 +64,7 @@ class Inhibition:
         """g + 2Sh/M for g, h (F, M, N)."""
         share = 1 / h.shape[1]
         if self.pairs is not None:
-            return torch.baddbmm(g, h, self.pairs, alpha=share)
+            return torch.baddbmm(g, h, self.pairs.to(h.dtype), alpha=share)
         assert self.factors is not None
         assert self.diagonal is not None
         fast = kernels(h)
@@ -343,7 +343,8 @@ class _Pool(torch.autograd.Function):
 
 
 class _Inhibit(torch.autograd.Function):
-    """h as it is; on the way back the penalty's gradient joins in. Positions of a feature map count as samples."""
+    """h as it is; on the way back the penalty's gradient joins in. Positions of a feature map count as samples; a map stays in its own
+    precision where it can, since it is its bytes that cost."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, inhibition: Inhibition) -> Tensor:
@@ -355,8 +356,9 @@ class _Inhibit(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (h,) = ctx.saved_tensors
         axis = 2 if h.dim() > 4 else -1
-        flat, shape = h.movedim(axis, -1).flatten(1, -2).float(), g.movedim(axis, -1).shape
-        total = ctx.inhibition.add_to(g.movedim(axis, -1).reshape(flat.shape).float(), flat)
+        dtype = g.dtype if h.dim() > 4 and ctx.inhibition.pairs is not None else torch.float32
+        flat, shape = h.movedim(axis, -1).flatten(1, -2).to(dtype), g.movedim(axis, -1).shape
+        total = ctx.inhibition.add_to(g.movedim(axis, -1).reshape(flat.shape).to(dtype), flat)
         return total.view(shape).movedim(-1, axis).to(g.dtype), None
 
 
