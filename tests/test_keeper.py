@@ -77,6 +77,24 @@ def test_penalty_reaches_the_weights() -> None:
         assert_close(got, model.fc1.weight.grad)
 
 
+def test_all_takes_convolutions_too() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 2)),
+    )
+    x, found = torch.randn(5, 1, 6, 6), []
+    for layers in ("all", ["2", "4", "7"], "auto"):
+        keeper = selfless.attach(model, None, SLNID(1.0), layers=layers)
+        model(x)
+        found.append(keeper.penalty().item())
+        keeper.detach()
+    assert found[0] == pytest.approx(found[1])
+    assert found[0] > found[2] > 0  # the fully connected layer alone
+    with pytest.raises(ValueError, match="layers='all' found no hidden"):
+        selfless.attach(nn.Sequential(nn.Linear(2, 2)), None, SLNID(1.0), layers="all")
+
+
 def test_norm_dropout_and_shared_activations_are_followed() -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:

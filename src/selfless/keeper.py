@@ -30,7 +30,7 @@ from selfless import saved
 from selfless.anchor import step_sizes
 from selfless.capacity import THRESHOLD, Capacity, free_share
 from selfless.importance import Forward, Layerwise, called_with, evaluating, labels_of, measure, run_batch, to_device, unwrap
-from selfless.layers import Discovery, Layers, Tap, resolve
+from selfless.layers import Discovery, Layers, Tap, by_itself, resolve
 from selfless.path import PathWatch
 from selfless.persample import MEMORY
 from selfless.preserve import PRESERVERS, NoPreserver, Preserver, Quadratic, State
@@ -53,8 +53,9 @@ def attach(
 
     preserve      MAS(0.1), EWC(10), LwF(1) and the others of `selfless.preserve`, or "mas:0.1"; None keeps nothing
     sparsify      SLNID(1e-3) or any other of `selfless.sparsify`, or "slnid:1e-3"; None leaves the activations alone
-    layers        where the sparsifier acts and neurons are counted: names, globs ("blocks.*.act"), modules, or "auto": the activation
-                  after every hidden nn.Linear. A layer is named by its activation module or by the module before it.
+    layers        where the sparsifier acts and neurons are counted: names, globs ("blocks.*.act"), modules; "auto": the activation
+                  after every hidden nn.Linear; "all": and after every convolution, whose neurons are its channels. A layer is named by
+                  its activation module or by the module before it.
     heads         where each task has an output layer of its own: its name, task by task (["heads.0", "heads.1"]); it may be added to the
                   model later. LwF, IMM, PackNet and HAT treat it apart from what tasks share
     check_finite  raise on NaN or infinite activations (one synchronisation a step on a GPU; False skips it)
@@ -100,7 +101,7 @@ class Keeper:
         self._drawn = False  # what the next task's gates start from has been given
         self._shares: tuple[Any, dict[str, Tensor]] | None = None
         compiled = self.model is not model or model._compiled_call_impl is not None
-        auto = isinstance(layers, str) and layers == "auto"
+        auto = by_itself(layers)
         reads = sparsify.reads if sparsify.strength > 0 else ""
         taps = self._resolve(layers, auto, compiled, wanted=reads in ("activations", "weights"))
         preserve.check_network(n for n, _ in self.model.named_buffers())

@@ -68,16 +68,23 @@ def neuron_axis(n: Tensor, axis: int | None = None) -> int:
     return axis if axis is not None else 1 if n.dim() >= 4 else -1
 
 
+def by_itself(layers: Layers) -> bool:
+    """Whether nobody named them: what a forward pass does not reach, or has no activation, is then left out."""
+    return isinstance(layers, str) and layers in ("auto", "all")
+
+
 def resolve(model: nn.Module, layers: Layers) -> dict[str, Tap]:
-    """Names, globs, modules or "auto" → taps, in the model's order. Activations that only a forward pass shows stay open."""
+    """Names, globs, modules, "auto" or "all" → taps, in the model's order. Activations that only a forward pass shows stay open."""
     modules = dict(model.named_modules())
-    if isinstance(layers, str) and layers == "auto":
-        hidden = [name for name, module in modules.items() if isinstance(module, nn.Linear)][:-1]  # the last one is a head
+    if by_itself(layers):
+        kinds = WEIGHTED if layers == "all" else nn.Linear
+        hidden = [name for name, module in modules.items() if isinstance(module, kinds)][:-1]  # the last one is a head
         if not hidden:
-            raise ValueError("layers='auto' found no hidden nn.Linear in the model; name the activation modules to act on")
+            what = "nn.Linear or convolution" if layers == "all" else "nn.Linear"
+            raise ValueError(f"layers={layers!r} found no hidden {what} in the model; name the activation modules to act on")
         return {name: _static(model, name, modules[name]) for name in hidden}
     if not isinstance(layers, (str, nn.Module, Iterable)):
-        raise TypeError(f"layers= takes names, globs, modules or 'auto', not {layers!r}")
+        raise TypeError(f"layers= takes names, globs, modules, 'auto' or 'all', not {layers!r}")
     wanted = [layers] if isinstance(layers, (str, nn.Module)) else list(layers)
     found = {name for item in wanted for name in _named(item, modules)}
     return {name: _static(model, name, modules[name]) for name in modules if name in found}
