@@ -33,6 +33,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+def test_nothing_speaks_of_notes_that_readers_do_not_have() -> None:
+    texts = [*PAGES, *(ROOT / "src").rglob("*.py")]
+    assert [text.name for text in texts if "method notes" in text.read_text(encoding="utf-8")] == []
+
+
 RECORDED = ROOT / "results/reproduction"
 SPREAD = r"[\d.]+ ± [\d.]+"
 INTERVAL = r"[+−][\d.]+ \[[+−][\d.]+, [+−][\d.]+\]"
