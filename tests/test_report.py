@@ -138,6 +138,13 @@ def test_tables_carry_the_numbers_of_metrics():
     assert max(map(len, shown(PAIR).splitlines())) <= 80
 
 
+def test_csv_says_in_which_scenario_tasks_were_judged():
+    results = [made(PLAIN), made(dataclasses.replace(PLAIN, scenario="class"))]
+    head, *_ = csv_format.reader(io.StringIO(report.csv(results)))
+    assert head[head.index("tasks") + 1] == "scenario"
+    assert [row["scenario"] for row in csv_format.DictReader(io.StringIO(report.csv(results)))] == ["task", "class"]
+
+
 def test_tables_keep_their_shape_whatever_the_labels_say():
     results = [made(PLAIN), made(dataclasses.replace(SPARSE, model=NASTY))]
     head, rule, *rows = report.markdown(results).split("\n\n")[0].splitlines()
@@ -170,7 +177,7 @@ def test_every_form_marks_selection_reduction_and_failure(form, tmp_path):
     text = EVERY[form]([made(chosen), noted(PLAIN, 0), failed(PLAIN, 1)], tmp_path)
     assert "best-on-test" in text
     assert NOTE in text
-    assert "1 of 2" in text if form != "csv" else ",3,1,1,last," in text
+    assert "1 of 2" in text if form != "csv" else ",3,task,1,1,last," in text
     clean = EVERY[form](PAIR[:1], tmp_path)
     assert "best-on-test" not in clean
     assert "reduced" not in clean

@@ -82,12 +82,12 @@ def csv(results: Sequence[Result]) -> str:
     values = [f"{name}{end}" for name in MEASURES for end in ("", "_std")] + [
         f"task_{u + 1}{e}" for u in range(tasks) for e in ("", "_std")
     ]
-    rows.writerow(["label", "method", "stream", "model", "tasks", "seeds", "failed", "select", "notes", *values])
+    rows.writerow(["label", "method", "stream", "model", "tasks", "scenario", "seeds", "failed", "select", "notes", *values])
     for g in found:
         pairs = [g.value(name) for name in MEASURES] + list(g.per_task)
         shares = ["" if math.isnan(x) else repr(x) for pair in pairs for x in pair] + [""] * 2 * (tasks - g.tasks)
-        about = [g.label, g.run.method, g.run.stream, g.run.model, g.tasks, len(g.done), len(g.failures), g.select, "; ".join(g.notes)]
-        rows.writerow([*about, *shares])
+        what = [g.label, g.run.method, g.run.stream, g.run.model, g.tasks, g.run.scenario]
+        rows.writerow([*what, len(g.done), len(g.failures), g.select, "; ".join(g.notes), *shares])
     return file.getvalue()
 
 
