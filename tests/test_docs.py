@@ -54,6 +54,13 @@ def test_the_tables_are_those_of_the_recorded_experiments() -> None:
         assert made.stdout == (RECORDED / f"tables.{suffix}").read_text(encoding="utf-8"), f"run make tables: tables.{suffix} is old"
 
 
+def test_the_times_of_experiments_are_the_recorded_ones() -> None:
+    page = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (RECORDED / "experiments").glob("*-ours.json")]
+    rows = {f"| `{r['name']}` | {r['about']['runs']} | {r['about']['seconds']:.0f} s |" for r in records}
+    assert rows == set(re.findall(r"^\| `[\w-]+` \| \d+ \| \d+ s \|$", page, re.M))
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
 def test_figures_of_the_reproduction_are_the_recorded_ones(page: str) -> None:
     """Every "a ± b" and every "+a [+b, +c]" stands in the tables drawn from the records."""
