@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from selfless.spec import Run
 def main() -> None:
     import torch
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # another worker failed: locks are let go in order
     torch.set_num_threads(1)
     job = json.loads(sys.stdin.read())
     sys.path += [entry for entry in job["path"] if entry not in sys.path]
