@@ -122,6 +122,19 @@ def test_a_failed_run_is_shown_and_the_exit_is_not_zero(stream: str, tmp_path: P
     assert json.loads(told.stdout)["runs"][0]["status"] == "failed"  # one object, and nothing after it
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_warning_is_one_line_without_a_path(stream: str, tmp_path: Path, workers: str) -> None:
+    """Two runs that are no fleet warn twice, in this process or in workers; a person is told once."""
+    words = ["--preserve", "packnet:0.5", "--scenario", "class", "--seeds", "2", "--workers", workers, "--json"]
+    done = runner.invoke(app, small(stream, tmp_path, *words))
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["runs"]) == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("note: PackNet judges a task with what it kept for that task")
+    assert ".py" not in line
+
+
 def test_report_and_capacity_read_what_was_recorded(stream: str, tmp_path: Path) -> None:
     runner.invoke(app, small(stream, tmp_path, "--sparsify", "slnid:1e-2"))
     page = runner.invoke(app, ["report", str(tmp_path)])

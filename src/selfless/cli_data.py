@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from selfless.cli_common import noted
+
 app = typer.Typer(help="Published data sets: what is here, fetch it, check it, prepare it.", no_args_is_help=True, rich_markup_mode="rich")
 
 DataDir = Annotated[
@@ -25,7 +27,8 @@ def _told(as_json: bool) -> Iterator[None]:
     from selfless.data import DataError
 
     try:
-        yield
+        with noted():
+            yield
     except typer.Exit:
         raise
     except (DataError, ValueError, OSError) as error:

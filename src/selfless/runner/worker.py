@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ def main() -> None:
         if os.getppid() != parent:
             os._exit(1)  # nobody listens any more; the state is on disk
         print(json.dumps(message), file=lines, flush=True)
+
+    warnings.showwarning = lambda message, *_, **__: say(warning=str(message))  # our parent warns, once for all workers
 
     def watch(members: Sequence[Run], event: Event) -> None:
         say(event=dataclasses.asdict(event), members=[runs.index(r) for r in members])
