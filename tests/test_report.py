@@ -316,6 +316,33 @@ def test_figures_draw_the_numbers_and_leave_no_trace(tmp_path):
     assert plots.save_png(drawn["capacity"], tmp_path / "a" / "b.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_method_has_one_colour_in_every_figure():
+    """As in the experiments' figures where every group has its own; in turn where two would be alike."""
+    from selfless.report.drawing import COLOURS, ROWS, looks_of
+
+    def colours(*runs):
+        return [look.colour for look in plots.looks(report.groups([made(run) for run in runs]))]
+
+    def sparse(name):
+        return dataclasses.replace(PLAIN, sparsify=name)
+
+    known = {"No-Reg": PLAIN, "SLNID": SPARSE, "DeCov": sparse("decov:1"), "L1-Rep": sparse("l1-rep:1")}
+    known["Maxout"] = dataclasses.replace(PLAIN, model="mlp-128-maxout")
+    for rows in (list(known), ["SLNID", "No-Reg"], ["DeCov"]):
+        assert colours(*(known[row] for row in rows)) == [COLOURS[ROWS[row]] for row in rows] == [look.colour for look in looks_of(rows)]
+    bars = plots.per_task(PAIR).axes[0].patches
+    assert bars[0].get_facecolor() != bars[3].get_facecolor()
+    other = colours(PLAIN, sparse("sni:1"), SPARSE)
+    assert (other[0], other[2]) == (COLOURS[ROWS["No-Reg"]], COLOURS[ROWS["SLNID"]])
+    assert len(set(other)) == 3
+    assert colours(sparse("sni:1"), sparse("snid:1")) == list(COLOURS[:2])
+    assert colours(PLAIN, dataclasses.replace(PLAIN, preserve="ewc:1"), SPARSE) == list(COLOURS[:3])
+    hatched = plots.looks(report.groups([made(sparse(name)) for name in ("decov:1", "l2-wd:1")]))
+    assert [look.again for look in hatched] == [False, True]
+    many = [sparse(f"slnid:{i}") for i in range(1, 10)]
+    assert len({(look.colour, look.again) for look in plots.looks(report.groups([made(run) for run in many]))}) == 9
+
+
 def test_importing_the_report_loads_neither_torch_nor_matplotlib():
     code = "import sys, selfless.report; sys.exit(bool({'torch', 'matplotlib', 'jinja2'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
