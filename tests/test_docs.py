@@ -33,6 +33,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+def test_nothing_speaks_of_notes_that_readers_do_not_have() -> None:
+    texts = [*PAGES, *(ROOT / "src").rglob("*.py")]
+    assert [text.name for text in texts if "method notes" in text.read_text(encoding="utf-8")] == []
+
+
 RECORDED = ROOT / "results/reproduction"
 SPREAD = r"[\d.]+ ± [\d.]+"
 INTERVAL = r"[+−][\d.]+ \[[+−][\d.]+, [+−][\d.]+\]"
@@ -47,6 +52,13 @@ def test_the_tables_are_those_of_the_recorded_experiments() -> None:
     for form, suffix in (("md", "md"), ("csv", "csv"), ("latex", "tex")):
         made = CliRunner().invoke(app, ["report", str(RECORDED), "--format", form])
         assert made.stdout == (RECORDED / f"tables.{suffix}").read_text(encoding="utf-8"), f"run make tables: tables.{suffix} is old"
+
+
+def test_the_times_of_experiments_are_the_recorded_ones() -> None:
+    page = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (RECORDED / "experiments").glob("*-ours.json")]
+    rows = {f"| `{r['name']}` | {r['about']['runs']} | {r['about']['seconds']:.0f} s |" for r in records}
+    assert rows == set(re.findall(r"^\| `[\w-]+` \| \d+ \| \d+ s \|$", page, re.M))
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])

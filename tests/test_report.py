@@ -138,6 +138,13 @@ def test_tables_carry_the_numbers_of_metrics():
     assert max(map(len, shown(PAIR).splitlines())) <= 80
 
 
+def test_csv_says_in_which_scenario_tasks_were_judged():
+    results = [made(PLAIN), made(dataclasses.replace(PLAIN, scenario="class"))]
+    head, *_ = csv_format.reader(io.StringIO(report.csv(results)))
+    assert head[head.index("tasks") + 1] == "scenario"
+    assert [row["scenario"] for row in csv_format.DictReader(io.StringIO(report.csv(results)))] == ["task", "class"]
+
+
 def test_tables_keep_their_shape_whatever_the_labels_say():
     results = [made(PLAIN), made(dataclasses.replace(SPARSE, model=NASTY))]
     head, rule, *rows = report.markdown(results).split("\n\n")[0].splitlines()
@@ -170,7 +177,7 @@ def test_every_form_marks_selection_reduction_and_failure(form, tmp_path):
     text = EVERY[form]([made(chosen), noted(PLAIN, 0), failed(PLAIN, 1)], tmp_path)
     assert "best-on-test" in text
     assert NOTE in text
-    assert "1 of 2" in text if form != "csv" else ",3,1,1,last," in text
+    assert "1 of 2" in text if form != "csv" else ",3,task,1,1,last," in text
     clean = EVERY[form](PAIR[:1], tmp_path)
     assert "best-on-test" not in clean
     assert "reduced" not in clean
@@ -307,6 +314,33 @@ def test_figures_draw_the_numbers_and_leave_no_trace(tmp_path):
     assert text.startswith("<svg")
     assert "currentColor" in text
     assert plots.save_png(drawn["capacity"], tmp_path / "a" / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_method_has_one_colour_in_every_figure():
+    """As in the experiments' figures where every group has its own; in turn where two would be alike."""
+    from selfless.report.drawing import COLOURS, ROWS, looks_of
+
+    def colours(*runs):
+        return [look.colour for look in plots.looks(report.groups([made(run) for run in runs]))]
+
+    def sparse(name):
+        return dataclasses.replace(PLAIN, sparsify=name)
+
+    known = {"No-Reg": PLAIN, "SLNID": SPARSE, "DeCov": sparse("decov:1"), "L1-Rep": sparse("l1-rep:1")}
+    known["Maxout"] = dataclasses.replace(PLAIN, model="mlp-128-maxout")
+    for rows in (list(known), ["SLNID", "No-Reg"], ["DeCov"]):
+        assert colours(*(known[row] for row in rows)) == [COLOURS[ROWS[row]] for row in rows] == [look.colour for look in looks_of(rows)]
+    bars = plots.per_task(PAIR).axes[0].patches
+    assert bars[0].get_facecolor() != bars[3].get_facecolor()
+    other = colours(PLAIN, sparse("sni:1"), SPARSE)
+    assert (other[0], other[2]) == (COLOURS[ROWS["No-Reg"]], COLOURS[ROWS["SLNID"]])
+    assert len(set(other)) == 3
+    assert colours(sparse("sni:1"), sparse("snid:1")) == list(COLOURS[:2])
+    assert colours(PLAIN, dataclasses.replace(PLAIN, preserve="ewc:1"), SPARSE) == list(COLOURS[:3])
+    hatched = plots.looks(report.groups([made(sparse(name)) for name in ("decov:1", "l2-wd:1")]))
+    assert [look.again for look in hatched] == [False, True]
+    many = [sparse(f"slnid:{i}") for i in range(1, 10)]
+    assert len({(look.colour, look.again) for look in plots.looks(report.groups([made(run) for run in many]))}) == 9
 
 
 def test_importing_the_report_loads_neither_torch_nor_matplotlib():

@@ -263,28 +263,39 @@ def _today(record: dict[str, Any]) -> tuple[set[str], dict[tuple[str, str], set[
     return declared(made, record["seeds"]), grids(made)
 
 
-@app.command(epilog="Example:  selfless capacity results")
+FEW = 12  # runs whose layers are all shown; of more, a summary
+
+
+@app.command(epilog="Examples:  selfless capacity results  ·  selfless capacity results/KEY")
 def capacity(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results.")] = Path("results"), as_json: AsJson = False
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results, or of one run.")] = Path("results"),
+    as_json: AsJson = False,
 ) -> None:
-    """How much room each recorded run has left after each task: free parameters and neurons, by layer."""
+    """How much room each recorded run has left after each task: free parameters and neurons, by layer; of many runs, a summary."""
     with told(as_json):
         results = _recorded(folder)
         if as_json:
-            rows = [{"key": r.run.key, "method": r.run.method, "seed": r.run.seed, "capacity": r.capacity} for r in results]
+            names = ("key", "stream", "model", "method", "seed")
+            rows = [{name: getattr(r.run, name) for name in names} | {"capacity": r.capacity} for r in results]
             typer.echo(json.dumps({"runs": rows}))
             return
         from rich.console import Console
         from rich.table import Table
 
+        if len(results) > FEW:
+            from selfless.report import room
+
+            Console().print(room(results))
+            typer.echo(f"\n{len(results)} runs, means over seeds; the layers of one: selfless capacity {folder}/KEY; keys and all: --json")
+            return
         for result in results:
             table = Table(title=f"{result.run.method}, seed {result.run.seed}: free, in %", title_justify="left")
             table.add_column("after task")
             for t in range(1, len(result.capacity) + 1):
                 table.add_column(str(t), justify="right")
             for kind in ("neurons", "parameters"):
-                names: list[str] = list(result.capacity[-1][kind]) if result.capacity else []
-                shown = {name: [free[kind][name] for free in result.capacity] for name in names}
+                layers: list[str] = list(result.capacity[-1][kind]) if result.capacity else []
+                shown = {name: [free[kind][name] for free in result.capacity] for name in layers}
                 shown["all"] = [free[f"free_{kind}"] for free in result.capacity]
                 for name, shares in shown.items():
                     cells = ["–" if share is None else f"{100 * share:.1f}" for share in shares]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,22 @@ if TYPE_CHECKING:
 
 
 @contextmanager
+def noted() -> Iterator[None]:
+    """Warnings as a line on standard error, each once: who calls the library wants to see where one comes from, who types a command does
+    not."""
+    said = set[str]()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        if str(message) not in said:
+            print("note:", *str(message).split(), file=sys.stderr)
+        said.add(str(message))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
 def told(as_json: bool = False, stopped: str = "stopped; the same command goes on from the last saved epoch") -> Iterator[None]:
     """What a user can mend is one message and exit code 1; Ctrl-C and SIGTERM stop cleanly; only a bug gives a traceback."""
 
@@ -26,7 +43,8 @@ def told(as_json: bool = False, stopped: str = "stopped; the same command goes o
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield
+        with noted():
+            yield
     except typer.Exit:  # which is a RuntimeError
         raise
     except (ValueError, TypeError, OSError, RuntimeError) as error:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from selfless.cli_common import noted
+
 app = typer.Typer(help="Published data sets: what is here, fetch it, check it, prepare it.", no_args_is_help=True, rich_markup_mode="rich")
 
 DataDir = Annotated[
@@ -25,7 +27,8 @@ def _told(as_json: bool) -> Iterator[None]:
     from selfless.data import DataError
 
     try:
-        yield
+        with noted():
+            yield
     except typer.Exit:
         raise
     except (DataError, ValueError, OSError) as error:
@@ -36,13 +39,15 @@ def _told(as_json: bool) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], caption: str) -> None:
+def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], caption: str, wraps: tuple[str, ...] = ("what",)) -> None:
+    """Where it is narrow only the columns in `wraps` give way: names and numbers stay whole."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(caption=caption, caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column not in wraps)
     for row in rows:
         table.add_row(*row)
     Console().print(table)
@@ -80,6 +85,10 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             known = {"sets": sets, "objects": objects, "weights": {"alexnet": weights}, "streams": [*data.stream_names(), "objects"]}
             typer.echo(json.dumps({**folders, **known}))
             return
+        places = [Path(s["place"]) for s in (*sets, *objects) if s["place"]]
+        first = data.data_dir(data_dir)
+        cached = any(not place.is_relative_to(first) for place in places)
+        typer.echo(f"data folder: {first}" + f"; in cache: {data.cache_dir() / 'data'}" * cached + "\n")
         rows = [
             (
                 s["name"],
@@ -87,14 +96,21 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
                 f"{s['train'] // 1000}k + {s['test'] // 1000}k",
                 "×".join(map(str, s["shape"])),
                 f"{s['bytes'] / 1e6:.0f} MB",
-                s["place"] or "not here",
+                _where(s["place"], first),
             )
             for s in sets
         ]
         kinds = "permuted-, rotated-, split-, blurred- before a name; joint- before that: the upper bound"
-        _table(("name", "what", "train + test", "shape", "download", "where"), rows, f"Streams: {kinds}.")
+        _table(("name", "what", "train + test", "shape", "download", "where"), rows, f"Streams: {kinds}.\n")
         rows = [
-            (o["name"], o["title"], str(o["classes"]), f"{o['bytes'] / 1e6:.0f} MB", o["place"] or "not here", o["prepared"])
+            (
+                o["name"],
+                o["title"],
+                str(o["classes"]),
+                f"{o['bytes'] / 1e6:.0f} MB",
+                _where(o["place"], first),
+                o["prepared"].replace(", ", "\n"),
+            )
             for o in objects
         ]
         _table(
@@ -102,6 +118,11 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             rows,
             f"Stream: objects, those that are here, in this order. AlexNet's ImageNet weights: {weights or 'not here'}.",
         )
+
+
+def _where(place: str | None, first: Path) -> str:
+    """One of the two folders that data is looked for in, in a word: paths are too long for a cell."""
+    return "not here" if place is None else "here" if Path(place).is_relative_to(first) else "in cache"
 
 
 def _objects_here(data_dir: Path | None) -> list[dict[str, Any]]:
@@ -222,6 +243,7 @@ def verify(
             ("name", "status", "where", "detail"),
             [(c.name, c.status, str(c.place or "–"), c.detail) for c in checks],
             "ok and reduced sets are used; altered ones never are.",
+            wraps=("where", "detail"),
         )
     if failed:
         raise typer.Exit(1)

@@ -158,7 +158,7 @@ def _show(records: Sequence[dict[str, Any]], out: Path) -> None:
     for record in records:
         console.print(reporting.terminal(record))
     found = reporting.tally(records)
-    if len(records) > 1:
+    if len(records) > 1 and any(found.values()):
         console.print(", ".join(f"{number} {verdict}" for verdict, number in found.items() if number) + f" of {sum(found.values())} claims")
     console.print(f"records: {out / 'experiments'}    page: selfless report {out}", highlight=False, soft_wrap=True)
 

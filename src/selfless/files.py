@@ -45,13 +45,35 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, busy: Callable[[], None]) -> Iterator[IO[str]]:
-    """Hold an exclusive lock on `path`; if another process has it, call `busy` once and wait. A killed process lets go of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                busy()
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
+    """Hold an exclusive lock on `path`; if another process has it, call `busy` once and wait. A killed process lets go of it.
+
+    Who holds the lock may remove the file, and its folder: one who waited then holds a file that nobody else will find, and takes the
+    new one instead.
+    """
+    told = False
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed by the block below
+        except FileNotFoundError:  # the folder was removed since
+            continue
+        with file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if not told:
+                        busy()
+                    told = True
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            if _is(path, file):
+                yield file
+                return
+
+
+def _is(path: Path, file: IO[str]) -> bool:
+    """Whether the path still leads to the open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from published import tiny_contents, write_zip
 from typer.testing import CliRunner
 
@@ -31,6 +32,29 @@ def test_list(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
         "tiny-imagenet": False,
     }
     assert "permuted-mnist" in found["streams"]
+
+
+def test_list_reads_well_at_80_columns(tmp_path: Path, put_mnist: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No word is cut: names and sizes stand whole in a row, and the folder in a line of its own."""
+    from selfless.data import CATALOGUE, OBJECTS
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = put_mnist(tmp_path / "a-rather-long-name-of-a-folder-of-data")
+    told, *lines = run("list", "--data-dir", str(root)).splitlines()
+    assert told == f"data folder: {root}"
+    assert max(map(len, lines)) <= 80
+    rows = {line.split()[0]: line.rstrip() for line in lines if line.strip()}
+    for item in (*CATALOGUE.values(), *OBJECTS.values()):
+        assert item.title in rows[item.name]
+        assert f"{item.size / 1e6:.0f} MB" in rows[item.name]
+    assert rows["mnist"].endswith(" here")
+    assert not rows["mnist"].endswith("not here")
+    assert rows["cifar-100"].endswith("not here")
+    put_mnist(tmp_path / "cache" / "selfless" / "data")
+    elsewhere = run("list", "--data-dir", str(tmp_path / "empty")).splitlines()
+    assert elsewhere[0] == f"data folder: {tmp_path / 'empty'}; in cache: {tmp_path / 'cache' / 'selfless' / 'data'}"
+    assert next(line for line in elsewhere if line.startswith("mnist")).endswith("in cache")
 
 
 def test_verify(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:

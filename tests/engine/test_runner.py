@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import selfless
 import selfless.engine.learner as learner_module
 from selfless import MAS, SLNID, Run
 from selfless.engine.learner import Learner
+from selfless.files import locked
 from selfless.runner import memory
 from selfless.runner.local import _at_most, fleets
 from selfless.runner.store import Store
@@ -45,6 +49,41 @@ def test_results_are_recorded_and_not_trained_again(tasks_npz: str, tmp_path: Pa
     assert_array_equal(forced.accuracy, first.accuracy)
     assert len(Store(tmp_path).all()) == 1
     assert len((folder / "log.jsonl").read_text().splitlines()) == 9
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_refused_run_leaves_no_folder(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    (tmp_path / "unfit.py").write_text("from torch import nn\n\ndef build(outputs, input_shape):\n    return nn.Conv2d(7, outputs, 1)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    runs = [Run(stream=tasks_npz, seed=seed, **BASE | {"model": "unfit:build"}) for seed in range(2)]
+    out = tmp_path / "out"
+    with pytest.raises((ValueError, RuntimeError)):
+        selfless.train(runs, out=out, workers=workers)
+    assert not out.exists() or list(out.iterdir()) == []
+
+
+def test_a_lock_that_was_removed_while_one_waited_is_taken_anew(tmp_path: Path) -> None:
+    """The first removes the folder as it lets go; the second must not hold a file that a third would never find."""
+    run, store = Run(**BASE), Store(tmp_path)
+    path, waits, third = store.folder(run) / "lock", threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def second() -> None:
+        with locked(path, waits.set) as file:
+            found.append(os.path.samestat(os.fstat(file.fileno()), path.stat()))
+            with ThreadPoolExecutor() as pool:
+                done = pool.submit(lambda: locked(path, third.set).__enter__().close())
+                found.append(third.wait(10))
+                fcntl.flock(file, fcntl.LOCK_UN)
+                done.result(10)
+
+    with store.lock([run], lambda run: None):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waits.wait(10)
+    thread.join(30)
+    assert found == [True, True]
 
 
 def test_the_checkpoint_is_the_trained_network(tasks_npz: str, tmp_path: Path) -> None:

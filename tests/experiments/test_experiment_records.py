@@ -258,6 +258,28 @@ def test_quick_versions_prove_nothing_and_say_so(tmp_path: Path) -> None:
     assert "quick: its numbers mean nothing" in text
 
 
+def test_quick_versions_judge_no_claims(tmp_path: Path) -> None:
+    """No verdict in any form; the same record, not quick, has them."""
+    reproduce(small(quick=True), seeds=2, out=tmp_path, train=trainer(score))
+    (quick,) = (reporting.marked(record) for record in reporting.load(tmp_path))
+
+    def told(record: reporting.Record) -> dict[str, str]:
+        console = Console(width=120, file=io.StringIO(), color_system=None)
+        console.print(reporting.terminal(record))
+        page = write([], tmp_path / "report.html", experiments=[record]).read_text(encoding="utf-8")
+        body = " ".join(Reader(page[page.index("<section class=") : page.index("</main>")]).texts)  # below the overview's headings
+        screen: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return {"screen": screen, "page": body} | {form: getattr(reporting, form)([record]) for form in ("markdown", "latex", "csv")}
+
+    whole = told(quick | {"quick": False})
+    for form, text in told(quick).items():
+        assert re.search(r"\b(holds|fails)\b", whole[form]), form
+        assert not re.search(r"\b(holds|fails|undecided)\b|✓|✗", text), form
+        assert text.lower().count("a quick version judges no claims") == (form != "csv"), form
+        assert all(claim["text"] in text for claim in quick["claims"]), form
+    assert sum(reporting.tally([quick]).values()) == 0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_is_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole experiment, both profiles' shapes being the same, on made-up results; what comes from checkpoints is made up too."""

@@ -147,7 +147,7 @@ CATALOGUE: dict[str, Entry] = {
         ),
         Entry(
             "cifar-100",
-            "photographs, binary release",
+            "small photographs",
             "",
             (
                 File(
@@ -165,7 +165,7 @@ CATALOGUE: dict[str, Entry] = {
         ),
         Entry(
             "tiny-imagenet",
-            "photographs; validation = test",
+            "photographs",
             "",
             (
                 File(

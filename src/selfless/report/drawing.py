@@ -59,6 +59,23 @@ def looks(found: Sequence[Any]) -> list[Look]:
     return [Look(COLOURS[i % n], MARKERS[(i + i // n) % n], i >= n) for i in range(len(found))]
 
 
+# The paper's rows look the same in every figure: colour, and a hatch for regularizers of parameters and for activation functions.
+ROWS = {"SLNID": 0, "No-Reg": 6, "DeCov": 1, "L1-Rep": 2, "Maxout": 3, "LWTA": 4, "OrthReg": 5, "L2-WD": 1, "L1-Param": 2}
+PARAMETERS, FUNCTIONS = ("OrthReg", "L2-WD", "L1-Param"), ("Maxout", "LWTA")
+
+
+def looks_of(rows: Sequence[str]) -> list[Look]:
+    """The paper's look for a row of the paper, the colours that are left for others; in turn for all, where two would look alike."""
+    fixed = [(COLOURS[ROWS[row]], row in PARAMETERS) if row in ROWS else None for row in rows]
+    known = [look for look in fixed if look]
+    left = [colour for colour in (*COLOURS[3:], *COLOURS[:3]) if colour not in dict(known)]  # those of the rarer rows first
+    if not known or len(set(known)) < len(known) or len(left) < len(rows) - len(known):
+        return looks(rows)
+    rest = iter(left)
+    drawn = [look or (next(rest), False) for look in fixed]
+    return [Look(colour, MARKERS[i % len(MARKERS)], again) for i, (colour, again) in enumerate(drawn)]
+
+
 @contextlib.contextmanager
 def style() -> Iterator[None]:
     """Our settings and the defaults for the rest, whatever the user's matplotlibrc says."""

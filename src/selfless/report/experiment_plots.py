@@ -11,12 +11,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from selfless.report.drawing import COLOURS, INK, MARKERS, WIDTH, Look, floor, legend, looks, panel, save_pdf, save_png, style
+from selfless.report.drawing import (
+    COLOURS,
+    FUNCTIONS,
+    INK,
+    PARAMETERS,
+    WIDTH,
+    Look,
+    floor,
+    legend,
+    looks,
+    looks_of,
+    panel,
+    save_pdf,
+    save_png,
+    style,
+)
 from selfless.report.experiments import Record, at, rows_and_columns, text
 
-# The paper's rows look the same in every figure: colour, and a hatch for regularizers of parameters and for activation functions.
-ROWS = {"SLNID": 0, "No-Reg": 6, "DeCov": 1, "L1-Rep": 2, "Maxout": 3, "LWTA": 4, "OrthReg": 5, "L2-WD": 1, "L1-Param": 2}
-PARAMETERS, FUNCTIONS = ("OrthReg", "L2-WD", "L1-Param"), ("Maxout", "LWTA")
 Cell = dict[str, Any]
 
 
@@ -70,7 +82,7 @@ def _bars(drawn: Sequence[Cell]) -> Figure:
         width = min(max(WIDTH, 0.17 * (len(drawn) + 1) * tasks + 0.9), 11)
         figure, axes = panel(width, labels, "Accuracy on each task after the last one")
         wide = 0.84 / len(drawn)
-        for i, (cell, v, look) in enumerate(zip(drawn, values, _looks([c["row"] for c in drawn]), strict=True)):
+        for i, (cell, v, look) in enumerate(zip(drawn, values, looks_of([c["row"] for c in drawn]), strict=True)):
             place = np.arange(1, v.shape[1] + 1) + (i - (len(drawn) - 1) / 2) * wide
             axes.bar(place, v.mean(0), wide * 0.9, color=look.colour, hatch=_hatch(cell["row"], look), label=labels[i], linewidth=0)
             if len(v) > 1:
@@ -85,13 +97,6 @@ def _bars(drawn: Sequence[Cell]) -> Figure:
         axes.set(xlabel="task", ylabel="accuracy (%)" + (f", axis from {low:g}" if low else ""))
         legend(figure, axes, labels)
     return figure
-
-
-def _looks(rows: Sequence[str]) -> list[Look]:
-    """The paper's looks where every row has one, else colours in turn."""
-    if not set(rows) <= set(ROWS):
-        return looks(rows)
-    return [Look(COLOURS[ROWS[row]], MARKERS[i % len(MARKERS)], row in PARAMETERS) for i, row in enumerate(rows)]
 
 
 def _hatch(row: str, look: Look) -> str | None:
@@ -214,7 +219,7 @@ def histogram(record: Record) -> dict[str, Figure]:
         figure = Figure(figsize=(WIDTH, 0.85 * len(drawn) + 0.6), layout="constrained")
         figure.set_label("Histogram of mean first-layer activations")
         strips = figure.subplots(len(drawn), sharex=True, squeeze=False)[:, 0]
-        for axes, (cell, v), look in zip(strips, drawn, _looks([c["row"] for c, _ in drawn]), strict=True):
+        for axes, (cell, v), look in zip(strips, drawn, looks_of([c["row"] for c, _ in drawn]), strict=True):
             share = 100 * np.histogram(np.clip(v, 0, top), edges)[0] / len(v)
             axes.bar(
                 edges[:-1], share, np.diff(edges) * 0.92, align="edge", color=look.colour, hatch=_hatch(cell["row"], look), linewidth=0

@@ -134,9 +134,20 @@ def interval(part: Mapping[str, Any]) -> str:
     return text(part["mean"], 2, signed) + span + told
 
 
+def judged(record: Record) -> list[dict[str, Any]]:
+    """The claims whose verdicts are shown: none of a quick version, which proves nothing."""
+    return [] if record["quick"] else record["claims"]
+
+
+def unjudged(record: Record) -> list[str]:
+    """What is said of a quick version's claims instead, a line each."""
+    texts = [claim["text"] for claim in record["claims"]] if record["quick"] else []
+    return ["a quick version judges no claims:", *texts] if texts else []
+
+
 def tally(records: Sequence[Record]) -> dict[str, int]:
     """How many claims hold, fail, are undecided, missing."""
-    found = [claim["verdict"] for record in records for claim in record["claims"]]
+    found = [claim["verdict"] for record in records for claim in judged(record)]
     return {verdict: found.count(verdict) for verdict in VERDICTS}
 
 
@@ -199,7 +210,9 @@ def terminal(record: Record) -> RenderableType:
             texts.append("\n".join(filter(None, lines)))
         table.add_row(row, *texts)
     claims = Table(box=None, pad_edge=False, show_header=False)
-    for claim in record["claims"]:
+    for number, line in enumerate(unjudged(record)):
+        claims.add_row(Text(f"  {line}" if number else line))
+    for claim in judged(record):
         style = {"holds": "green", "fails": "red", "undecided": "yellow"}.get(claim["verdict"], "dim")
         claims.add_row(Text(f"{VERDICTS[claim['verdict']]} {claim['verdict']}", style=style), Text(claim["text"]))
         for part in claim["parts"]:
@@ -233,9 +246,11 @@ def markdown(records: Sequence[Record]) -> str:
         head, *rows = [[t.replace("|", "\\|") for t in line] for line in _matrix(record)]
         lines = ["| " + " | ".join(line) + " |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
         parts += [f"## {heading(record)}", record["title"] + ".", "\n".join(lines)]
-        if record["claims"]:
+        if told := unjudged(record):
+            parts += [told[0].capitalize(), "\n".join(f"* {line}" for line in told[1:])]  # another bullet, another list than the one below
+        if found := judged(record):
             claims = [["verdict", "claim", "difference, 95 % interval"]]
-            claims += [[c["verdict"], c["text"], "<br>".join(f"{p['text']}: {interval(p)}" for p in c["parts"])] for c in record["claims"]]
+            claims += [[c["verdict"], c["text"], "<br>".join(f"{p['text']}: {interval(p)}" for p in c["parts"])] for c in found]
             body = ["| " + " | ".join(t.replace("|", "\\|") for t in line) + " |" for line in claims]
             parts.append("\n".join([body[0], "| --- | --- | --- |", *body[1:]]))
         parts.append("\n".join(f"- {line}" for line in (*chosen(record), *remarks(record), made(record))))
@@ -248,7 +263,7 @@ def latex(records: Sequence[Record]) -> str:
     for record in records:
         head, *rows = [[tex(t) for t in line] for line in _matrix(record)]
         lines = [f"% {heading(record)}: {record['title']}"]
-        lines += [f"% {claim['verdict']}: {claim['text']}" for claim in record["claims"]]
+        lines += [f"% {line}" for line in (*unjudged(record), *(f"{claim['verdict']}: {claim['text']}" for claim in judged(record)))]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", " & ".join(head) + r" \\", r"\midrule"]
         lines += [" & ".join(row) + r" \\" for row in rows]
         parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(rf"\par {tex(line)}." for line in remarks(record))]))
@@ -270,7 +285,8 @@ def csv(records: Sequence[Record]) -> str:
         for claim in record["claims"]:
             for part in claim["parts"]:
                 numbers = [_full(part["mean"]), "", _full(part["low"]), _full(part["high"]), part["seeds"], _full(part["published"]), ""]
-                rows.writerow([*start, "claim", part["text"], claim["text"], *numbers, part["verdict"], ""])
+                status = "not judged" if record["quick"] else part["verdict"]
+                rows.writerow([*start, "claim", part["text"], claim["text"], *numbers, status, ""])
     return file.getvalue()
 
 

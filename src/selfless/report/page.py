@@ -119,9 +119,11 @@ UNKNOWN = {"undecided": "undecided", "missing": "not tested yet"}
 
 
 def _made(experiments: Sequence[recorded.Record]) -> str:
-    runs = recorded.keys(experiments)
+    said = f"{_count(len(experiments), 'experiment')}, {_count(len(recorded.keys(experiments)), 'reported run')}."
+    if all(record["quick"] for record in experiments):
+        return said
     return (
-        f"{_count(len(experiments), 'experiment')}, {_count(len(runs), 'reported run')}. A claim holds when the 95 % bootstrap interval of "
+        f"{said} A claim holds when the 95 % bootstrap interval of "
         "the paired difference over seeds lies wholly on the claimed side; with few seeds such an interval is narrow."
     )
 
@@ -150,6 +152,7 @@ def _experiment(record: recorded.Record, here: Path) -> dict[str, Any]:
         "common": sorted(common),
         "marks": dict.fromkeys(mark for cell in cells.values() for mark in cell["marks"]),
         "claims": [c | {"parts": [p | {"shown": recorded.interval(p)} for p in c["parts"]]} for c in record["claims"]],
+        "unjudged": recorded.unjudged(record),
         "figures": [(_inline(f), caption, _inches(f)) for caption, f in experiment_plots.figures(record).items()],
         "remarks": recorded.remarks(record),
         "chosen": list(zip(recorded.chosen(record), record["choices"], strict=True)),

@@ -14,13 +14,32 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from selfless.report.drawing import INK, WIDTH, floor, legend, looks, panel, save_png, style, svg
+from selfless.report.drawing import INK, WIDTH, Look, floor, legend, looks_of, panel, save_png, style, svg
 from selfless.report.groups import Group, Matrix, groups, measured, number
 
 if TYPE_CHECKING:
     from selfless.spec import Result
 
 __all__ = ["capacity", "figures", "first_task", "looks", "matrices", "matrix", "over_time", "per_task", "save_png", "svg"]
+
+
+ROW = {  # sparsifier → the paper's row of that name
+    "none": "No-Reg",
+    "slnid": "SLNID",
+    "decov": "DeCov",
+    "l1-rep": "L1-Rep",
+    "orth-reg": "OrthReg",
+    "l2-wd": "L2-WD",
+    "l1-param": "L1-Param",
+}
+
+
+def looks(found: Sequence[Group]) -> list[Look]:
+    """A method looks as in the paper's figures redrawn; colours in turn where two would look alike, as with two preservers alone."""
+    activations = {"maxout": "Maxout", "lwta": "LWTA"}
+    plain = [ROW.get(g.run.sparsify.name, g.run.sparsify.name) for g in found]
+    ends = [g.run.model.rpartition("-")[2] for g in found]
+    return looks_of([activations.get(end, row) if row == "No-Reg" else row for row, end in zip(plain, ends, strict=True)])
 
 
 def per_task(results: Sequence[Result]) -> Figure:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from selfless.report.groups import Group, best, footnotes, groups, number
+from selfless.report.groups import Group, best, footnotes, groups, measured, number, over_seeds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -82,12 +82,12 @@ def csv(results: Sequence[Result]) -> str:
     values = [f"{name}{end}" for name in MEASURES for end in ("", "_std")] + [
         f"task_{u + 1}{e}" for u in range(tasks) for e in ("", "_std")
     ]
-    rows.writerow(["label", "method", "stream", "model", "tasks", "seeds", "failed", "select", "notes", *values])
+    rows.writerow(["label", "method", "stream", "model", "tasks", "scenario", "seeds", "failed", "select", "notes", *values])
     for g in found:
         pairs = [g.value(name) for name in MEASURES] + list(g.per_task)
         shares = ["" if math.isnan(x) else repr(x) for pair in pairs for x in pair] + [""] * 2 * (tasks - g.tasks)
-        about = [g.label, g.run.method, g.run.stream, g.run.model, g.tasks, len(g.done), len(g.failures), g.select, "; ".join(g.notes)]
-        rows.writerow([*about, *shares])
+        what = [g.label, g.run.method, g.run.stream, g.run.model, g.tasks, g.run.scenario]
+        rows.writerow([*what, len(g.done), len(g.failures), g.select, "; ".join(g.notes), *shares])
     return file.getvalue()
 
 
@@ -110,6 +110,25 @@ def terminal(results: Sequence[Result]) -> RenderableType:
         parts += [_per_task(found, labels, start) for start in range(0, _tasks(found), CHUNK)]
     notes_below = [Text(f"{mark} {text}", style="yellow") for mark, text in notes]
     return Stack(*parts, *([Text()] if notes else []), *notes_below)
+
+
+def room(results: Sequence[Result]) -> Table:
+    """For `rich.print`: a row a group, what is free after the first and after the last task, means over seeds. Where streams or networks
+    differ each pair has its own section, so that a label need not say them."""
+    from rich.text import Text
+
+    table = _table(["seeds", "neurons\nfirst", "\nlast", "param.\nfirst", "\nlast"], "free, in %, after task")
+    where = {(r.run.stream, r.run.model) for r in results}
+    for stream, model in sorted(where):
+        if len(where) > 1:
+            table.add_section()
+            table.add_row(Text(f"{stream}, {model}", style="bold"))
+        found = groups([r for r in results if (r.run.stream, r.run.model) == (stream, model)])
+        for group in sorted(found, key=lambda g: g.label):  # many, and of a copied folder the order of recording is lost
+            known = [r.capacity for r in group.done if r.capacity]
+            shares = [over_seeds([measured(free[t], f"free_{k}") for free in known]) for k in ("neurons", "parameters") for t in (0, -1)]
+            table.add_row(Text(group.label), str(len(group.done)), *(share.text(1, std=False) for share in shares))
+    return table
 
 
 def _table(rest: Sequence[str], first: str = "method", marks: bool = False) -> Table:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -398,6 +399,8 @@ def _listen(number: int, child: subprocess.Popen[str], lines: queue.Queue[tuple[
 def _relay(message: dict[str, Any], runs: list[Run], watch: Watch | None, waiting: Callable[[Run], None] | None) -> None:
     if "waiting" in message and waiting is not None:
         waiting(runs[0])
+    if "warning" in message:
+        warnings.warn(message["warning"], stacklevel=5)  # who called train
     if "error" in message:
         raise (DataError if message.get("data") else ValueError)(message["error"])
     if "event" in message and watch is not None:

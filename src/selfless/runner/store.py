@@ -138,8 +138,17 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, runs: Sequence[Run], busy: Callable[[Run], None]) -> Iterator[None]:
-        """Hold the runs, in a fixed order so that two processes never wait for each other."""
+        """Hold the runs, in a fixed order so that two processes never wait for each other. One that was refused leaves no folder."""
         with contextlib.ExitStack() as stack:
             for run in sorted(runs, key=lambda r: r.key):
                 stack.enter_context(locked(self.folder(run) / "lock", lambda run=run: busy(run)))  # type: ignore[misc]
+                stack.callback(_tidy, self.folder(run))  # while the lock is still held
             yield
+
+
+def _tidy(folder: Path) -> None:
+    """Remove a folder that holds nothing but its lock. Hold that lock; who waits for it makes both anew (files.locked)."""
+    with contextlib.suppress(OSError):
+        if [path.name for path in folder.iterdir()] == ["lock"]:
+            (folder / "lock").unlink()
+            folder.rmdir()

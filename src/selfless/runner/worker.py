@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from selfless.spec import Run
 def main() -> None:
     import torch
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # another worker failed: locks are let go in order
     torch.set_num_threads(1)
     job = json.loads(sys.stdin.read())
     sys.path += [entry for entry in job["path"] if entry not in sys.path]
@@ -32,6 +35,8 @@ def main() -> None:
         if os.getppid() != parent:
             os._exit(1)  # nobody listens any more; the state is on disk
         print(json.dumps(message), file=lines, flush=True)
+
+    warnings.showwarning = lambda message, *_, **__: say(warning=str(message))  # our parent warns, once for all workers
 
     def watch(members: Sequence[Run], event: Event) -> None:
         say(event=dataclasses.asdict(event), members=[runs.index(r) for r in members])
