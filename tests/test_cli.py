@@ -264,3 +264,15 @@ def test_figures_from_checkpoints_are_refused_before_anything_is_trained(tmp_pat
     assert done.exit_code == 1
     assert "fig-4-bottom, locality" in done.output
     assert not (tmp_path / "out").exists()
+
+
+def test_whoever_stops_reading_is_not_told_off() -> None:
+    """`selfless … | head`: no error, no traceback."""
+    code = "import typer; from selfless.cli_common import told\ndef f():\n  with told():\n    for i in range(10**6): print(i)\ntyper.run(f)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == b"0\n"
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait() == 1

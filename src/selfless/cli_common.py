@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import warnings
@@ -47,6 +48,9 @@ def told(as_json: bool = False, stopped: str = "stopped; the same command goes o
             yield
     except typer.Exit:  # which is a RuntimeError
         raise
+    except BrokenPipeError:  # whoever read us, `head` for one, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would complain
+        raise typer.Exit(1) from None
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         if type(error) is RuntimeError and "CUDA" in str(error):
             raise
