@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import sys
 import warnings
@@ -36,6 +37,20 @@ def noted() -> Iterator[None]:
 
 
 @contextmanager
+def piped() -> Iterator[None]:
+    """Whoever reads our output, `head` for one, may have seen enough: then we are done, as if by SIGPIPE."""
+    try:
+        yield
+    except BrokenPipeError:
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), 0)
+        if not watch.poll(0):  # somebody reads it still: it was another pipe
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would complain
+        raise typer.Exit(141) from None
+
+
+@contextmanager
 def told(as_json: bool = False, stopped: str = "stopped; the same command goes on from the last saved epoch") -> Iterator[None]:
     """What a user can mend is one message and exit code 1; Ctrl-C and SIGTERM stop cleanly; only a bug gives a traceback."""
 
@@ -44,13 +59,10 @@ def told(as_json: bool = False, stopped: str = "stopped; the same command goes o
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        with noted():
+        with piped(), noted():
             yield
     except typer.Exit:  # which is a RuntimeError
         raise
-    except BrokenPipeError:  # whoever read us, `head` for one, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would complain
-        raise typer.Exit(1) from None
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         if type(error) is RuntimeError and "CUDA" in str(error):
             raise

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from selfless.cli_common import noted
+from selfless.cli_common import noted, piped
 
 app = typer.Typer(help="Published data sets: what is here, fetch it, check it, prepare it.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -27,7 +27,7 @@ def _told(as_json: bool) -> Iterator[None]:
     from selfless.data import DataError
 
     try:
-        with noted():
+        with piped(), noted():
             yield
     except typer.Exit:
         raise

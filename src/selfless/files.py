@@ -52,10 +52,14 @@ def locked(path: Path, busy: Callable[[], None]) -> Iterator[IO[str]]:
     """
     told = False
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed by the block below
         except FileNotFoundError:  # the folder was removed since
+            continue
+        except FileExistsError:  # it was there, and gone when mkdir looked what it is
+            if path.parent.exists() and not path.parent.is_dir():
+                raise
             continue
         with file:
             if fcntl is not None:

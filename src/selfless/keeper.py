@@ -54,8 +54,8 @@ def attach(
     preserve      MAS(0.1), EWC(10), LwF(1) and the others of `selfless.preserve`, or "mas:0.1"; None keeps nothing
     sparsify      SLNID(1e-3) or any other of `selfless.sparsify`, or "slnid:1e-3"; None leaves the activations alone
     layers        where the sparsifier acts and neurons are counted: names, globs ("blocks.*.act"), modules; "auto": the activation
-                  after every hidden nn.Linear; "all": and after every convolution, whose neurons are its channels. A layer is named by
-                  its activation module or by the module before it.
+                  after every hidden nn.Linear; "all": and after every convolution that has one, whose neurons are its channels. (The one
+                  registered last counts as the head.) A layer is named by its activation module or by the module before it.
     heads         where each task has an output layer of its own: its name, task by task (["heads.0", "heads.1"]); it may be added to the
                   model later. LwF, IMM, PackNet and HAT treat it apart from what tasks share
     check_finite  raise on NaN or infinite activations (one synchronisation a step on a GPU; False skips it)

@@ -46,7 +46,7 @@ class Network(nn.Sequential):
 
 
 def build(name: str, *, outputs: int, input_shape: Shape, seed: int | None = None, **options: Any) -> nn.Module:
-    """The network called `name` (see `names()`), on the CPU, with PyTorch's default initialisation.
+    """The network called `name` (see `names()`), on the CPU, with PyTorch's default initialisation (vgg-slim: He's).
 
     outputs: columns of the output layer, over all tasks; input_shape: (C, H, W). The same `seed` gives the same parameters on
     every machine and leaves the global random state as it was; without one they are drawn from that state, as PyTorch does.

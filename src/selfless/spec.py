@@ -24,6 +24,7 @@ from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import Term, parse
 
 FORMAT = 1  # of the canonical form: raised when the same fields come to mean other numbers
+NETWORKS = {"vgg-slim": 2}  # the same for one network alone: vgg-slim starts from He's weights since 2
 
 Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
@@ -128,7 +129,8 @@ class Run:
 
     def canonical(self) -> str:
         """The run as JSON with sorted keys and full-precision floats: equal runs, equal text."""
-        return json.dumps(self.as_dict() | {"format": FORMAT}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        version = {"format": FORMAT} | ({"network": NETWORKS[self.model]} if self.model in NETWORKS else {})
+        return json.dumps(self.as_dict() | version, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     def as_dict(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -460,3 +460,28 @@ def test_fleets_one_after_another_load_a_set_once(tmp_path: Path, monkeypatch: p
     runs = [Run(model=f"mlp-{n}", tasks=2, epochs=1, batch=10) for n in (4, 6)]  # two networks: two fleets
     selfless.train(runs, out=tmp_path / "out", data_dir=tmp_path, device="cpu", workers=1)
     assert read == ["mnist"]
+
+
+def test_a_lock_whose_folder_goes_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mkdir finds the folder there, looks what it is, and it is gone: another process has tidied up. Then it is made again."""
+    real, failed = Path.mkdir, []
+
+    def once(path: Path, *args: Any, **how: Any) -> None:
+        if not failed:
+            failed.append(path)
+            raise FileExistsError(17, "File exists", str(path))
+        real(path, *args, **how)
+
+    monkeypatch.setattr(Path, "mkdir", once)
+    with locked(tmp_path / "run" / "lock", lambda: None):
+        assert failed
+        assert (tmp_path / "run" / "lock").exists()
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(FileExistsError), locked(tmp_path / "file" / "lock", lambda: None):
+        pass
+
+
+def test_a_network_that_starts_otherwise_has_other_names() -> None:
+    """vgg-slim began with PyTorch's default weights; runs of then must not be taken for runs of now. All other names stay."""
+    assert '"network":2' in Run(model="vgg-slim").canonical()
+    assert "network" not in Run(model="mlp-128").canonical()

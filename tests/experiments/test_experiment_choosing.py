@@ -9,7 +9,7 @@ from fabricated import result
 
 from selfless import MAS, SLNID, NoSparsifier, Run
 from selfless.experiments.base import Cell, Choice
-from selfless.experiments.choosing import choose, edges, trials
+from selfless.experiments.choosing import choose, edges, first_tasks, trials
 from selfless.spec import Result
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -45,6 +45,7 @@ def test_the_first_tasks_may_decide() -> None:
     assert choose(cell, scored(cell, known)).index == 2
     few = Cell("SLNID", "x", tuple(dataclasses.replace(run, tasks=1) for run in CANDIDATES), choice=cell.choice)
     assert {run.tasks for run in trials(few)} == {1}  # never more than there are
+    assert (first_tasks(cell), first_tasks(few), first_tasks(dataclasses.replace(cell, choice=Choice()))) == (2, None, None)
 
 
 def test_a_failed_candidate_is_never_chosen_and_an_edge_is_said() -> None:

@@ -32,6 +32,12 @@ def trial(run: Run, seed: int, choice: Choice) -> Run:
     return apart if first is None else dataclasses.replace(apart, tasks=min(first, run.tasks or first))
 
 
+def first_tasks(cell: Cell) -> int | None:
+    """By how many tasks it is chosen, where that is not all of them."""
+    limits = [(trial(run, 0, cell.choice).tasks, run.tasks) for run in cell.candidates]
+    return next((used for used, of in limits if used != of), None) if cell.choice.by == "held-out" else None
+
+
 def trials(cell: Cell) -> list[Run]:
     """Everything that must be trained to choose; nothing where there is nothing to choose."""
     if len(cell.candidates) < 2:

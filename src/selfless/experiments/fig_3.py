@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from selfless.experiments.base import Claim, Experiment, Profile, at_least, at_most
-from selfless.experiments.protocols import CIFAR_IMPLICIT, TINY_EVERYWHERE, TINY_IMPLICIT, Protocol, cifar, tiny_imagenet
+from selfless.experiments.protocols import CIFAR_128, CIFAR_IMPLICIT, TINY_EVERYWHERE, TINY_IMPLICIT, Protocol, cifar, tiny_imagenet
 
 ROWS = ("No-Reg", "L1-Rep", "DeCov", "SLNID")
 
@@ -49,6 +49,8 @@ def _figure(
     notes: tuple[str, ...] = ()
     if profile == "paper":
         notes = (CIFAR_IMPLICIT if "cifar" in protocol.base.stream else TINY_IMPLICIT,)
+    if name == "fig-3a-128" and profile == "paper":
+        notes += (CIFAR_128,)
     if name == "fig-3a":
         notes += ("On L1-Rep the paper says both: figure 3's caption that it does not help, section 4.2 that it improves over No-Reg",)
     return Experiment(name, title, source, "bars", protocol.cells(ROWS, published), claims, notes=notes, profile=profile)

@@ -16,7 +16,7 @@ from typing import Any
 
 from selfless.data import DataError
 from selfless.experiments.base import Cell, Experiment, Place
-from selfless.experiments.choosing import Chosen, choose, trial, trials
+from selfless.experiments.choosing import Chosen, choose, first_tasks, trial, trials
 from selfless.experiments.claims import Judged, judged
 from selfless.experiments.measures import MEASURES, Made
 from selfless.files import write_json
@@ -194,7 +194,7 @@ def _choices(experiment: Experiment, chosen: dict[Place, Chosen]) -> list[dict[s
                 "cells": [],
                 "by": cell.choice.by,
                 "seeds": list(cell.choice.seeds),
-                "tasks": cell.choice.tasks,
+                "tasks": first_tasks(cell),
                 "chosen": pick.index,
                 "edges": list(pick.edges),
                 "candidates": [

@@ -44,7 +44,7 @@ METHODS: dict[str, Preserver] = {
     "HAT": HAT(),
     "PackNet": PackNet(),
 }
-EXACT = ("HAT", "PackNet")  # what they keep is not touched again
+EXACT = ("HAT", "PackNet")  # what they keep is not touched again; how much that may be, the last task tells
 LOST = "lost"
 PENDING = "Not in the paper, so it has no such profile: use --profile ours"
 NOTES = (
@@ -121,8 +121,9 @@ def _table(
     for row, (plain, with_slnid) in grids.items():
         for column, lost, grid in ((alone, LOST, plain), (inhibited, f"{LOST} + SLNID", with_slnid)):
             made = _candidates(protocol.base, methods[row], grid)
-            cells.append(Cell(row, column, made, known.get((row, column)), choice=protocol.choice))
-            cells.append(Cell(row, lost, made, value="lost", choice=protocol.choice))
+            choice = dataclasses.replace(protocol.choice, tasks=None) if row in EXACT else protocol.choice
+            cells.append(Cell(row, column, made, known.get((row, column)), choice=choice))
+            cells.append(Cell(row, lost, made, value="lost", choice=choice))
     order = [alone, inhibited, LOST, f"{LOST} + SLNID"]
     cells.sort(key=lambda cell: order.index(cell.column))
     cells.append(protocol.joint(published.get("joint")))

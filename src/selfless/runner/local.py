@@ -366,8 +366,9 @@ def _in_workers(
             env=environment,
         )
         assert child.stdin is not None
-        child.stdin.write(json.dumps(job))
-        child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has died already, and is heard of below
+            child.stdin.write(json.dumps(job))
+            child.stdin.close()
         listener = threading.Thread(target=_listen, args=(number, child, lines), daemon=True)
         listener.start()
         running[number] = (child, listener)
