@@ -162,7 +162,7 @@ def _grids(profile: Profile) -> dict[str, tuple[Preserver, ...]]:
     """Strengths are a decade or more apart: on a network of this size there are few runs to choose by."""
     distilled = (1.0,) if profile == "paper" else (1.0, 3.0)
     others: dict[str, tuple[Preserver, ...]] = {"Finetune": (NoPreserver(),), "LwF": tuple(LwF(s) for s in distilled)}
-    warmup = 1 if profile == "paper" else 0  # at our rate a head alone diverges on 4,096 features
+    warmup = 1 if profile == "paper" else 0  # a head alone diverged on 4,096 features, at lr 0.01 (docs/lab-notes.md)
     others |= {"EBLL": tuple(EBLL(s, warmup=warmup) for s in distilled)}
     if profile == "paper":
         measured = {"EWC": tuple(EWC(s, estimator="per-batch") for s in (10.0, 1000.0)), "MAS": (MAS(1.0, estimator="per-batch"),)}
