@@ -23,7 +23,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless reproduce --list                        [dim]# every experiment, and how many runs it takes[/dim]
   selfless reproduce fig-2 --quick                 [dim]# all of its code, in seconds, on little data[/dim]
   selfless reproduce table-1 --profile paper       [dim]# the authors' settings[/dim]
-  selfless reproduce rivals                        [dim]# what the paper does not have is named by itself: rivals, rivals-cifar, …[/dim]
+  selfless reproduce rivals                        [dim]# what the paper does not have is named by itself: rivals, rivals-published[/dim]
   selfless reproduce all --seeds 5 --out results/reproduction && selfless report results/reproduction"""
 OUT = Path("results")
 

@@ -21,7 +21,7 @@ from selfless.experiments.fig_3 import fig_3a, fig_3a_128, fig_3b
 from selfless.experiments.fig_4 import fig_4_bottom, fig_4_top
 from selfless.experiments.locality import locality
 from selfless.experiments.quick import quick as reduced
-from selfless.experiments.rivals import rivals, rivals_cifar, rivals_published
+from selfless.experiments.rivals import rivals, rivals_published
 from selfless.experiments.rule import rule_of_thumb
 from selfless.experiments.table_1 import table_1
 from selfless.experiments.table_2 import here, recorded, table_2
@@ -45,7 +45,7 @@ EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
     "rule-of-thumb": rule_of_thumb,
 }
 PAPER = tuple(EXPERIMENTS)  # what `all` means
-EXPERIMENTS |= {"rivals": rivals, "rivals-cifar": rivals_cifar, "rivals-published": rivals_published}
+EXPERIMENTS |= {"rivals": rivals, "rivals-published": rivals_published}
 NAMES = tuple(EXPERIMENTS)
 
 
