@@ -123,7 +123,7 @@ def _inhibited(column: str) -> str:
 
 
 def _lost(column: str) -> str:
-    return f"{column}, lost"
+    return f"{column} lost"
 
 
 def _cells(
