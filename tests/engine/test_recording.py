@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from selfless.engine.hooks import Hooks
 from selfless.engine.inhibition import Inhibitions
 from selfless.engine.learner import Learner
 from selfless.engine.native import Inhibition
-from selfless.engine.recorded import undone
+from selfless.engine.recorded import no_collection, undone
 
 PASSING = ("_share", "_task_gradient")  # made by a step for itself
 ROWS = {name: preserve for name, preserve in PRESERVE.items() if preserve.recordable}
@@ -95,3 +96,36 @@ def test_a_new_phase_is_recorded_anew(tasks_npz: str, preserve: Any) -> None:
     fleet.graphs = {40: "what was recorded in the first epoch"}  # type: ignore[dict-item]
     fleet.begin_epoch(1, 1)
     assert not fleet.graphs
+
+
+def test_nothing_is_collected_while_a_graph_is_recorded() -> None:
+    """A ring of garbage, as an old fleet is, lives until the recording is over; and a failed recording leaves the collector on."""
+    gone: list[bool] = []
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with pytest.raises(RuntimeError, match="recording"):
+            failing(gone)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert gc.isenabled()
+    gc.collect()
+    assert gone
+
+
+def failing(gone: list[bool]) -> None:
+    with no_collection():
+        ring: list[Any] = [Dying(gone)]
+        ring.append(ring)
+        del ring
+        assert [[k] for k in range(1000)]
+        assert not gone
+        raise RuntimeError("recording")
+
+
+class Dying:
+    def __init__(self, gone: list[bool]) -> None:
+        self.gone = gone
+
+    def __del__(self) -> None:
+        self.gone.append(True)

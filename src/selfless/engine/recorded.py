@@ -6,6 +6,7 @@ nothing back into Python; what it makes for itself lives in the graph. Whoever r
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -26,10 +27,22 @@ def record(step: Callable[[], object], rewind: Callable[[], object], changed: Se
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with no_collection(), torch.cuda.graph(graph):
             step()
     torch.cuda.set_rng_state(drawn)
     return graph
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage is collected: an old graph that dies while a new one is recorded spoils the recording."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 @contextmanager
