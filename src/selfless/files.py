@@ -40,7 +40,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+    write_text(path, _laid_out(value) + "\n")
+
+
+def _laid_out(value: Any, indent: int = 0) -> str:
+    """JSON with a line for every list or object that holds no other: a row of a matrix, an epoch's numbers."""
+    inner = list(value.values()) if isinstance(value, Mapping) else value
+    if not isinstance(inner, list | tuple) or not any(isinstance(v, Mapping | list | tuple) for v in inner):
+        return json.dumps(value, allow_nan=False)
+    names = [f"{json.dumps(name)}: " for name in value] if isinstance(value, Mapping) else [""] * len(inner)
+    pad, (opening, closing) = "\n" + " " * (indent + 1), "{}" if isinstance(value, Mapping) else "[]"
+    body = f",{pad}".join(name + _laid_out(v, indent + 1) for name, v in zip(names, inner, strict=True))
+    return f"{opening}{pad}{body}\n{' ' * indent}{closing}"
 
 
 @contextlib.contextmanager
