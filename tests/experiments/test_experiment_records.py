@@ -258,6 +258,20 @@ def test_quick_versions_prove_nothing_and_say_so(tmp_path: Path) -> None:
     assert "quick: its numbers mean nothing" in text
 
 
+def test_many_columns_are_several_tables_in_a_terminal(records: list[reporting.Record]) -> None:
+    """Each with all rows that have a cell in it, and nothing broken at 100 characters."""
+    cells = [cell for cell in records[0]["cells"] if cell["mean"] is not None]
+    wide = [cell | {"column": f"column {k}"} for k in range(9) for cell in (cells if k < 8 else cells[:1])]
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    console.print(reporting.terminal(records[0] | {"cells": wide}))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    heads = [re.findall(r"column \d", line) for line in lines if re.match(r"\s+column \d", line)]
+    assert heads == [[f"column {k}" for k in some] for some in (range(4), range(4, 8), range(8, 9))]
+    values = [f"{cell['mean']:.2f} ± {cell['std']:.2f}" for cell in cells]
+    shown = [line for line in lines if any(value in line for value in values)]
+    assert [line.count("±") for line in shown] == [4] * 2 * len(cells) + [1]
+
+
 def test_quick_versions_judge_no_claims(tmp_path: Path) -> None:
     """No verdict in any form; the same record, not quick, has them."""
     reproduce(small(quick=True), seeds=2, out=tmp_path, train=trainer(score))

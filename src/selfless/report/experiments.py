@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 FORMAT = 1
+ACROSS = 4  # columns of a table in a terminal
 VERDICTS = {"holds": "✓", "fails": "✗", "undecided": "?", "missing": "–"}
 BY = {
     "held-out": "on held-out data",
@@ -196,19 +197,17 @@ def terminal(record: Record) -> RenderableType:
         record = record | {"cells": [cell | {"marks": []} for cell in record["cells"]]}
     rows, columns = rows_and_columns(record)
     cells = at(record)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("")
-    for column in columns:
-        table.add_column(column or record["title"], justify="right")
-    for row in rows:
-        texts = []
-        for column in columns:
-            cell = cells.get((row, column))
-            lines = (
-                [] if cell is None else [value(cell), beside(cell), " ".join(cell["marks"] or ([cell["error"]] if cell["error"] else []))]
-            )
-            texts.append("\n".join(filter(None, lines)))
-        table.add_row(row, *texts)
+    tables: list[RenderableType] = []
+    for some in [columns[k : k + ACROSS] for k in range(0, len(columns), ACROSS)]:  # what is wider than a terminal is broken in words
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        table.add_column("")
+        for column in some:
+            table.add_column(column or record["title"], justify="right")
+        for row in rows:
+            found = [cells.get((row, column)) for column in some]
+            if any(cell is not None for cell in found):
+                table.add_row(row, *("" if cell is None else _lines(cell) for cell in found))
+        tables += [Text(), table] if tables else [table]
     claims = Table(box=None, pad_edge=False, show_header=False)
     for number, line in enumerate(unjudged(record)):
         claims.add_row(Text(f"  {line}" if number else line))
@@ -219,7 +218,12 @@ def terminal(record: Record) -> RenderableType:
             claims.add_row("", Text(f"{part['text']}: {interval(part)}", style="dim"))
     below = [Text(f"– {line}", style="dim") for line in (*chosen(record), *remarks(record))]
     title = Text(f"\n{heading(record)}: {record['title']}", style="bold")
-    return Group(title, table, Text(), claims, *below, Text(made(record), style="dim"), Text())
+    return Group(title, *tables, Text(), claims, *below, Text(made(record), style="dim"), Text())
+
+
+def _lines(cell: Mapping[str, Any]) -> str:
+    """A cell of `terminal`: its value, the published one, its marks or what went wrong."""
+    return "\n".join(filter(None, [value(cell), beside(cell), " ".join(cell["marks"] or ([cell["error"]] if cell["error"] else []))]))
 
 
 def _matrix(record: Record) -> list[list[str]]:
