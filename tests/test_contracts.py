@@ -50,6 +50,7 @@ PRESERVE: dict[str, Preserver] = {
     "ewc online": EWC(5.0, decay=0.5),
     "ewc exact": EWC(5.0, fisher="exact"),
     "ewc sampled": EWC(5.0, fisher="sampled"),
+    "ewc function": EWC(5.0, alpha="function"),
     "si": SI(2.0),
     "rwalk": RWalk(0.5, every=2),
     "mas-local": LocalMAS(0.1),

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import oracles
 from selfless import importance
+from selfless.layers import resolve
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -224,6 +225,26 @@ def test_alpha_is_the_gradient_at_the_pre_activation() -> None:
     assert_close(by_linear["2"], second, **CLOSE)
 
 
+@pytest.mark.parametrize("estimator", ["per-sample", "per-batch"])
+@pytest.mark.parametrize("fisher", ["empirical", "exact"])
+def test_alpha_may_be_of_another_objective_than_omega(fisher: Any, estimator: Any) -> None:
+    """In one pass: Ω as without, α as `neurons` gives it alone."""
+    model, batches = fill(CASES["mlp"][0]()), CASES["mlp"][1]()
+    taps, loss, norm = resolve(model, ["1", "3"]), importance.LogLikelihood(fisher), importance.FunctionNorm()
+    passed: list[int] = []
+    handle = model.register_forward_pre_hook(lambda *_: passed.append(1))
+    found = importance.measure(model, iter(batches), loss, spares=norm, taps=taps, estimator=estimator)
+    handle.remove()
+    plain = importance.measure(model, batches, loss, taps=taps, estimator=estimator)
+    alone = importance.neurons(model, batches, layers=["1", "3"])
+    assert len(passed) == len(batches)
+    for name, omega in plain.omega.items():
+        assert_close(found.omega[name], omega)
+    for name, alpha in alone.items():
+        assert_close(found.alpha[name], alpha)
+        assert not torch.allclose(plain.alpha[name], alpha)
+
+
 def test_alpha_of_a_frozen_layer_and_of_channels() -> None:
     model, batches = fill(cnn()), CASES["cnn"][1]()
     got = importance.neurons(model, batches, layers=["5"])["5"]
@@ -240,8 +261,6 @@ def test_one_pass_gives_both_and_leaves_the_model_as_it_was() -> None:
     seen = []
     model.register_forward_pre_hook(lambda *_: seen.append(1))
     batches = CASES["cnn"][1]()
-    from selfless.layers import resolve
-
     found = importance.measure(model, iter(batches), importance.FunctionNorm(), taps=resolve(model, ["2", "5"]))
     assert len(seen) == len(batches)
     assert found.samples == sum(len(x) for x, _ in batches)

@@ -128,6 +128,7 @@ def measure(
     batches: Iterable[Any],
     objective: Objective,
     *,
+    spares: Objective | None = None,
     taps: dict[str, Tap] | None = None,
     parameters: bool = True,
     estimator: Estimator = "per-sample",
@@ -138,6 +139,7 @@ def measure(
 ) -> Importance:
     """Ω and α of one task in one pass. The model is put in eval mode meanwhile, and everything is left as it was found.
 
+    spares     what α is the gradient of, where that is not `objective`
     batches    what a training loop has: a DataLoader, a list or a generator of x, (x, y, …) or dicts
     forward    forward(model, batch) → output, for models that take more than x (a task id, say); default: see `run_batch`
     memory     bytes that per-sample gradients may take at a time
@@ -154,6 +156,7 @@ def measure(
         )
     model = unwrap(model)
     exact = parameters and estimator == "per-sample"
+    apart = spares is not None and spares != objective and bool(taps)
     omega: dict[str, Tensor] = {}
     alpha: dict[str, Tensor] = {}
     samples = 0
@@ -164,14 +167,18 @@ def measure(
             output = run_batch(model, batch, forward)
             pairs = objective.targets(output, labels_of(batch))
             for k, (target, weight) in enumerate(pairs):
-                values, more = objective.value(output, target), k + 1 < len(pairs)
+                values, more = objective.value(output, target), k + 1 < len(pairs) or apart
                 by_batch = parameters and not exact
                 fallback = _fallback(model, batch, target, objective, forward, len(values), memory)
                 o, a = recorder.reduce(values, objective.power, weight, fallback, retain=more or by_batch)
                 if by_batch:
                     o = _batch_gradient(model, values, objective.power, weight, retain=more)
                 _add(omega, o)
-                _add(alpha, a)
+                _add(alpha, {} if apart else a)
+            if spares is not None and apart:
+                asked = spares.targets(output, labels_of(batch))
+                for k, (target, weight) in enumerate(asked):
+                    _add(alpha, recorder.neurons(spares.value(output, target), weight, retain=k + 1 < len(asked)))
             samples += len(output)
     if samples == 0:
         raise ValueError("there is no data to measure importance on: the batches are empty (a generator that was used up, perhaps?)")

@@ -182,6 +182,7 @@ class Keeper:
                 self.model,
                 self._shown(batches, forward),
                 preserve.objective,
+                spares=preserve.spares,
                 taps={n: t for n, t in self.taps.items() if t.complete or self.sparsify.strength == 0},
                 parameters=preserve.measures,
                 estimator=preserve.how,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,7 +151,7 @@ class Recorder:
             raise ValueError("the output does not depend on any trainable parameter: nothing to measure. Unfreeze some parameters.")
         uses = _uses(values) if self.wanted else {}
         covered = self._covered(uses, values) if self.wanted else {}
-        taps = [(name, edge, axis) for name, edges in self._edges.items() for edge, axis in edges]
+        taps = self._taps()
         edges = [call.edge for call in covered.values() if call.edge is not None] + [edge for _, edge, _ in taps]
         rest = self._rest(covered, uses)
         grads = list(torch.autograd.grad(values.sum(), edges, allow_unused=True, retain_graph=retain or bool(rest))) if edges else []
@@ -170,14 +170,27 @@ class Recorder:
         if rest:
             omega |= self._fall_back(rest, values, power, rows, fallback, retain)
 
+        return omega, self._by_tap(grads[len(grads) - len(taps) :], weights)
+
+    def neurons(self, values: Tensor, weights: Tensor | None = None, retain: bool = False) -> dict[str, Tensor]:
+        """Σ_m w_m |∂L_m/∂n| by tap alone, of the recorded pass."""
+        self._listening = False
+        edges = [edge for _, edge, _ in self._taps()]
+        return self._by_tap(torch.autograd.grad(values.sum(), edges, allow_unused=True, retain_graph=retain), weights)
+
+    def _taps(self) -> list[tuple[str, GradientEdge, int]]:
+        """(name, edge, axis of the neurons), in the order of the forward pass."""
+        return [(name, edge, axis) for name, edges in self._edges.items() for edge, axis in edges]
+
+    def _by_tap(self, grads: Sequence[Tensor | None], weights: Tensor | None) -> dict[str, Tensor]:
         alpha: dict[str, Tensor] = {}
-        for (name, _, axis), delta in zip(taps, grads[len(grads) - len(taps) :], strict=True):
+        for (name, _, axis), delta in zip(self._taps(), grads, strict=True):
             if delta is None:
                 raise ValueError(f"layer {name!r} does not reach the output: its activations have no gradient. Choose another layer.")
             size = _weighted(_wide(delta).abs(), weights).movedim(axis, -1)  # (M, positions…, N): positions count as samples
             size = size.flatten(1, -2).mean(1) if size.dim() > 2 else size
             alpha[name] = alpha.get(name, 0) + size.sum(0)
-        return omega, alpha
+        return alpha
 
     def covered(self, values: Tensor) -> set[str]:
         """The parameters whose closed form is exact in the recorded pass that gave per-sample `values` (M,)."""

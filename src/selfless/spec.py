@@ -168,7 +168,8 @@ def _whole(name: str, value: Any, low: int) -> None:
 
 
 def _term_dict(term: Term) -> dict[str, Any]:
-    return {"name": term.name} | {f.name: getattr(term, f.name) for f in dataclasses.fields(term)}
+    told = [f for f in dataclasses.fields(term) if f.name not in term.later or getattr(term, f.name) != f.default]
+    return {"name": term.name} | {f.name: getattr(term, f.name) for f in told}
 
 
 Matrix = npt.NDArray[np.float64]

@@ -16,6 +16,7 @@ class Term:
 
     strength: float
     name: ClassVar[str] = ""
+    later: ClassVar[tuple[str, ...]] = ()  # fields that came later: at their default they are left out of a run's name
 
     def __post_init__(self) -> None:
         value = self.strength

@@ -133,6 +133,9 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         (LocalMAS(0.01), SLNID(1e-2), "implicit"),
         (LocalMAS(0.01), SLNID(1e-2), "maxout"),
         (OnlineEWC(5.0), SLNID(1e-2), "implicit"),
+        (EWC(5.0, alpha="function"), SLNID(1e-2), "implicit"),
+        (EWC(5.0, alpha="function", fisher="exact"), SLNID(1e-2), "maxout"),
+        (EWC(5.0, alpha="function", estimator="per-batch"), SLNID(1e-2), "explicit"),
         (PackNet(0.5, retrain=0.5), SLNID(1e-2), "implicit"),
         (HAT(0.1, s_max=50.0), SLNID(1e-2), "implicit"),
         (HAT(0.5), L1Param(1e-3), "explicit"),
@@ -160,6 +163,23 @@ def test_the_engine_is_the_keeper_in_a_loop(tasks_npz: str, preserve: Any, spars
         assert_close(learner.fleet.alpha[name][0], alpha, rtol=1e-3, atol=1e-5)
     assert_allclose(result.accuracy, rows, atol=0.026)  # one of forty test images
     assert result.capacity[-1]["free_parameters"] == pytest.approx(keeper.capacity().as_dict()["free_parameters"], abs=0.01)
+
+
+@pytest.mark.parametrize("ewc", [EWC(), EWC(fisher="exact"), EWC(estimator="per-batch"), OnlineEWC(mode="online")], ids=str)
+@pytest.mark.parametrize("model", ["mlp-12", "mlp-12-maxout"])
+def test_ewc_with_the_functions_alpha_has_its_own_omega_and_the_alpha_of_mas(tasks_npz: str, model: str, ewc: EWC) -> None:
+    """Until the first task has ended the three are trained alike: there is nothing to hold yet."""
+    fleets = []
+    for preserve in (ewc, dataclasses.replace(ewc, alpha="function"), MAS()):
+        learner = Learner([small(tasks_npz, model=model, preserve=preserve, tasks=1, seed=s) for s in range(2)])
+        learner.learn()
+        fleets.append(learner.fleet)
+    plain, function, mas = fleets
+    for name, omega in plain.state["omega"].items():
+        assert_close(function.state["omega"][name], omega)
+    for name, alpha in mas.alpha.items():
+        assert_close(function.alpha[name], alpha)
+        assert not torch.allclose(plain.alpha[name], alpha)
 
 
 def test_learning_happens(tasks_npz: str) -> None:

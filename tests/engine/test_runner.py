@@ -22,7 +22,7 @@ from numpy.testing import assert_array_equal
 
 import selfless
 import selfless.engine.learner as learner_module
-from selfless import MAS, SLNID, Run
+from selfless import EWC, MAS, SLNID, Run
 from selfless.engine.learner import Learner
 from selfless.files import locked
 from selfless.runner import memory
@@ -485,3 +485,14 @@ def test_a_network_that_starts_otherwise_has_other_names() -> None:
     """vgg-slim began with PyTorch's default weights; runs of then must not be taken for runs of now. All other names stay."""
     assert '"network":2' in Run(model="vgg-slim").canonical()
     assert "network" not in Run(model="mlp-128").canonical()
+
+
+def test_a_field_that_came_later_changes_no_names() -> None:
+    """EWC's `alpha`: left out of a run's name at its default, told otherwise, and read back either way."""
+    plain, function = Run(preserve=EWC(10.0)), Run(preserve="ewc:10,alpha=function")
+    assert plain.key == "2d8f13d7be42f9db"  # as before there was one
+    assert "alpha" not in plain.as_dict()["preserve"]
+    assert function.as_dict()["preserve"]["alpha"] == "function"
+    assert function.key != plain.key
+    for run in (plain, function):
+        assert Run.from_dict(run.as_dict()) == run

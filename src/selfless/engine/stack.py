@@ -202,7 +202,8 @@ class Stack:
         exact, samples, power = wanted and preserve.how == "per-sample", 0, objective.power
         leaves = {n: p.detach().requires_grad_(wanted and n in self.trainable) for n, p in params.items()}
         names = self.trainable if wanted else []
-        totals: list[Tensor | None] = [None] * (len(names) + len(self.layers))
+        apart = preserve.spares != objective and bool(self.layers)
+        totals: dict[str | tuple[str], Tensor] = {}  # by parameter, and by (layer,)
         probes: Tensors = {}
         for x, y in batches():
             if not probes:
@@ -211,22 +212,24 @@ class Stack:
             found = {n: g.detach() for n, g in self.gates.items()}
             asked = native.Asked(self.layers, {}, {}, measure if exact else None, measure, probes, self._resized, positive, found)
             flat = native.forward(self.module, leaves, x, asked)[..., head].flatten(0, 1).float()
-            pairs = objective.targets(flat, (y - (head.start or 0)).flatten())
-            for k, (target, weight) in enumerate(pairs):
-                values, measure.rows = objective.value(flat, target), None
+            labels = (y - (head.start or 0)).flatten()
+            pairs = [(objective, *pair, names, {} if apart else probes) for pair in objective.targets(flat, labels)]
+            pairs += [(preserve.spares, *pair, [], probes) for pair in preserve.spares.targets(flat, labels)] if apart else []
+            for k, (what, target, weight, own, seen) in enumerate(pairs):
+                values, measure.rows = what.value(flat, target), None
                 if weight is not None:
                     rows = weight.view(x.shape[:2])
                     measure.rows = rows if exact else None if power == 1 else rows.sqrt()  # |w^½ ∂|² carries w, and w^½·w^½ |∂n| too
                     values = values if exact else values * (weight if power == 1 else weight.sqrt())
-                sources = [*(leaves[n] for n in names), *probes.values()]
-                grads = torch.autograd.grad(values.sum(), sources, retain_graph=k + 1 < len(pairs), allow_unused=True)
-                for place, g in enumerate(grads):
+                sources = {n: leaves[n] for n in own} | {(n,): p for n, p in seen.items()}
+                grads = torch.autograd.grad(values.sum(), list(sources.values()), retain_graph=k + 1 < len(pairs), allow_unused=True)
+                for name, g in zip(sources, grads, strict=True):
                     if g is not None:
-                        g = power_of(g, power) if place < len(names) and not exact else g
-                        totals[place] = g.clone() if totals[place] is None else totals[place].add_(g)  # type: ignore[union-attr]
+                        g = g if exact or isinstance(name, tuple) else power_of(g, power)
+                        totals[name] = g.clone() if name not in totals else totals[name].add_(g)
             samples += x.shape[1]
-        omega = {n: torch.zeros_like(params[n]) if t is None else t / samples for n, t in zip(names, totals, strict=False)}
-        alpha = {n: torch.zeros_like(probes[n]) if t is None else t / samples for n, t in zip(probes, totals[len(names) :], strict=True)}
+        omega = {n: totals[n] / samples if n in totals else torch.zeros_like(params[n]) for n in names}
+        alpha = {n: totals[n,] / samples if (n,) in totals else torch.zeros_like(p) for n, p in probes.items()}
         return omega, alpha
 
     def _probes(self, params: Tensors, x: Tensor) -> Tensors:
@@ -289,6 +292,7 @@ class Stack:
             self.module,
             pairs(),
             preserve.objective,
+            spares=preserve.spares,
             taps={name: Tap(self.module.get_submodule(name), at_input=name not in self._resized) for name in self.layers},
             parameters=preserve.measures,
             estimator=preserve.how,

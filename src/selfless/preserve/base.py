@@ -60,6 +60,11 @@ class Preserver(Term):
         return FunctionNorm()
 
     @property
+    def spares(self) -> Objective:
+        """What α, by which inhibition spares neurons, is the gradient of: what Ω is, unless the preserver says otherwise."""
+        return self.objective
+
+    @property
     def how(self) -> Estimator:
         return "per-sample"
 

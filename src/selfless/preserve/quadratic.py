@@ -106,19 +106,24 @@ class EWC(Quadratic):
     `mode="per-task"`: Σ_t Ω_t (θ − θ*_t)², every task with its own anchor. A sum of parabolas is a parabola, so it is kept as
     Ω = Σ Ω_t, θ* = Σ Ω_t θ*_t / Ω and a constant: the same values and gradients, whatever the number of tasks.
     `fisher` says whose labels: "empirical", "sampled" or "exact" (`selfless.importance.LogLikelihood`).
+    `alpha` says what α is the gradient of, by which SLNID and SNID spare neurons: "loss", as in the paper, of which a task that is learnt
+    has hardly any; or "function", ‖f‖² as with MAS (one more backward pass when a task ends).
     """
 
     name: ClassVar[str] = "ewc"
     measures: ClassVar[bool] = True
+    later: ClassVar[tuple[str, ...]] = ("alpha",)
     strength: float = 10.0
     mode: Literal["online", "per-task"] = "online"
     decay: float = 1.0
     fisher: Fisher = "empirical"
     estimator: Estimator = "per-sample"
+    alpha: Literal["loss", "function"] = "loss"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "mode", ("online", "per-task"))
+        check_choice(self, "alpha", ("loss", "function"))
         check_choice(self, "fisher", ("empirical", "sampled", "exact"))
         check_choice(self, "estimator", ("per-sample", "per-batch"))
         check_positive(self, "decay")
@@ -126,6 +131,10 @@ class EWC(Quadratic):
     @property
     def objective(self) -> Objective:
         return LogLikelihood(self.fisher)
+
+    @property
+    def spares(self) -> Objective:
+        return FunctionNorm() if self.alpha == "function" else self.objective
 
     @property
     def how(self) -> Estimator:
