@@ -48,7 +48,7 @@ def _laid_out(value: Any, indent: int = 0) -> str:
     inner = list(value.values()) if isinstance(value, Mapping) else value
     if not isinstance(inner, list | tuple) or not any(isinstance(v, Mapping | list | tuple) for v in inner):
         return json.dumps(value, allow_nan=False)
-    names = [f"{json.dumps(name)}: " for name in value] if isinstance(value, Mapping) else [""] * len(inner)
+    names = [json.dumps({name: 0})[1:-2] for name in value] if isinstance(value, Mapping) else [""] * len(inner)  # numbers as text too
     pad, (opening, closing) = "\n" + " " * (indent + 1), "{}" if isinstance(value, Mapping) else "[]"
     body = f",{pad}".join(name + _laid_out(v, indent + 1) for name, v in zip(names, inner, strict=True))
     return f"{opening}{pad}{body}\n{' ' * indent}{closing}"

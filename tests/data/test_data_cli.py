@@ -34,6 +34,18 @@ def test_list(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
     assert "permuted-mnist" in found["streams"]
 
 
+def test_list_with_damaged_weights(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
+    """The sets are listed, and the file is told; a script sees that there are none."""
+    root = put_mnist(tmp_path / "d")
+    (root / "alexnet").mkdir()
+    (root / "alexnet" / "alexnet-owt-7be5be79.pth").write_bytes(b"not this")
+    told = run("list", "--data-dir", str(root))
+    assert "ImageNet weights: damaged." in " ".join(told.split())
+    assert "alexnet-owt-7be5be79.pth is damaged or another file" in " ".join(told.split())
+    assert "flowers" in told
+    assert json.loads(run("list", "--json", "--data-dir", str(root)))["weights"] == {"alexnet": None}
+
+
 def test_list_reads_well_at_80_columns(tmp_path: Path, put_mnist: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """No word is cut: names and sizes stand whole in a row, and the folder in a line of its own."""
     from selfless.data import CATALOGUE, OBJECTS

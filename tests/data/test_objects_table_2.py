@@ -138,6 +138,8 @@ def test_a_set_that_cannot_be_read_is_missing_with_the_reason(data: Path) -> Non
     assert "birds" in found.missing["birds"]
     one = table_2("ours", found)
     assert any(note.startswith("birds: ") for note in one.notes)
+    assert "birds cannot be read: " in one.pending
+    assert "birds" not in one.pending[one.pending.index("not here: ") :].partition(" (")[0]
     assert {run.tasks for cell in one.cells for run in cell.candidates} == {1}
 
 
@@ -148,6 +150,10 @@ def test_the_published_column_takes_the_published_experiment() -> None:
 
     rows = set(PUBLISHED)
     whole = Here(ALL, weights=FULL)
+    for unknown in ("alexnet.pth@7be5be791159", "alexnet-owt-7be5be79.pth@000000000000", "alexnet.safetensors@0123456789ab"):
+        own = Here(ALL, weights=unknown)
+        assert COLUMN not in filled(own)
+        assert f"{unknown} are not known to be torchvision's" in table_2("ours", own).pending
     assert filled(whole) == {COLUMN: {*rows, UNDROPPED}}
     assert filled(whole, "paper") == {COLUMN: rows}
     assert table_2("ours", whole).pending == ""

@@ -24,7 +24,7 @@ import selfless
 import selfless.engine.learner as learner_module
 from selfless import EWC, MAS, SLNID, Run
 from selfless.engine.learner import Learner
-from selfless.files import locked
+from selfless.files import locked, write_json
 from selfless.runner import memory
 from selfless.runner.local import _at_most, fleets
 from selfless.runner.store import Store
@@ -485,6 +485,18 @@ def test_a_network_that_starts_otherwise_has_other_names() -> None:
     """vgg-slim began with PyTorch's default weights; runs of then must not be taken for runs of now. All other names stay."""
     assert '"network":2' in Run(model="vgg-slim").canonical()
     assert "network" not in Run(model="mlp-128").canonical()
+
+
+def test_json_has_a_line_for_each_row(tmp_path: Path) -> None:
+    value = {"matrix": [[1.5, 2], [None, True]], "of": {"name": 'a "b"', 3: [1, [2]]}, "empty": {}, "none": [], "flat": (1, 2)}
+    write_json(tmp_path / "x.json", value)
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text) == json.loads(json.dumps(value))
+    assert "  [1.5, 2],\n  [null, true]\n" in text
+    assert ' "flat": [1, 2]\n' in text
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "x.json", {"rows": [[float("nan")]]})
+    assert (tmp_path / "x.json").read_text() == text
 
 
 def test_a_field_that_came_later_changes_no_names() -> None:

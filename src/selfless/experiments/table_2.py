@@ -11,6 +11,7 @@ The paper runs the others "with the exact same setup" as MAS, whose released cod
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ PUBLISHED = {
 COLUMN = "8 objects"
 UNDROPPED = "MAS, no dropout"
 WEIGHTS = "alexnet/alexnet-owt-7be5be79.pth"
+ABSENT = "not here"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,12 @@ class Here:
     @property
     def published(self) -> bool:
         """Whether this is all that the published column takes."""
-        return self.sets == tuple(OBJECTS) and not self.partly and self.weights is not None and not self.convolutions_alone
+        return self.sets == tuple(OBJECTS) and not self.partly and self.torchvisions
+
+    @property
+    def torchvisions(self) -> bool:
+        """Whether the weights are whole and known by their checksum, whose digits are in their name."""
+        return self.weights is not None and re.fullmatch(r".*-([0-9a-f]{8})\.pth@\1[0-9a-f]{4}", self.weights) is not None
 
     @property
     def column(self) -> str:
@@ -75,7 +82,7 @@ def here(data_dir: Path | str | None = None, *, prepare: bool = False) -> Here:
     named = present(data_dir)
     for name in OBJECTS:
         if name not in named:
-            missing[name] = "not here"
+            missing[name] = ABSENT
             continue
         try:
             found = load(name, data_dir=data_dir) if prepare else ready(name, data_dir=data_dir)
@@ -183,18 +190,22 @@ def _pending(found: Here) -> str:
     """Why the published column is not filled."""
     if found.published:
         return ""
-    reasons = [f"not here: {', '.join(found.missing)} (selfless data fetch objects)"] if found.missing else []
+    absent = [name for name, why in found.missing.items() if why == ABSENT]
+    reasons = [f"not here: {', '.join(absent)} (selfless data fetch objects)"] if absent else []
+    reasons += [f"{name} cannot be read: {why}" for name, why in found.missing.items() if why != ABSENT]
     reasons += [f"not as published: {', '.join(found.partly)}"] if found.partly else []
     if found.weights is None:
         reasons.append(found.unweighted)
     elif found.convolutions_alone:
         reasons.append(f"ImageNet's fully connected layers are not here ({WEIGHTS})")
+    elif not found.torchvisions:
+        reasons.append(f"the weights {found.weights} are not known to be torchvision's ({WEIGHTS})")
     ran = "" if found.sets and found.weights else "; nothing is run"
     return f"{COLUMN}: not run. {'; '.join(reasons)}{ran}"
 
 
 def _notes(profile: Profile, found: Here, runs: Mapping[str, Any]) -> tuple[str, ...]:
-    said = [f"{name}: {why}" for name, why in found.missing.items() if why != "not here"]
+    said = [f"{name}: {why}" for name, why in found.missing.items() if why != ABSENT]
     if not runs:
         return tuple(said)
     if not found.published:

@@ -174,9 +174,8 @@ def chosen(record: Record) -> list[str]:
 def made(record: Record) -> str:
     """ "515 runs, 109 s of training, NVIDIA H200, commit b66d191"."""
     about = record["about"]
-    return (
-        f"{about['runs']} runs, {about['seconds']:.0f} s of training, {', '.join(about['hardware'])}, commit {', '.join(about['commit'])}"
-    )
+    runs = f"{about['runs']} runs" + f", {about['failed']} of them failed" * bool(about["failed"])
+    return f"{runs}, {about['seconds']:.0f} s of training, {', '.join(about['hardware'])}, commit {', '.join(about['commit'])}"
 
 
 def remarks(record: Record) -> list[str]:
