@@ -78,6 +78,8 @@ def test_config_and_flags_compose(stream: str, tmp_path: Path) -> None:
     [
         (["--preserve", "mass:0.1"], "Did you mean 'mas'"),
         (["--sparsify", "slnid:much"], "not a number"),
+        (["--preserve", "ewc:10,alpha=function,alpha=loss"], "gives alpha twice"),
+        (["--preserve", "ewc:10,alpha=norm"], "choose one of 'loss', 'function'"),
         (["--select", "best"], "choose one of last, held-out, best-on-test"),
         (["--stream", "permuted-mnits"], "permuted-mnist"),
         (["--model", "mpl-12"], "mlp"),

@@ -79,6 +79,8 @@ def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
             raise ValueError(
                 f"{text!r}: {option!r} is not an option of {name}.{hint} Write key=value with a key of: {', '.join(known) or 'none'}"
             )
+        if key in given:
+            raise ValueError(f"{text!r} gives {key} twice; leave one of them out")
         given[key] = _value(value)
     return kinds[name](**given)
 
