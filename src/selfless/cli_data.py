@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,12 +80,12 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
                 }
             )
         objects = _objects_here(data_dir)
-        weights, told, damaged = None, "not here", ""
+        weights, otherwise = None, "not here"
         try:
             weights = pretrained("alexnet", data_dir)
-            told = weights or told
         except data.DataError as error:
-            told, damaged = "damaged", str(error)
+            otherwise = "damaged"
+            warnings.warn(str(error), stacklevel=2)
         if as_json:
             folders = {"data_dir": str(data.data_dir(data_dir)), "cache_dir": str(data.cache_dir())}
             known = {"sets": sets, "objects": objects, "weights": {"alexnet": weights}, "streams": [*data.stream_names(), "objects"]}
@@ -121,10 +122,8 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         _table(
             ("object set", "what", "classes", "download", "where", "prepared"),
             rows,
-            f"Stream: objects, those that are here, in this order. AlexNet's ImageNet weights: {told}.",
+            f"Stream: objects, those that are here, in this order. AlexNet's ImageNet weights: {weights or otherwise}.",
         )
-        if damaged:
-            typer.echo(f"\nwarning: {damaged}", err=True)
 
 
 def _where(place: str | None, first: Path) -> str:

@@ -139,7 +139,7 @@ def measure(
 ) -> Importance:
     """Ω and α of one task in one pass. The model is put in eval mode meanwhile, and everything is left as it was found.
 
-    spares     what α is the gradient of, where that is not `objective`
+    spares     what α is the gradient of, where that is not `objective`: one more backward pass a batch
     batches    what a training loop has: a DataLoader, a list or a generator of x, (x, y, …) or dicts
     forward    forward(model, batch) → output, for models that take more than x (a task id, say); default: see `run_batch`
     memory     bytes that per-sample gradients may take at a time
@@ -156,7 +156,7 @@ def measure(
         )
     model = unwrap(model)
     exact = parameters and estimator == "per-sample"
-    apart = spares is not None and spares != objective and bool(taps)
+    apart = spares is not None and bool(taps)
     omega: dict[str, Tensor] = {}
     alpha: dict[str, Tensor] = {}
     samples = 0

@@ -34,6 +34,7 @@ def test_list(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
     assert "permuted-mnist" in found["streams"]
 
 
+@pytest.mark.filterwarnings("always:.*is damaged or another file")
 def test_list_with_damaged_weights(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
     """The sets are listed, and the file is told; a script sees that there are none."""
     root = put_mnist(tmp_path / "d")
@@ -41,9 +42,11 @@ def test_list_with_damaged_weights(tmp_path: Path, put_mnist: Callable[[Path], P
     (root / "alexnet" / "alexnet-owt-7be5be79.pth").write_bytes(b"not this")
     told = run("list", "--data-dir", str(root))
     assert "ImageNet weights: damaged." in " ".join(told.split())
+    assert "note: " in told
     assert "alexnet-owt-7be5be79.pth is damaged or another file" in " ".join(told.split())
     assert "flowers" in told
-    assert json.loads(run("list", "--json", "--data-dir", str(root)))["weights"] == {"alexnet": None}
+    found = CliRunner().invoke(app, ["list", "--json", "--data-dir", str(root)])
+    assert json.loads(found.stdout)["weights"] == {"alexnet": None}
 
 
 def test_list_reads_well_at_80_columns(tmp_path: Path, put_mnist: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch) -> None:

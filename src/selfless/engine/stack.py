@@ -202,8 +202,8 @@ class Stack:
         exact, samples, power = wanted and preserve.how == "per-sample", 0, objective.power
         leaves = {n: p.detach().requires_grad_(wanted and n in self.trainable) for n, p in params.items()}
         names = self.trainable if wanted else []
-        apart = preserve.spares != objective and bool(self.layers)
-        totals: dict[str | tuple[str], Tensor] = {}  # by parameter, and by (layer,)
+        spares = preserve.spares if self.layers else None
+        totals: Tensors = {}  # by parameter and by layer, which share no name
         probes: Tensors = {}
         for x, y in batches():
             if not probes:
@@ -213,23 +213,23 @@ class Stack:
             asked = native.Asked(self.layers, {}, {}, measure if exact else None, measure, probes, self._resized, positive, found)
             flat = native.forward(self.module, leaves, x, asked)[..., head].flatten(0, 1).float()
             labels = (y - (head.start or 0)).flatten()
-            pairs = [(objective, *pair, names, {} if apart else probes) for pair in objective.targets(flat, labels)]
-            pairs += [(preserve.spares, *pair, [], probes) for pair in preserve.spares.targets(flat, labels)] if apart else []
+            pairs = [(objective, *pair, names, {} if spares else probes) for pair in objective.targets(flat, labels)]
+            pairs += [(spares, *pair, [], probes) for pair in spares.targets(flat, labels)] if spares else []
             for k, (what, target, weight, own, seen) in enumerate(pairs):
                 values, measure.rows = what.value(flat, target), None
                 if weight is not None:
                     rows = weight.view(x.shape[:2])
                     measure.rows = rows if exact else None if power == 1 else rows.sqrt()  # |w^½ ∂|² carries w, and w^½·w^½ |∂n| too
                     values = values if exact else values * (weight if power == 1 else weight.sqrt())
-                sources = {n: leaves[n] for n in own} | {(n,): p for n, p in seen.items()}
+                sources = {n: leaves[n] for n in own} | seen
                 grads = torch.autograd.grad(values.sum(), list(sources.values()), retain_graph=k + 1 < len(pairs), allow_unused=True)
                 for name, g in zip(sources, grads, strict=True):
                     if g is not None:
-                        g = g if exact or isinstance(name, tuple) else power_of(g, power)
+                        g = g if exact or name in probes else power_of(g, power)
                         totals[name] = g.clone() if name not in totals else totals[name].add_(g)
             samples += x.shape[1]
         omega = {n: totals[n] / samples if n in totals else torch.zeros_like(params[n]) for n in names}
-        alpha = {n: totals[n,] / samples if (n,) in totals else torch.zeros_like(p) for n, p in probes.items()}
+        alpha = {n: totals[n] / samples if n in totals else torch.zeros_like(p) for n, p in probes.items()}
         return omega, alpha
 
     def _probes(self, params: Tensors, x: Tensor) -> Tensors:

@@ -60,9 +60,9 @@ class Preserver(Term):
         return FunctionNorm()
 
     @property
-    def spares(self) -> Objective:
-        """What α, by which inhibition spares neurons, is the gradient of: what Ω is, unless the preserver says otherwise."""
-        return self.objective
+    def spares(self) -> Objective | None:
+        """What α alone, by which inhibition spares neurons, is the gradient of; None: of `objective`, as Ω is."""
+        return None
 
     @property
     def how(self) -> Estimator:

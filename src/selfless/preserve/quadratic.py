@@ -133,8 +133,8 @@ class EWC(Quadratic):
         return LogLikelihood(self.fisher)
 
     @property
-    def spares(self) -> Objective:
-        return FunctionNorm() if self.alpha == "function" else self.objective
+    def spares(self) -> Objective | None:
+        return FunctionNorm() if self.alpha == "function" else None
 
     @property
     def how(self) -> Estimator:
