@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from selfless.data import Augment, Joined, Part, Resident
 from selfless.engine import draws
-from selfless.engine.native import kernels
+from selfless.engine.native import kernels, memory_of
 
 _uploaded: Any = WeakTensorKeyDictionary()  # a source's images → their copy on the GPU
 EVALUATE = 1000  # samples that a CPU takes at a time where it does not matter how many
@@ -79,11 +79,12 @@ class FleetData:
         return found
 
     def at_once(self, footprint: int, least: int = EVALUATE) -> int:
-        """Samples a member to take in one pass. On a GPU few large passes cost least: as many as make 4 GiB of activations and their
-        gradients, `footprint` numbers a sample."""
+        """Samples a member to take in one pass. On a GPU few large passes cost least: as many as fill an eighth of its memory (16 GiB
+        at most: kernels count in 32 bits) with activations and their gradients, `footprint` numbers a sample."""
         if self.offset.device.type == "cpu":
             return max(least, EVALUATE // len(self.offset))
-        return max(1, min(self.n, 2**32 // (len(self.offset) * footprint * 12)))
+        room = min(memory_of(self.offset.device) // 8, 2**34)
+        return max(1, min(self.n, room // (len(self.offset) * footprint * 12)))
 
     def passes(self, size: int = EVALUATE, augment: Augment | None = None, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample once, in order, for evaluation and importance; or the samples that `order` (F, n) says."""

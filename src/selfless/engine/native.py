@@ -308,7 +308,8 @@ class _EachConv(torch.autograd.Function):
         db: Tensor | None
         if sizes and (wants_w or wants_b):
             scaled = measure.weighted(g).float()
-            rules = [dict(closed.conv(layer, x[f].float(), scaled[f], measure.power, MEMORY)) for f in range(len(x))]
+            room = memory_of(x.device) // 64 if x.is_cuda else MEMORY
+            rules = [dict(closed.conv(layer, x[f].float(), scaled[f], measure.power, room)) for f in range(len(x))]
             dw = torch.stack([r["weight"] for r in rules])
             db = torch.stack([r["bias"] for r in rules]) if wants_b else None
         else:
@@ -383,6 +384,12 @@ class _Probe(torch.autograd.Function):
 def kernels(x: Tensor) -> ModuleType | None:
     """`selfless.engine.kernels`, for tensors on a GPU where Triton is installed."""
     return _triton() if x.is_cuda else None
+
+
+@cache
+def memory_of(device: torch.device) -> int:
+    """The bytes that a GPU has, in use or not: what is sized by it is the same in every run there."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 @cache

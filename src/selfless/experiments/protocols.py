@@ -217,7 +217,7 @@ def blurred_cifar(profile: Profile) -> Protocol:
 
 
 # ------------------------------------------------------------------------------------------------------------ Tiny ImageNet
-TINY_EVERYWHERE = Grid((1.0,), (1e-6, 3e-6, 1e-5))
+TINY_EVERYWHERE = Grid((1.0,), (3e-6, 1e-5, 3e-5))
 TINY_IMPLICIT = "The anchor is implicit; whether the authors' explicit one survives here was not tried"
 
 
@@ -240,6 +240,6 @@ def tiny_imagenet(profile: Profile) -> Protocol:
         )
         return Protocol("Tiny ImageNet", base, grids, Choice("test", seeds=(0,)))
     base = dataclasses.replace(run, epochs=15, batch=64, schedule="cosine", alpha="sum", precision="bf16")  # steps: as many as in 47 by 200
-    grids = {"No-Reg": Grid((0.3, 1.0, 3.0)), "SLNID": Grid((0.3, 1.0), (1e-5, 3e-5, 1e-4))}
+    grids = {"No-Reg": Grid((0.3, 1.0, 3.0)), "SLNID": Grid((0.3, 1.0, 3.0), (1e-5, 3e-5, 1e-4))}
     grids |= {"L1-Rep": Grid((1.0,), (1e-5, 1e-4)), "DeCov": Grid((1.0,), (1e-4, 1e-3))}
     return Protocol("Tiny ImageNet", base, grids, Choice("held-out", seeds=(100,), tasks=4))
