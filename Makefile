@@ -47,6 +47,7 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --format csv > $(RECORDED)/tables.csv
 	@$(BIN)/selfless report $(RECORDED) --figures $(RECORDED)/figures
 	@rm $(RECORDED)/figures/*.pdf
+	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md
 
 clean:          ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

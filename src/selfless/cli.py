@@ -208,12 +208,16 @@ def demo(
 
 @app.command(
     epilog="Examples:  selfless report results  ·  selfless report results --format latex  ·  selfless report results --figures figures"
+    "  ·  selfless report mine --against results/reproduction"
 )
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results.")] = Path("results"),
     to: Annotated[Path | None, typer.Option("--to", help="The page to write.", show_default="DIR/report.html")] = None,
     form: Annotated[str, typer.Option("--format", help="html, or md, csv, latex to standard output.")] = "html",
     figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the experiments' figures there instead, PNG and PDF.")] = None,
+    other: Annotated[
+        Path | None, typer.Option("--against", metavar="DIR", help="Compare with the experiments recorded there instead, as Markdown.")
+    ] = None,
 ) -> None:
     """One self-contained HTML page of everything recorded in DIR, or its tables for a paper. Experiments come first."""
     with told():
@@ -221,6 +225,12 @@ def report(
         from selfless.report import experiments as experimental
         from selfless.runner.store import Store
 
+        if other is not None:
+            from selfless.report import against
+
+            mine, theirs = (sorted(against.records(one), key=_place) for one in (folder, other))
+            typer.echo(against.against(mine, theirs, (folder.name, other.name)))
+            return
         records = [experimental.marked(record, *_today(record)) for record in sorted(experimental.load(folder), key=_place)]
         results = Store(folder).all() if records else _recorded(folder)
         if figures is not None:

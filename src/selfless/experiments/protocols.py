@@ -217,7 +217,6 @@ def blurred_cifar(profile: Profile) -> Protocol:
 
 
 # ------------------------------------------------------------------------------------------------------------ Tiny ImageNet
-TINY_EVERYWHERE = Grid((1.0,), (3e-6, 1e-5, 3e-5))
 TINY_IMPLICIT = "The anchor is implicit; whether the authors' explicit one survives here was not tried"
 
 

@@ -34,18 +34,17 @@ ON_TEST = "chosen on test data (the epoch, or the strength), so the accuracy is 
 
 def load(folder: Path) -> list[Record]:
     """Every record below `folder`, by name."""
-    found = []
-    for path in sorted(folder.rglob("experiments/*.json")):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record["format"] != FORMAT:
-                raise ValueError(f"its format is {record['format']}, not {FORMAT}")
-            found.append(record | {"folder": str(path.parent.parent)})
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is not a record of this version ({error}); delete it, or write it again: selfless reproduce"
-            ) from error
-    return found
+    return [read(path) for path in sorted(folder.rglob("experiments/*.json"))]
+
+
+def read(path: Path) -> Record:
+    try:
+        record: Record = json.loads(path.read_text(encoding="utf-8"))
+        if record["format"] != FORMAT:
+            raise ValueError(f"its format is {record['format']}, not {FORMAT}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a record of this version ({error}); delete it, or write it again: selfless reproduce") from error
+    return record | {"folder": str(path.parent.parent)}
 
 
 def marked(record: Record, declared: set[str] | None = None, grids: Mapping[tuple[str, str], set[str]] | None = None) -> Record:

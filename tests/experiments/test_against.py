@@ -1,0 +1,72 @@
+"""Two folders of records compared: what agrees, what was chosen otherwise, what moved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from selfless.cli import app
+from selfless.report.against import against, records
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _record(mean: float, std: float = 0.4, method: str = "mas:1", verdict: str = "holds", **changes: Any) -> dict[str, Any]:
+    cell = {"row": "SLNID", "column": "CIFAR 256", "value": "average", "unit": "%", "mean": mean, "std": std, "method": method}
+    claim = {"text": "SLNID is ahead", "verdict": verdict}
+    made = {"format": 1, "name": "fig-3a", "profile": "ours", "quick": False, "cells": [cell | {"runs": [{}] * 4}], "claims": [claim]}
+    return made | changes
+
+
+def test_the_same_is_nothing_to_tell() -> None:
+    said = against([_record(61.5)], [_record(61.5)], ("a", "b"))
+    assert "1 values" in said
+    assert "0 of another choice, 0 moved by more than two standard errors. 1 of 1 verdicts are the same." in said
+    assert "|" not in said
+
+
+@pytest.mark.parametrize(("mean", "moved"), [(61.5, False), (62.0, False), (62.1, True), (60.0, True)])
+def test_a_mean_has_moved_beyond_two_standard_errors(mean: float, moved: bool) -> None:
+    """√(0.4²/4 + 0.4²/4) = 0.283: two of them are 0.566."""
+    said = against([_record(61.5)], [_record(mean)], ("a", "b"))
+    assert ("| moved |" in said) is moved
+
+
+def test_another_choice_and_another_verdict_are_told() -> None:
+    said = against([_record(61.5)], [_record(61.6, method="mas:3", verdict="undecided")], ("mine", "yours"))
+    assert "| fig-3a | SLNID is ahead | holds | undecided |" in said
+    assert "| fig-3a | SLNID, CIFAR 256 | 61.50 ± 0.40 | 61.60 ± 0.40 | +0.10 | another choice: mas:3 |" in said
+    assert "0 of 1 verdicts" in said
+
+
+def test_only_what_is_in_both_counts() -> None:
+    empty = _record(0.0)
+    empty["cells"][0]["mean"] = None
+    for other in (_record(1.0, name="fig-2"), _record(1.0, profile="paper"), _record(1.0, quick=True)):
+        with pytest.raises(ValueError, match="a and b have no experiment in common"):
+            against([_record(61.5)], [other], ("a", "b"))
+    assert "1 values" in against([_record(61.5), _record(1.0, name="fig-2")], [_record(61.5)], ("a", "b"))
+    assert "0 values" in against([_record(61.5)], [empty], ("a", "b"))
+    quick = _record(61.5, quick=True)
+    assert "0 of 0 verdicts" in against([quick], [quick], ("a", "b"))  # a quick version proves nothing
+
+
+def test_records_are_read_alone_or_below_results(tmp_path: Path) -> None:
+    for folder in (tmp_path / "alone", tmp_path / "results" / "experiments"):
+        folder.mkdir(parents=True)
+        (folder / "fig-3a-ours.json").write_text(json.dumps(_record(61.5)))
+    assert records(tmp_path / "alone")[0]["cells"] == records(tmp_path / "results")[0]["cells"]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="holds no record of an experiment; make one"):
+        records(tmp_path / "none")
+
+
+def test_the_second_run_is_compared_as_it_is() -> None:
+    """`make tables` after every change of the records or of how they are compared."""
+    done = CliRunner().invoke(app, ["report", str(ROOT / "results/reproduction"), "--against", str(ROOT / "results/again")])
+    assert done.exit_code == 0
+    assert done.stdout == (ROOT / "results/again/against.md").read_text(encoding="utf-8"), "run make tables: against.md is old"
