@@ -91,6 +91,7 @@ def run(
     weight_decay: float | None = _flag("", "0", _TRAIN),
     schedule: str | None = _flag("constant, cosine, plateau.", "constant", _TRAIN),
     augment: str | None = _flag("none, flip, crop-flip, resized.", "none", _TRAIN),
+    ramp: int | None = _flag("Epochs of each task over which the sparsifier grows to its strength.", "0, at once", _TRAIN),
     anchor: str | None = _flag("implicit (stable at any strength), explicit (the paper's).", "implicit", _TRAIN),
     alpha: str | None = _flag("Neuron importance over tasks: sum, mean.", "sum", _TRAIN),
     select: str | None = _flag("Epoch that is kept: last, held-out, best-on-test (marked).", "last", _TRAIN),
@@ -125,8 +126,8 @@ def run(
             raise ValueError(f"engine {engine!r} is not available in this version; use --engine local")
         flags = dict(locals())
         names = (
-            "stream model preserve sparsify tasks layers scenario epochs batch lr momentum weight_decay schedule augment anchor alpha "
-            "select held_out precision seed seeds out data_dir device workers budget"
+            "stream model preserve sparsify tasks layers scenario epochs batch lr momentum weight_decay schedule ramp augment anchor "
+            "alpha select held_out precision seed seeds out data_dir device workers budget"
         ).split()
         given = {name: flags[name] for name in names}
         given["stream_options"] = configuration.options(stream_option, "--stream-option")

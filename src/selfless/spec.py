@@ -26,6 +26,8 @@ from selfless.terms import Term, parse
 FORMAT = 1  # of the canonical form: raised when the same fields come to mean other numbers
 NETWORKS = {"vgg-slim": 2}  # the same for one network alone: vgg-slim starts from He's weights since 2
 
+LATER = {"scenario": "task", "ramp": 0}  # what runs have not always had: those recorded before keep their names
+
 Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
 Augmentation = Literal["none", "flip", "crop-flip", "resized"]
@@ -52,6 +54,7 @@ class Run:
     sparsify        SLNID(1e-3) and the others of `selfless.sparsify`, or "slnid:1e-3"
     tasks           the first so many tasks (None: five of a permuted or rotated stream, all of any other)
     layers          where the sparsifier acts: the "hidden" fully connected layers, or "all" with the convolutions
+    ramp            epochs of each task over which the sparsifier's λ grows from 0 to its strength; 0: it is there at once
     anchor          "implicit" (stable at any strength) or "explicit" (the paper's penalty in the loss)
     alpha           neuron importance over tasks: "sum" (the paper) or "mean" (the authors' Tiny ImageNet code)
     schedule        lr "constant", "cosine" to 0 within each task, or "plateau": ×0.1 after 5 stalled epochs, stop after 10
@@ -73,6 +76,7 @@ class Run:
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
+    ramp: int = 0
     anchor: Literal["implicit", "explicit"] = "implicit"
     alpha: Literal["sum", "mean"] = "sum"
     layers: Literal["hidden", "all"] = "hidden"
@@ -98,7 +102,7 @@ class Run:
             if not isinstance(getattr(self, name), Mapping):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; it must be a table of options, as {{classes_per_task = 5}}")
             put(name, dict(getattr(self, name)))
-        for name in ("epochs", "batch", "seed", "tasks"):
+        for name in ("epochs", "batch", "seed", "tasks", "ramp"):
             if isinstance(getattr(self, name), numbers.Integral) and not isinstance(getattr(self, name), bool):
                 put(name, int(getattr(self, name)))
         if self.seed >= 2**63:
@@ -106,7 +110,7 @@ class Run:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
-        for name, low in (("epochs", 1), ("batch", 1), ("seed", 0)):
+        for name, low in (("epochs", 1), ("batch", 1), ("seed", 0), ("ramp", 0)):
             _whole(name, getattr(self, name), low)
         if self.tasks is None and self.stream.removeprefix("joint-").startswith(("permuted-", "rotated-")):
             put("tasks", 5)
@@ -134,8 +138,9 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        if self.scenario == "task":
-            del plain["scenario"]  # runs recorded before there were scenarios keep their names
+        for name, usual in LATER.items():
+            if plain[name] == usual:
+                del plain[name]
         return {k: _term_dict(v) if isinstance(v, Term) else dict(v) if isinstance(v, Mapping) else v for k, v in plain.items()}
 
     @classmethod

@@ -6,7 +6,7 @@
 The momentum is kept as u = lr_f v: the rates then enter once, as weights of the members' losses, and the update is the same few operations
 for every member (u ← μ r u + ∂(lr_f loss_f)/∂θ, θ ← θ − u, with r the ratio of this step's rate to the last's).
 
-Members differ in numbers (seed, strengths, σ, lr, epochs) and in the kind of sparsifier; everything else is common. Each member's loss
+Members differ in numbers (seed, strengths, σ, lr, epochs, ramp) and in the sparsifier; everything else is common. Each member's loss
 depends on its own parameters alone, so the gradient of the sum is every member's gradient. A member that has had its epochs has the rate 0
 and stays as it is. All that a step reads and writes are tensors of this object, which is what lets a GPU record it once and replay it.
 """
@@ -57,7 +57,7 @@ class Fleet:
         self.seeds = torch.tensor([r.seed for r in runs], device=device)
         self.base_lr = torch.tensor([r.lr for r in runs], device=device)
         self.lr = self.base_lr.clone()
-        self.inhibition = torch.tensor([r.sparsify.strength for r in runs], device=device)
+        self.inhibition = torch.tensor([r.sparsify.strength for r in runs], device=device)  # λ of this epoch
         self.strength = torch.tensor([r.preserve.strength for r in runs], device=device)
         self.groups = _groups([r.sparsify for r in runs])  # members whose penalty is computed as such
         self.inhibitions: Inhibitions | None = None  # those whose penalty joins the backward pass
@@ -150,6 +150,10 @@ class Fleet:
     def begin_epoch(self, task: int, epoch: int) -> None:
         if self.factors is None and epoch in self.epochs:
             self.set_lr(torch.where(torch.tensor([epoch < e for e in self.epochs], device=self.device), self.lr, 0.0))
+        if any(r.ramp for r in self.runs):  # in place, where a recorded step reads them
+            now = [r.sparsify.strength * (min(1.0, epoch / r.ramp) if r.ramp else 1.0) for r in self.runs]
+            self.inhibition.copy_(torch.tensor(now))
+            self.refresh_shares()
         if self.preserve.turning(epoch, self.run.epochs):
             if self.preserve.gates:
                 place = self.state["fresh"]["all"]

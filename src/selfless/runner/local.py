@@ -106,9 +106,9 @@ def fleets(runs: Sequence[Run], most: int | None = None) -> list[list[Run]]:
 
 
 def _common(run: Run) -> str:
-    """What the members of a fleet share, as text: everything but seed, strengths, lr, epochs and the sparsifier."""
+    """What the members of a fleet share, as text: everything but seed, strengths, lr, epochs, ramp and the sparsifier."""
     preserve: Preserver = run.preserve if run.preserve.alike else dataclasses.replace(run.preserve, strength=0.0)
-    fields = run.as_dict() | {"preserve": repr(preserve), "sparsify": None, "seed": None, "lr": None, "epochs": None}
+    fields = run.as_dict() | {"preserve": repr(preserve), "sparsify": None, "seed": None, "lr": None, "epochs": None, "ramp": None}
     stream = run.stream.removeprefix("joint-")
     if stream.startswith(("folders:", "arrays:", "split-mnist", "blurred-mnist")):
         fields["seed"] = run.seed  # unbalanced classes: other seeds, other sizes of tasks
