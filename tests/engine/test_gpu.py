@@ -32,6 +32,8 @@ def small(data: str, **changes: Any) -> Run:
         {"preserve": LwF(1.0)},
         {"preserve": RWalk(0.5, every=2)},
         {"schedule": "cosine"},
+        {"ramp": 2, "epochs": 3},
+        {"ramp": 2, "epochs": 3, "schedule": "cosine"},
         {"augment": "crop-flip"},
         {"model": "mlp-12-maxout"},
     ],
