@@ -57,6 +57,7 @@ PRESERVE: dict[str, Preserver] = {
     "ewc-online": OnlineEWC(5.0),
     "imm mean": IMM(0.5, merge="mean"),
     "imm mode": IMM(0.5),
+    "imm function": IMM(0.5, alpha="function"),
     "imm drop": IMM(0.5, drop=0.5),
     "hat": HAT(0.5, s_max=50.0),
     "packnet": PackNet(0.5),

@@ -155,6 +155,8 @@ def measure(
             "importance needs gradients, which torch.inference_mode() forbids; leave it, or use torch.no_grad() around the rest"
         )
     model = unwrap(model)
+    if spares is not None and not parameters:
+        objective, spares = spares, None  # α is all there is to measure
     exact = parameters and estimator == "per-sample"
     apart = spares is not None and bool(taps)
     omega: dict[str, Tensor] = {}

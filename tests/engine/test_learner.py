@@ -141,6 +141,8 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         (HAT(0.5), L1Param(1e-3), "explicit"),
         (PackNet(0.75, retrain=0.0), L2Param(1e-3), "explicit"),
         (IMM(0.1, merge="mean"), L1Rep(1e-3), "explicit"),
+        (IMM(0.1, alpha="function"), SLNID(1e-2), "implicit"),
+        (IMM(0.1, merge="mean", alpha="function"), SLNID(1e-2), "implicit"),
         (IMM(0.1, drop=0.4), SLNID(1e-2), "implicit"),
         (IMM(0.1, drop=0.4), L2Param(1e-2), "explicit"),
         (LwF(2.0, temperature=1.0, warmup=1), OrthReg(1e-2), "implicit"),
@@ -165,18 +167,23 @@ def test_the_engine_is_the_keeper_in_a_loop(tasks_npz: str, preserve: Any, spars
     assert result.capacity[-1]["free_parameters"] == pytest.approx(keeper.capacity().as_dict()["free_parameters"], abs=0.01)
 
 
-@pytest.mark.parametrize("ewc", [EWC(), EWC(fisher="exact"), EWC(estimator="per-batch"), OnlineEWC(mode="online")], ids=str)
+@pytest.mark.parametrize(
+    "of_the_loss",
+    [EWC(), EWC(fisher="exact"), EWC(estimator="per-batch"), OnlineEWC(mode="online"), IMM(), IMM(merge="mean")],
+    ids=str,
+)
 @pytest.mark.parametrize("model", ["mlp-12", "mlp-12-maxout"])
-def test_ewc_with_the_functions_alpha_has_its_own_omega_and_the_alpha_of_mas(tasks_npz: str, model: str, ewc: EWC) -> None:
+def test_with_the_functions_alpha_there_is_the_same_omega_and_the_alpha_of_mas(tasks_npz: str, model: str, of_the_loss: Any) -> None:
     """Until the first task has ended the three are trained alike: there is nothing to hold yet."""
     fleets = []
-    for preserve in (ewc, dataclasses.replace(ewc, alpha="function"), MAS()):
+    for preserve in (of_the_loss, dataclasses.replace(of_the_loss, alpha="function"), MAS()):
         learner = Learner([small(tasks_npz, model=model, preserve=preserve, tasks=1, seed=s) for s in range(2)])
         learner.learn()
         fleets.append(learner.fleet)
     plain, function, mas = fleets
-    for name, omega in plain.state["omega"].items():
-        assert_close(function.state["omega"][name], omega)
+    for group in ("omega", "mass"):
+        for name, measured in plain.state.get(group, {}).items():
+            assert_close(function.state[group][name], measured)
     for name, alpha in mas.alpha.items():
         assert_close(function.alpha[name], alpha)
         assert not torch.allclose(plain.alpha[name], alpha)

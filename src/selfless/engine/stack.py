@@ -199,10 +199,12 @@ class Stack:
 
     def _together(self, params: Tensors, batches: Batches, preserve: Preserver, head: slice, positive: bool) -> tuple[Tensors, Tensors]:
         objective, wanted = preserve.objective, preserve.measures
+        spares = preserve.spares if self.layers else None
+        if spares is not None and not wanted:
+            objective, spares = spares, None  # α is all there is to measure
         exact, samples, power = wanted and preserve.how == "per-sample", 0, objective.power
         leaves = {n: p.detach().requires_grad_(wanted and n in self.trainable) for n, p in params.items()}
         names = self.trainable if wanted else []
-        spares = preserve.spares if self.layers else None
         totals: Tensors = {}  # by parameter and by layer, which share no name
         probes: Tensors = {}
         for x, y in batches():

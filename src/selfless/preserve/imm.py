@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from selfless.importance import Fisher, LogLikelihood, Objective
+from selfless.importance import Fisher, FunctionNorm, LogLikelihood, Objective
 from selfless.preserve.base import State, Tensors, counted, foreign, widened
 from selfless.preserve.quadratic import Quadratic
 from selfless.terms import check_choice, check_positive
@@ -30,10 +30,11 @@ class IMM(Quadratic):
 
     The merger is only judged, never trained on; all tasks weigh the same. `damping` is added to F, so that what no task needs is averaged.
     A task's own head is taken from its own optimum. Nodes are those of linear layers and convolutions, the output layer and heads apart;
-    they are drawn anew for every step, the whole batch alike.
+    they are drawn anew for every step, the whole batch alike. `alpha` as of EWC: what SLNID's α is the gradient of, "loss" or "function".
     """
 
     name: ClassVar[str] = "imm"
+    later: ClassVar[tuple[str, ...]] = ("alpha",)
     evaluates: ClassVar[bool] = True
     owns: ClassVar[bool] = True
     strength: float = 1e-3
@@ -41,11 +42,13 @@ class IMM(Quadratic):
     fisher: Fisher = "empirical"
     damping: float = 1e-8
     drop: float = 0.0
+    alpha: Literal["loss", "function"] = "loss"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "merge", ("mean", "mode"))
         check_choice(self, "fisher", ("empirical", "sampled", "exact"))
+        check_choice(self, "alpha", ("loss", "function"))
         check_positive(self, "damping")
         if isinstance(self.drop, bool) or not isinstance(self.drop, (int, float)) or not 0 <= self.drop < 1:
             raise ValueError(f"IMM: drop is {self.drop!r}; it is the share of nodes turned off in a step, from 0 to below 1")
@@ -74,6 +77,10 @@ class IMM(Quadratic):
     @property
     def objective(self) -> Objective:
         return LogLikelihood(self.fisher)
+
+    @property
+    def spares(self) -> Objective | None:
+        return FunctionNorm() if self.alpha == "function" else None
 
     def init(self, parameters: Tensors) -> State:
         return {"omega": {}, "anchor": {}, "merged": {}, "mass": {}, "head": {}, "count": counted(parameters)}
