@@ -230,7 +230,8 @@ def report(
             from selfless.report import against
 
             mine, theirs = (sorted(against.records(one), key=_place) for one in (folder, other))
-            typer.echo(against.against(mine, theirs, (folder.name, other.name)))
+            names = (folder.resolve().name, other.resolve().name)
+            typer.echo(against.against(mine, theirs, names if names[0] != names[1] else (str(folder), str(other))))
             return
         records = [experimental.marked(record, *_today(record)) for record in sorted(experimental.load(folder), key=_place)]
         results = Store(folder).all() if records else _recorded(folder)

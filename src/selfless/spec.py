@@ -13,7 +13,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,6 @@ from selfless.terms import Term, parse
 
 FORMAT = 1  # of the canonical form: raised when the same fields come to mean other numbers
 NETWORKS = {"vgg-slim": 2}  # the same for one network alone: vgg-slim starts from He's weights since 2
-
-LATER = {"scenario": "task", "ramp": 0}  # what runs have not always had: those recorded before keep their names
 
 Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
@@ -64,6 +62,8 @@ class Run:
                     nothing, an image is one of all the classes seen so far (`selfless.engine.scenario`)
     precision       of products on a GPU: "tf32", "fp32" or "bf16"; a CPU computes in float32, but takes "bf16" where it has units for it
     """
+
+    later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0}  # fields that came later: at these values they are not named
 
     stream: str = "permuted-mnist"
     model: str = "mlp-128"
@@ -138,9 +138,9 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for name, usual in LATER.items():
+        for name, usual in self.later.items():
             if plain[name] == usual:
-                del plain[name]
+                del plain[name]  # runs recorded before keep their names
         return {k: _term_dict(v) if isinstance(v, Term) else dict(v) if isinstance(v, Mapping) else v for k, v in plain.items()}
 
     @classmethod

@@ -18,14 +18,22 @@ ROOT = Path(__file__).resolve().parents[2]
 def _record(mean: float, std: float = 0.4, method: str = "mas:1", verdict: str = "holds", **changes: Any) -> dict[str, Any]:
     cell = {"row": "SLNID", "column": "CIFAR 256", "value": "average", "unit": "%", "mean": mean, "std": std, "method": method}
     claim = {"text": "SLNID is ahead", "verdict": verdict}
-    made = {"format": 1, "name": "fig-3a", "profile": "ours", "quick": False, "cells": [cell | {"runs": [{}] * 4}], "claims": [claim]}
+    made = {
+        "format": 1,
+        "name": "fig-3a",
+        "profile": "ours",
+        "quick": False,
+        "cells": [cell | {"runs": [{"value": mean}] * 4}],
+        "claims": [claim],
+    }
     return made | changes
 
 
 def test_the_same_is_nothing_to_tell() -> None:
     said = against([_record(61.5)], [_record(61.5)], ("a", "b"))
     assert "1 values" in said
-    assert "0 of another choice, 0 moved by more than two standard errors. 1 of 1 verdicts are the same." in said
+    assert "0 of another choice, 0 moved by more than two standard errors" in said
+    assert "1 of 1 verdicts are the same." in said
     assert "|" not in said
 
 
@@ -34,6 +42,20 @@ def test_a_mean_has_moved_beyond_two_standard_errors(mean: float, moved: bool) -
     """√(0.4²/4 + 0.4²/4) = 0.283: two of them are 0.566."""
     said = against([_record(61.5)], [_record(mean)], ("a", "b"))
     assert ("| moved |" in said) is moved
+
+
+def test_one_seed_has_no_spread_and_does_not_move() -> None:
+    alone = _record(61.5)
+    alone["cells"][0] |= {"std": None, "runs": [{"value": 61.5}]}
+    assert "0 moved" in against([alone], [_record(50.0)], ("a", "b"))
+
+
+def test_a_failed_run_does_not_count() -> None:
+    """Of one's four runs two are left: √(0.4²/4 + 0.4²/2) = 0.346, and 0.6 is no longer two of them."""
+    less = _record(62.1)
+    less["cells"][0]["runs"][2:] = [{"value": None}] * 2
+    assert "1 moved" in against([_record(61.5)], [_record(62.1)], ("a", "b"))
+    assert "0 moved" in against([_record(61.5)], [less], ("a", "b"))
 
 
 def test_another_choice_and_another_verdict_are_told() -> None:

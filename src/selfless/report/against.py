@@ -7,14 +7,15 @@ rounding differs from machine to machine and from fleet to fleet, and training c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from selfless.report.experiments import Record, judged, load, read, text, value
+from selfless.report.tables import line_of
 
-Place = tuple[str, str, str]
+Cell = Mapping[str, Any]
 
 
 def records(folder: Path) -> list[Record]:
@@ -31,21 +32,24 @@ def against(ours: Sequence[Record], theirs: Sequence[Record], names: tuple[str, 
     pairs = [(record, others[_name(record)]) for record in ours if _name(record) in others]
     if not pairs:
         raise ValueError(f"{names[0]} and {names[1]} have no experiment in common")
-    cells = list(dict.fromkeys(both for pair in pairs for both in _cells(*pair)))
+    cells = [(a["name"], *both) for a, b in pairs for both in _cells(a, b)]
     claims = [(a["name"], *both) for a, b in pairs for both in _claims(a, b)]
-    apart = [abs(b - a) for _, _, a, b, _, _ in cells] or [0.0]
-    other = [c for c in cells if "another choice" in c[5]]
-    moved = [c for c in cells if "moved" in c[5]]
-    changed = [c for c in claims if c[2] != c[3]]
+    changed = [line for line in claims if line[2] != line[3]]
+    apart = [abs(b["mean"] - a["mean"]) for _, a, b in cells] or [0.0]
     said = (
         f"{len(pairs)} experiments in both. {len(cells)} values, half of them within {text(median(apart))}, "
-        f"{len(other)} of another choice, {len(moved)} moved by more than two standard errors. "
+        f"{sum(_otherwise(a, b) for _, a, b in cells)} of another choice, "
+        f"{sum(_moved(a, b) for _, a, b in cells)} moved by more than two standard errors; what experiments share counts in each. "
         f"{len(claims) - len(changed)} of {len(claims)} verdicts are the same."
     )
     parts = [f"# {names[0]} against {names[1]}\n\n{said}\n"]
     if changed:
         parts.append(_table("Verdicts that differ", ["experiment", "claim", *names], changed))
-    listed = [(name, where, shown[0], shown[1], text(b - a, 2, True), why) for name, where, a, b, shown, why in cells if why]
+    listed = [
+        (name, f"{a['row']}, {a['column']}", value(a), value(b), text(b["mean"] - a["mean"], 2, True), _why(a, b))
+        for name, a, b in cells
+        if _why(a, b)
+    ]
     if listed:
         parts.append(_table("Values chosen otherwise, or moved", ["experiment", "value", *names, "difference", ""], listed))
     return "\n".join(parts)
@@ -55,20 +59,29 @@ def _name(record: Record) -> tuple[str, str, bool]:
     return record["name"], record["profile"], record["quick"]
 
 
-def _cells(a: Record, b: Record) -> list[tuple[str, str, float, float, tuple[str, str], str]]:
-    """(experiment, where, the two means, the two as written, what is different about them)."""
-    other: dict[Place, Mapping[str, Any]] = {(c["row"], c["column"], c["value"]): c for c in b["cells"]}
-    found = []
+def _cells(a: Record, b: Record) -> Iterator[tuple[Cell, Cell]]:
+    """The same cell of both, where both have a mean."""
+    other = {(c["row"], c["column"], c["value"]): c for c in b["cells"]}
     for cell in a["cells"]:
         same = other.get((cell["row"], cell["column"], cell["value"]))
-        if same is None or cell["mean"] is None or same["mean"] is None:
-            continue
-        error = math.sqrt(sum((c["std"] or 0.0) ** 2 / len(c["runs"]) for c in (cell, same)))
-        why = ["another choice: " + same["method"]] if cell["method"] != same["method"] else []
-        why += ["moved"] if abs(cell["mean"] - same["mean"]) > 2 * error else []
-        where = f"{cell['row']}, {cell['column']}"
-        found.append((a["name"], where, cell["mean"], same["mean"], (value(cell), value(same)), "; ".join(why)))
-    return found
+        if same is not None and cell["mean"] is not None and same["mean"] is not None:
+            yield cell, same
+
+
+def _otherwise(a: Cell, b: Cell) -> bool:
+    return bool(a["method"] != b["method"])
+
+
+def _moved(a: Cell, b: Cell) -> bool:
+    """Not told of a single seed, which has no spread."""
+    if a["std"] is None or b["std"] is None:
+        return False
+    error = math.sqrt(sum(c["std"] ** 2 / sum(run["value"] is not None for run in c["runs"]) for c in (a, b)))
+    return bool(abs(a["mean"] - b["mean"]) > 2 * error)
+
+
+def _why(a: Cell, b: Cell) -> str:
+    return "; ".join([f"another choice: {b['method']}"] * _otherwise(a, b) + ["moved"] * _moved(a, b))
 
 
 def _claims(a: Record, b: Record) -> list[tuple[str, str, str]]:
@@ -78,5 +91,4 @@ def _claims(a: Record, b: Record) -> list[tuple[str, str, str]]:
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return f"## {title}\n\n" + "\n".join("| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in lines) + "\n"
+    return "\n".join([f"## {title}\n", *map(line_of, (header, ["---"] * len(header), *rows))]) + "\n"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selfless.report.tables import tex
+from selfless.report.tables import line_of, tex
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -245,16 +245,15 @@ def _matrix(record: Record) -> list[list[str]]:
 def markdown(records: Sequence[Record]) -> str:
     parts = []
     for record in records:
-        head, *rows = [[t.replace("|", "\\|") for t in line] for line in _matrix(record)]
-        lines = ["| " + " | ".join(line) + " |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
-        parts += [f"## {heading(record)}", record["title"] + ".", "\n".join(lines)]
+        head, *rows = _matrix(record)
+        lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+        parts += [f"## {heading(record)}", record["title"] + ".", "\n".join(map(line_of, lines))]
         if told := unjudged(record):
             parts += [told[0].capitalize(), "\n".join(f"* {line}" for line in told[1:])]  # another bullet, another list than the one below
         if found := judged(record):
-            claims = [["verdict", "claim", "difference, 95 % interval"]]
+            claims = [["verdict", "claim", "difference, 95 % interval"], ["---"] * 3]
             claims += [[c["verdict"], c["text"], "<br>".join(f"{p['text']}: {interval(p)}" for p in c["parts"])] for c in found]
-            body = ["| " + " | ".join(t.replace("|", "\\|") for t in line) + " |" for line in claims]
-            parts.append("\n".join([body[0], "| --- | --- | --- |", *body[1:]]))
+            parts.append("\n".join(map(line_of, claims)))
         parts.append("\n".join(f"- {line}" for line in (*chosen(record), *remarks(record), made(record))))
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -165,7 +165,7 @@ def settings(result: Result) -> dict[str, Any]:
                 yield prefix + key, value
 
     found = {k: v for k, v in flat(result.run.as_dict()) if k != "seed"}
-    return found | {"tasks": len(result.baseline), "scenario": result.run.scenario}
+    return {**result.run.later, **found} | {"tasks": len(result.baseline)}
 
 
 def over_seeds(values: Sequence[float] | Matrix) -> Value:

@@ -42,20 +42,21 @@ def cells(group: Group, tasks: int) -> list[str]:
     return [str(len(group.done)), *measures, *per_task, *["–"] * (tasks - group.tasks)]
 
 
+def line_of(row: Sequence[str]) -> str:
+    """One line of a GitHub table."""
+    return "| " + " | ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for text in row) + " |"
+
+
 def markdown(results: Sequence[Result]) -> str:
     """A GitHub table, the best average in bold, footnotes below."""
     found = groups(results)
     marks, notes = footnotes(found)
     top, tasks = best(found), _tasks(found)
-
-    def line(row: Sequence[str]) -> str:
-        return "| " + " | ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for text in row) + " |"
-
     rows = [columns(tasks), ["---", *["---:"] * (len(columns(tasks)) - 1)]]
     for group, mark in zip(found, marks, strict=True):
         seeds, average, *rest = cells(group, tasks)
         rows.append([_marked(group.label, mark), seeds, f"**{average}**" if group is top else average, *rest])
-    return "\n\n".join(["\n".join(map(line, rows)), CAPTION, *(f"{mark} {text}" for mark, text in notes)]) + "\n"
+    return "\n\n".join(["\n".join(map(line_of, rows)), CAPTION, *(f"{mark} {text}" for mark, text in notes)]) + "\n"
 
 
 def latex(results: Sequence[Result]) -> str:
