@@ -46,7 +46,7 @@ class Network(nn.Sequential):
 
 
 def build(name: str, *, outputs: int, input_shape: Shape, seed: int | None = None, **options: Any) -> nn.Module:
-    """The network called `name` (see `names()`), on the CPU, with PyTorch's default initialisation (vgg-slim: He's).
+    """The network called `name` (see `names()`), on the CPU, with PyTorch's default initialisation (vgg-slim has its own).
 
     outputs: columns of the output layer, over all tasks; input_shape: (C, H, W). The same `seed` gives the same parameters on
     every machine and leaves the global random state as it was; without one they are drawn from that state, as PyTorch does.
@@ -188,7 +188,8 @@ def _vgg_slim(*, outputs: int, input_shape: Shape, pools: int = 4, batch_norm: b
 
     pools=3 leaves out the last pool, as the authors' code does. FC inputs at 64×64 (56×56): 512·4·4 (512·3·3), with three pools
     512·8·8 (512·7·7). batch_norm adds a normalisation `norm{l}` before each convolution's activation. Weights start as He's (variance
-    2/inputs, biases 0): from PyTorch's default, a sixth of that, nine layers learn nothing in the first epochs (docs/lab-notes.md).
+    2/inputs, biases 0): from PyTorch's default, a sixth of that, nine layers learn nothing in the first epochs. The head starts at 0: as
+    He's it begins every task with large and wrong outputs (docs/lab-notes.md).
     """
     if pools not in (3, 4):
         raise ValueError(f"vgg-slim has 4 pools (the paper's table 4) or 3 (the authors' code), not {pools}")
@@ -205,11 +206,13 @@ def _vgg_slim(*, outputs: int, input_shape: Shape, pools: int = 4, batch_norm: b
         channels = filters
     _enough("vgg-slim", input_shape, height, width)
     net |= {"flatten": nn.Flatten(), "fc7": nn.Linear(channels * height * width, fc_units), "act7": nn.ReLU()}
-    net |= {"fc8": nn.Linear(fc_units, fc_units), "act8": nn.ReLU(), "head": nn.Linear(fc_units, outputs)}
+    head = nn.Linear(fc_units, outputs)
+    net |= {"fc8": nn.Linear(fc_units, fc_units), "act8": nn.ReLU(), "head": head}
     for layer in net.values():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # they have one
+    nn.init.zeros_(head.weight)
     return Network(net, hidden=_acts(7, 8), hidden_conv=_acts(1, 6))
 
 

@@ -24,7 +24,8 @@ from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import Term, parse
 
 FORMAT = 1  # of the canonical form: raised when the same fields come to mean other numbers
-NETWORKS = {"vgg-slim": 2}  # the same for one network alone: vgg-slim starts from He's weights since 2
+NETWORKS = {"vgg-slim": 3}  # the same for one network alone: vgg-slim starts from He's weights since 2, from a head of zeros since 3
+AUGMENTATIONS = {"resized": 2}  # and for one augmentation: mirroring does not follow from the size of the crop since 2
 
 Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
@@ -134,6 +135,7 @@ class Run:
     def canonical(self) -> str:
         """The run as JSON with sorted keys and full-precision floats: equal runs, equal text."""
         version = {"format": FORMAT} | ({"network": NETWORKS[self.model]} if self.model in NETWORKS else {})
+        version |= {"augmentation": AUGMENTATIONS[self.augment]} if self.augment in AUGMENTATIONS else {}
         return json.dumps(self.as_dict() | version, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     def as_dict(self) -> dict[str, Any]:

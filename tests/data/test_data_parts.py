@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from selfless.data import Augment, Joined, Part, cache_dir
+from selfless.data.augment import TRIES
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -170,6 +171,29 @@ def test_resized_crop() -> None:
     widths = (lambda o: o[:, 0, 0, -1] - o[:, 0, 0, 0])(augment(ramp, rng())) * 14 / 13 / 16
     assert 0.2 < widths.min() < 0.45
     assert widths.max() > 0.9
+
+
+def test_mirroring_does_not_follow_from_the_crop() -> None:
+    """Also where numbers are a function of their row, as a fleet's are: asked for again they are the same again."""
+
+    def drawn(rows: int, n: int) -> torch.Tensor:
+        return torch.stack([torch.rand(n, generator=rng(k)) for k in range(rows)])
+
+    ramp = torch.arange(16.0).expand(4000, 1, 16, 16)
+    across = (lambda o: o[:, 0, 0, -1] - o[:, 0, 0, 0])(Augment(resized=14, flip=True)(ramp, drawn))
+    seen = torch.stack((across.abs(), (across < 0).float()))
+    assert seen[1].mean().item() == pytest.approx(0.5, abs=0.03)
+    assert abs(torch.corrcoef(seen)[0, 1].item()) < 0.06
+
+
+def test_the_first_crop_that_fits_is_taken() -> None:
+    """Two draws that fit, one of a quarter of the area and one of all of it: the earlier one, whichever it is."""
+    ramp = torch.arange(16.0).expand(2, 1, 16, 16)
+    draws = torch.full((2 * TRIES + 3, 2), 0.5)
+    draws[:TRIES] = 0.0
+    draws[1, 0] = draws[0, 1] = 1.0
+    widths = (lambda o: o[:, 0, 0, -1] - o[:, 0, 0, 0])(Augment(resized=16, scale=(0.25, 1.0), ratio=(1.0, 1.0))(ramp, lambda *_: draws))
+    torch.testing.assert_close(widths, torch.tensor([7.5, 15.0]), atol=0.01, rtol=0)
 
 
 def test_evaluation_gets_the_centre() -> None:

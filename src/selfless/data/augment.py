@@ -86,15 +86,15 @@ def _shifted(x: Tensor, pad: int, flip: bool, generator: Draws) -> Tensor:
     return padded.flatten(2).gather(2, places).view(x.shape)
 
 
-def _boxes(n: int, height: int, width: int, how: Augment, generator: Draws, device: torch.device) -> Tensor:
-    """(4, n): top, left, height and width of each image's crop, in pixels."""
-    draws = _uniform(n, generator, device, rows=2 * TRIES + 2)
+def _boxes(draws: Tensor, height: int, width: int, how: Augment) -> Tensor:
+    """(4, n): top, left, height and width of each image's crop, in pixels, from (2·TRIES + 2, n) draws: the first that fits."""
     area = height * width * (how.scale[0] + (how.scale[1] - how.scale[0]) * draws[:TRIES])
     low, high = (math.log(side) for side in how.ratio)
     aspect = (low + (high - low) * draws[TRIES : 2 * TRIES]).exp()
     w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
     fits = (w >= 1) & (h >= 1) & (w <= width) & (h <= height)
-    first = fits.to(torch.uint8).argmax(0, keepdim=True)
+    places = torch.arange(TRIES, device=draws.device)[:, None]
+    first = torch.where(fits, places, TRIES - 1).amin(0, keepdim=True)  # of equals, argmax takes the first on a CPU alone
     some = fits.any(0)
     side = float(min(height, width))
     w = torch.where(some, w.gather(0, first)[0], side)
@@ -108,12 +108,13 @@ def _resized_crop(x: Tensor, how: Augment, generator: Draws) -> Tensor:
     """Each image's own box, sampled bilinearly on a grid of resized × resized points."""
     n, _, height, width = x.shape
     assert how.resized is not None
-    top, left, h, w = _boxes(n, height, width, how, generator, x.device)
+    draws = _uniform(n, generator, x.device, rows=2 * TRIES + 3)  # at once: asked twice, a fleet's would be the same again
+    top, left, h, w = _boxes(draws[:-1], height, width, how)
     steps = (torch.arange(how.resized, device=x.device) + 0.5) / how.resized
     down = (top[:, None] + steps * h[:, None]) * (2 / height) - 1
     across = (left[:, None] + steps * w[:, None]) * (2 / width) - 1
     if how.flip:
-        mirrored = _uniform(n, generator, x.device)[0, :, None] < 0.5
+        mirrored = draws[-1, :, None] < 0.5
         across = torch.where(mirrored, across.flip(1), across)
     side = how.resized
     grid = torch.stack((across[:, None, :].expand(n, side, side), down[:, :, None].expand(n, side, side)), dim=-1)
