@@ -217,6 +217,7 @@ def blurred_cifar(profile: Profile) -> Protocol:
 
 
 # ------------------------------------------------------------------------------------------------------------ Tiny ImageNet
+TINY_EVERYWHERE = Grid((0.1, 0.3), (3e-6, 1e-5))
 TINY_IMPLICIT = "The anchor is implicit; whether the authors' explicit one survives here was not tried"
 
 
@@ -238,7 +239,7 @@ def tiny_imagenet(profile: Profile) -> Protocol:
             ("L1-Rep", "DeCov"), Grid((4.0,), (1e-4, 1e-6, 1e-8))
         )
         return Protocol("Tiny ImageNet", base, grids, Choice("test", seeds=(0,)))
-    base = dataclasses.replace(run, epochs=15, batch=64, schedule="cosine", alpha="sum", precision="bf16")  # steps: as many as in 47 by 200
-    grids = {"No-Reg": Grid((0.3, 1.0, 3.0)), "SLNID": Grid((0.3, 1.0, 3.0), (1e-5, 3e-5, 1e-4))}
-    grids |= {"L1-Rep": Grid((1.0,), (1e-5, 1e-4)), "DeCov": Grid((1.0,), (1e-4, 1e-3))}
-    return Protocol("Tiny ImageNet", base, grids, Choice("held-out", seeds=(100,), tasks=4))
+    base = dataclasses.replace(run, epochs=25, batch=64, schedule="cosine", ramp=3, alpha="sum", precision="bf16")
+    grids = {"No-Reg": Grid((0.1, 0.3, 1.0)), "SLNID": Grid((0.1, 0.3, 1.0), (1e-5, 3e-5))}
+    grids |= {"L1-Rep": Grid((0.3,), (1e-5, 1e-4)), "DeCov": Grid((0.3,), (1e-4, 1e-3))}
+    return Protocol("Tiny ImageNet", base, grids, Choice("held-out", seeds=(100,), tasks=6))
