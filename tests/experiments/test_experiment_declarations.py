@@ -150,13 +150,13 @@ def test_counting() -> None:
 @pytest.mark.parametrize("column", ["pMNIST 128", "CIFAR 256"])
 def test_every_preserver_is_a_rival(column: str) -> None:
     """Alone and with SLNID, each with a few strengths; on CIFAR, where runs are dear, at most three candidates a cell, and
-    as many again for EWC, which chooses what α is of too."""
+    as many again for EWC and IMM, which choose what α is of too."""
     cells = [c for c in experiment("rivals").cells if c.column.startswith(column)]
     assert {run.preserve.name for c in cells for run in c.candidates} == {kind.name for kind in PRESERVERS.values()}
     for c in cells:
         kinds = {run.sparsify.name for run in c.candidates}
         assert kinds == ({"slnid"} if c.column.endswith("+ SLNID") else {"none"})
-        most = 3 * (2 if c.row.endswith("EWC") else 1) if column == "CIFAR 256" else 15
+        most = 3 * (2 if c.row.endswith("EWC") or c.row.startswith("IMM") else 1) if column == "CIFAR 256" else 15
         assert len(c.candidates) <= most
     shared = {run for c in experiment("table-1").cells for run in c.candidates}
     same = any(run in shared for c in cells for run in c.candidates if run.preserve.name == "mas")

@@ -53,7 +53,8 @@ NOTES = (
     "Joint training sees all tasks at once: an upper bound, not a method",
     "Permuted MNIST has one head for all tasks: LwF and EBLL hold the very outputs that a new task is to change",
     "CIFAR: 25 epochs from lr 0.05, where table 1 has 50 from 0.03: its values are not the same",
-    "CIFAR: EBLL without its warm-up, which breaks half of the runs at this rate (docs/lab-notes.md); EWC with SLNID chooses what α is of",
+    "CIFAR: EBLL without its warm-up, which breaks half of the runs at this rate (docs/lab-notes.md)",
+    "CIFAR: EWC and IMM with SLNID choose what α is of",
     "CIFAR: HAT's gates have a slope of 50 at most, where its paper has 400: with 400 it has hardly begun to learn in half of these epochs",
 )
 
@@ -132,7 +133,7 @@ def _cells(
     sparing: bool = False,
 ) -> list[Cell]:
     """Four columns of a protocol, in order: accuracy alone and with SLNID, what is lost alone and with SLNID. `published`: table 1's
-    column, where the training is the same. `sparing`: with SLNID, EWC may take α from the function too. HAT and PackNet, whose last tasks
+    column, where the training is the same. `sparing`: EWC and IMM may take α from the function too. HAT and PackNet, whose last tasks
     have what the first ones leave, are chosen by all tasks."""
     published = published or {}
     accuracy, lost = protocol.column, _lost(protocol.column)
@@ -143,7 +144,7 @@ def _cells(
         for how, grid in ((str, Grid(values)), (_inhibited, Grid(values, penalties))):
             method = methods[row]
             made = _candidates(protocol.base, method, grid)
-            if sparing and grid.strengths and isinstance(method, EWC):
+            if sparing and grid.strengths and isinstance(method, EWC | IMM):
                 made += _candidates(protocol.base, dataclasses.replace(method, alpha="function"), grid)
             choice = dataclasses.replace(protocol.choice, tasks=None) if row in EXACT else protocol.choice
             cells.append(Cell(row, how(accuracy), made, known.get((row, how(accuracy))), choice=choice))
