@@ -240,6 +240,6 @@ def tiny_imagenet(profile: Profile) -> Protocol:
         )
         return Protocol("Tiny ImageNet", base, grids, Choice("test", seeds=(0,)))
     base = dataclasses.replace(run, epochs=25, batch=64, schedule="cosine", ramp=3, alpha="sum", precision="bf16")
-    grids = {"No-Reg": Grid((0.1, 0.3, 1.0)), "SLNID": Grid((0.1, 0.3, 1.0), (1e-5, 3e-5))}
+    grids = {"No-Reg": Grid((0.1, 0.3, 1.0)), "SLNID": Grid((0.1, 0.3, 1.0), (3e-6, 1e-5, 3e-5))}
     grids |= {"L1-Rep": Grid((0.3,), (1e-5, 1e-4)), "DeCov": Grid((0.3,), (1e-4, 1e-3))}
     return Protocol("Tiny ImageNet", base, grids, Choice("held-out", seeds=(100,), tasks=6))
