@@ -13,6 +13,7 @@ from torch.testing import assert_close
 import oracles
 import selfless
 from selfless import MAS, SI, SLNID, functional, importance
+from selfless.data import Augment
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -29,6 +30,13 @@ def test_formulas(n: int, discount: Any) -> None:
     assert abs(value.item() - want.item()) <= 1e-5 * abs(want.item())
     (g,), (e,) = torch.autograd.grad(value, x), torch.autograd.grad(want, y)
     assert (g.cpu() - e).norm() <= 1e-5 * e.norm()
+
+
+@pytest.mark.parametrize("augment", [Augment(crop=2, flip=True), Augment(resized=14, flip=True)])
+def test_the_same_crops(augment: Augment) -> None:
+    x = torch.randint(0, 256, (200, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    here, there = (augment(x.to(device), torch.Generator().manual_seed(1)) for device in ("cpu", "cuda"))
+    assert_close(there.cpu(), here, rtol=0, atol=0.1)  # of 255
 
 
 def net() -> nn.Sequential:

@@ -113,6 +113,8 @@ class Run:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
         for name, low in (("epochs", 1), ("batch", 1), ("seed", 0), ("ramp", 0)):
             _whole(name, getattr(self, name), low)
+        if self.ramp >= self.epochs:
+            raise ValueError(f"ramp is {self.ramp} of {self.epochs} epochs: λ would never reach its strength; it must be below epochs")
         if self.tasks is None and self.stream.removeprefix("joint-").startswith(("permuted-", "rotated-")):
             put("tasks", 5)
         if self.tasks is not None:

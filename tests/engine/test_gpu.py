@@ -35,7 +35,6 @@ def small(data: str, **changes: Any) -> Run:
         {"ramp": 2, "epochs": 3},
         {"ramp": 2, "epochs": 3, "schedule": "cosine"},
         {"augment": "crop-flip"},
-        {"augment": "resized"},
         {"model": "mlp-12-maxout"},
     ],
     ids=str,

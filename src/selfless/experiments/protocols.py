@@ -239,8 +239,8 @@ def tiny_imagenet(profile: Profile) -> Protocol:
         )
         return Protocol("Tiny ImageNet", base, grids, Choice("test", seeds=(0,)))
     base = dataclasses.replace(run, epochs=10, batch=64, schedule="cosine", ramp=3, augment="none", alpha="sum", precision="bf16")
-    grids = {"No-Reg": Grid((0.1, 0.3, 1.0, 3.0)), "SLNID": Grid((0.3, 1.0, 3.0), (3e-5, 1e-4, 3e-4))}
-    grids |= {"L1-Rep": Grid((1.0,), (1e-5, 1e-4)), "DeCov": Grid((1.0,), (1e-4, 1e-3))}
+    grids = {"No-Reg": Grid((0.1, 0.3, 1.0)), "SLNID": Grid((0.1, 0.3), (1e-5, 3e-5, 1e-4))}
+    grids |= {"L1-Rep": Grid((0.3,), (1e-5, 1e-4)), "DeCov": Grid((0.3,), (1e-4, 1e-3))}
     return Protocol("Tiny ImageNet", base, grids, Choice("held-out", seeds=(100,)))
 
 
@@ -248,6 +248,6 @@ def tiny_best() -> tuple[Cell, ...]:
     """The same network: inhibition in all layers, and half as many epochs again with shifts and mirrors."""
     plain = tiny_imagenet("ours")
     base = dataclasses.replace(plain.base, epochs=15, augment="crop-flip")
-    augmented = dataclasses.replace(plain, base=base, grids={"No-Reg": Grid((0.3, 1.0)), "SLNID": Grid((0.3, 1.0), (3e-5, 1e-4))})
+    augmented = dataclasses.replace(plain, base=base, grids={"No-Reg": Grid((0.1, 0.3)), "SLNID": Grid((0.3,), (1e-5, 3e-5))})
     cells = (dataclasses.replace(cell, row=f"{cell.row}, augmented") for cell in augmented.cells(("No-Reg", "SLNID")))
-    return (plain.everywhere(Grid((1.0,), (1e-5, 3e-5))), *cells)
+    return (plain.everywhere(Grid((0.1, 0.3), (3e-6, 1e-5, 3e-5))), *cells)

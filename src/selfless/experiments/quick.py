@@ -30,7 +30,7 @@ def _run(run: Run, tasks: int | None) -> Run:
     stream = run.stream.removeprefix("joint-")
     limit = {**run.stream_options, "limit": LIMIT.get(stream.partition(":")[0], 20)}
     first = min(2, run.tasks or 2) if tasks is None else run.tasks
-    narrow = {"stream_options": limit, "epochs": 1, "tasks": first, "batch": 40, "precision": "fp32"}
+    narrow = {"stream_options": limit, "epochs": 1, "ramp": 0, "tasks": first, "batch": 40, "precision": "fp32"}
     if run.model.startswith("cnn"):
         narrow["model"] = "cnn-16"
     if run.model == "mlp-2000":
