@@ -481,10 +481,11 @@ def test_a_lock_whose_folder_goes_while_it_is_made(tmp_path: Path, monkeypatch: 
         pass
 
 
-def test_a_network_that_starts_otherwise_has_other_names() -> None:
-    """vgg-slim began with PyTorch's default weights; runs of then must not be taken for runs of now. All other names stay."""
-    assert '"network":2' in Run(model="vgg-slim").canonical()
-    assert "network" not in Run(model="mlp-128").canonical()
+def test_what_has_changed_has_other_names() -> None:
+    """vgg-slim began with other weights, resized crops were mirrored otherwise; runs of then are not runs of now. All other names stay."""
+    assert '"network":3' in Run(model="vgg-slim").canonical()
+    assert '"augmentation":2' in Run(augment="resized").canonical()
+    assert not {"network", "augmentation"} & set(json.loads(Run(model="mlp-128", augment="crop-flip").canonical()))
 
 
 def test_json_has_a_line_for_each_row(tmp_path: Path) -> None:
