@@ -108,7 +108,7 @@ CIFAR_STRENGTHS: dict[str, tuple[float, ...]] = {
 
 
 def _on_cifar() -> Protocol:
-    """At most three candidates a cell, one choosing seed and the first four tasks to choose by, half of table 1's epochs: a run takes
+    """At most three strengths a cell, one choosing seed and the first four tasks to choose by, half of table 1's epochs: a run takes
     seconds of a GPU."""
     plain = cifar(256, "ours")
     shorter = dataclasses.replace(plain.base, epochs=25, lr=0.05)
@@ -133,8 +133,8 @@ def _cells(
     sparing: bool = False,
 ) -> list[Cell]:
     """Four columns of a protocol, in order: accuracy alone and with SLNID, what is lost alone and with SLNID. `published`: table 1's
-    column, where the training is the same. `sparing`: EWC and IMM may take α from the function too. HAT and PackNet, whose last tasks
-    have what the first ones leave, are chosen by all tasks."""
+    column, where the training is the same. `sparing`: with SLNID, EWC and IMM may take α from the function too. HAT and PackNet, whose
+    last tasks have what the first ones leave, are chosen by all tasks."""
     published = published or {}
     accuracy, lost = protocol.column, _lost(protocol.column)
     known = {("MAS", accuracy): published.get("No-Reg"), ("MAS", _inhibited(accuracy)): published.get("SLNID")}
