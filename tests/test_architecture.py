@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "selfless"
-ORDER = """terms files functional layers metrics capacity anchor activations closed persample importance sparsify preserve
+ORDER = """own terms files functional layers metrics capacity anchor activations closed persample importance sparsify preserve
 path recording saved keeper models data spec engine runner report experiments bench config cli_progress cli_common cli_data
 cli_reproduce cli_tune cli""".split()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -656,3 +658,91 @@ def test_forgetting_to_call_penalty_is_said_once() -> None:
         model(x)
     del keeper  # leaves no hooks behind
     assert not any(m._forward_hooks for m in model.modules())
+
+
+# ------------------------------------------------------------------------------------------------------ what people do, and forget
+class Grown(nn.Module):
+    """Heads that are added task by task, registered before or after what they read."""
+
+    def __init__(self, heads_first: bool = False) -> None:
+        super().__init__()
+        heads = nn.ModuleList([nn.Linear(12, 3)] if heads_first else [])
+        parts = [("heads", heads), ("body", nn.Sequential(nn.Linear(6, 16), nn.ReLU())), ("fc", nn.Linear(16, 12))]
+        for name, module in parts if heads_first else reversed(parts):
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor, task: int = 0) -> Tensor:
+        return self.heads[task](F.relu(self.fc(self.body(x))))
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_every_hidden_layer_is_found_beside_heads_that_come_later_or_are_named(heads_first: bool) -> None:
+    model = seeded(lambda: Grown(heads_first))
+    keeper = selfless.attach(model, MAS(0.1), SLNID(1e-3), heads=["heads.0"] if heads_first else [])
+    if not heads_first:
+        model.heads.append(nn.Linear(12, 3))
+    model(batches()[0][0])
+    keeper.penalty()
+    assert set(keeper.taps) == {"fc", "body.0"}
+
+
+def test_layers_below_a_no_grad_are_left_out() -> None:
+    class Frozen(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = F.relu(self.fc1(x))
+            return self.head(F.relu(self.fc2(x)))
+
+    model = seeded(Frozen)
+    keeper = selfless.attach(model, MAS(0.1))
+    keeper.consolidate(batches())
+    assert list(keeper.alpha) == ["fc2"]
+    with pytest.raises(ValueError, match="'fc1' does not reach the output"):
+        selfless.attach(model, MAS(0.1), layers=["fc1", "fc2"]).consolidate(batches())
+
+
+def test_a_keeper_is_not_copied() -> None:
+    keeper = selfless.attach(seeded(), MAS(0.1))
+    for how in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="load_state_dict"):
+            how(keeper)
+    copy.deepcopy(keeper.model)
+
+
+def test_what_is_forgotten_is_said() -> None:
+    model, (x, y) = seeded(), batches()[0]
+    keeper = selfless.attach(model, MAS(0.1), SLNID(1e-2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.eval()
+    model(x)
+    with pytest.warns(UserWarning, match="eval mode"):
+        keeper.penalty()
+    keeper.consolidate([x])
+    model.train()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="without keeper.penalty.*SLNID"):
+        keeper.consolidate([x])
+    alone = selfless.attach(model, MAS(0.1))
+    alone.anchor_with(optimizer)
+    for _ in range(2):  # an implicit anchor needs no penalty()
+        optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            alone.consolidate([x])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), [("pair", r"wrap a single batch as \[\(x, y\)\]"), (None, "not None"), ("tensor", r"as \[x\]")]
+)
+def test_what_is_no_loader_is_refused(given: str | None, message: str) -> None:
+    pair = batches()[0]
+    with pytest.raises(TypeError, match=message):
+        selfless.attach(seeded(), MAS(0.1)).consolidate({"pair": pair, "tensor": pair[0]}.get(given or ""))  # type: ignore[arg-type]
+
+
+def test_a_model_that_takes_more_is_told_how_to_be_called() -> None:
+    model = seeded(lambda: nn.Bilinear(6, 6, 3))
+    with pytest.raises(TypeError) as caught:
+        selfless.attach(model, MAS(0.1)).consolidate(batches())
+    assert any("forward=" in note for note in caught.value.__notes__)

@@ -66,7 +66,7 @@ def run(
     model: str | None = _flag("Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.", "mlp-128", _WHAT),
     preserve: str | None = _flag(
         "What keeps old tasks: mas:0.1, mas-local, ewc:10, ewc-online, si:1, rwalk, lwf:1, ebll:1, imm, packnet:0.5, hat:0.75, "
-        "finetune (none), as name\\[:strength\\[,option=value]].",
+        "finetune (none), as name\\[:strength\\[,option=value]]; module:Class for your own.",
         "mas:0.1",
         _WHAT,
     ),

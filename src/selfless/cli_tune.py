@@ -125,7 +125,11 @@ def _tuned(
         table.add_row(str(run.sparsify), *texts, mark, style=None if ok else "dim")
     console = Console()
     console.print(table)
-    if any(kept[1:]):
+    if len({mean for mean, _ in means}) == 1:
+        console.print(
+            "Nothing to suggest: every strength gives the same. Was anything learnt? Train longer, or on more data.", highlight=False
+        )
+    elif any(kept[1:]):
         console.print(f"Suggested: --sparsify {candidates[largest].sparsify}", highlight=False)
     else:
         console.print(

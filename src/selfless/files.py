@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -54,6 +55,9 @@ def _laid_out(value: Any, indent: int = 0) -> str:
     return f"{opening}{pad}{body}\n{' ' * indent}{closing}"
 
 
+TRIES = 500  # to make a folder that others may be removing
+
+
 @contextlib.contextmanager
 def locked(path: Path, busy: Callable[[], None]) -> Iterator[IO[str]]:
     """Hold an exclusive lock on `path`; if another process has it, call `busy` once and wait. A killed process lets go of it.
@@ -62,15 +66,16 @@ def locked(path: Path, busy: Callable[[], None]) -> Iterator[IO[str]]:
     new one instead.
     """
     told = False
+    tries = 0
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed by the block below
-        except FileNotFoundError:  # the folder was removed since
-            continue
-        except FileExistsError:  # it was there, and gone when mkdir looked what it is
-            if path.parent.exists() and not path.parent.is_dir():
-                raise
+        except (FileNotFoundError, FileExistsError) as error:  # the folder was removed since, or when mkdir looked what it is
+            tries += 1
+            if tries == TRIES or (path.parent.exists() and not path.parent.is_dir()):
+                raise type(error)(f"cannot make the folder {path.parent}: {error.strerror}") from error
+            time.sleep(0.001)
             continue
         with file:
             if fcntl is not None:

@@ -143,13 +143,12 @@ def measure(
     batches    what a training loop has: a DataLoader, a list or a generator of x, (x, y, …) or dicts
     forward    forward(model, batch) → output, for models that take more than x (a task id, say); default: see `run_batch`
     memory     bytes that per-sample gradients may take at a time
-    lenient    layers that these batches do not run through are left out, instead of an error
+    lenient    layers that these batches do not run through, or through which no gradient flows, are left out, instead of an error
     finite     raise on importances that are NaN or infinite
     """
     if estimator not in ("per-sample", "per-batch"):
         raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
-    if isinstance(batches, Tensor):
-        raise TypeError("batches must be an iterable of batches, not one tensor; wrap a single batch as [x]")
+    check_batches(batches)
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "importance needs gradients, which torch.inference_mode() forbids; leave it, or use torch.no_grad() around the rest"
@@ -162,7 +161,7 @@ def measure(
     omega: dict[str, Tensor] = {}
     alpha: dict[str, Tensor] = {}
     samples = 0
-    with evaluating(model), torch.enable_grad(), Recorder(model, taps or {}, memory, wanted=exact) as recorder:
+    with evaluating(model), torch.enable_grad(), Recorder(model, taps or {}, memory, wanted=exact, lenient=lenient) as recorder:
         for batch in batches:
             batch = to_device(batch, model)
             recorder.listen()
@@ -264,14 +263,35 @@ def _slots(model: nn.Module, wanted: dict[Tensor, str]) -> dict[str, str]:
 
 
 # --------------------------------------------------------------------------------------------------------- models and batches
+def check_batches(batches: Any) -> None:
+    if isinstance(batches, Tensor):
+        raise TypeError("batches must be an iterable of batches, not one tensor; wrap a single batch as [x]")
+    if (
+        isinstance(batches, tuple)
+        and len(batches) == 2
+        and all(isinstance(b, Tensor) for b in batches)
+        and batches[1].dim() < batches[0].dim()
+    ):
+        raise TypeError("batches must be an iterable of batches, not one (x, y); wrap a single batch as [(x, y)]")
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches must be an iterable of batches, not {batches!r}; pass the task's DataLoader")
+
+
+CALLS = ("model(x), x being the batch or its first item", "model(**batch)")
+
+
 def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None) -> Tensor:
     """The output on a batch: model(x) for x or (x, y, …), model(**batch) for a dict; `.logits` is taken where there is one."""
     if forward is not None:
         output = forward(model, batch)
-    elif isinstance(batch, dict):
-        output = model(**batch)
     else:
-        output = model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+        try:
+            output = model(**batch) if isinstance(batch, dict) else model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+        except Exception as error:
+            error.add_note(
+                f"selfless called {CALLS[isinstance(batch, dict)]}; to call the model otherwise pass forward=lambda model, batch: …"
+            )
+            raise
     if not isinstance(output, Tensor):
         output = output["logits"] if isinstance(output, dict) else getattr(output, "logits", None)
         if not isinstance(output, Tensor):

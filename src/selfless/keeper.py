@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from selfless import saved
 from selfless.anchor import step_sizes
 from selfless.capacity import THRESHOLD, Capacity, free_share
-from selfless.importance import Forward, Layerwise, called_with, evaluating, labels_of, measure, run_batch, to_device, unwrap
+from selfless.importance import Forward, Layerwise, called_with, check_batches, evaluating, labels_of, measure, run_batch, to_device, unwrap
 from selfless.layers import Discovery, Layers, Tap, by_itself, resolve
 from selfless.path import PathWatch
 from selfless.persample import MEMORY
@@ -77,7 +78,9 @@ def _term(value: Any, kinds: Mapping[str, Any], base: type, none: Any, role: str
         value = parse(value, kinds, "preserver" if role == "preserve" else "sparsifier")
     value = none if value is None else value
     if not isinstance(value, base):
-        raise TypeError(f"{role}= takes one of {', '.join(k.__name__ for k in kinds.values())}, not {value!r}")
+        known = ", ".join(dict.fromkeys(k.__name__ for k in kinds.values()))
+        written = f"; write {value.__name__}(…)" if isinstance(value, type) and issubclass(value, base) else ""
+        raise TypeError(f"{role}= takes one of {known}, or a subclass of {base.__name__}, not {value!r}{written}")
     return value
 
 
@@ -98,6 +101,7 @@ class Keeper:
         self.implicit = False
         self._attached = True
         self._fresh = True  # no step of this task was seen yet
+        self._asked, self._moved = False, False  # whether this task had a penalty(), and a step of an optimizer
         self._drawn = False  # what the next task's gates start from has been given
         self._shares: tuple[Any, dict[str, Tensor]] | None = None
         compiled = self.model is not model or model._compiled_call_impl is not None
@@ -132,8 +136,11 @@ class Keeper:
         parameters = self._parameters()
         self._place()
         self._begin_or_observe(parameters)
+        self._asked = True
         parts: list[Tensor] = []
         training = torch.is_grad_enabled() and self.model.training
+        if torch.is_grad_enabled() and not training and self.sparsify.strength > 0 and self.sparsify.reads == "activations":
+            warnings.warn("keeper.penalty() in eval mode leaves the sparsifier out; call model.train() before training", stacklevel=2)
         found = self._recording.take()
         if self.sparsify.strength > 0 and (training or self.sparsify.reads != "activations"):
             parts.append(self.sparsify.strength * self._inhibition(found, parameters))
@@ -166,6 +173,7 @@ class Keeper:
         the keeper stays as it was.
         """
         self._check_attached()
+        check_batches(batches)
         self._place()
         parameters = self._parameters()
         self._begin_or_observe(parameters)
@@ -200,6 +208,9 @@ class Keeper:
                 raise ValueError(
                     f"the importance of {name!r} is not finite; did training diverge? Lower the learning rate or clip gradients"
                 )
+        if self._moved and not self._asked and self._asks:
+            warnings.warn(f"this task was trained without keeper.penalty(), which {self._asks} needs in the loss", stacklevel=2)
+        self._asked, self._moved = False, False
         self.state, self.tasks, self._fresh, self._shares = state, self.tasks + 1, True, None
         self.forwards.append(forward)
         self._follow()
@@ -326,6 +337,12 @@ class Keeper:
     def __exit__(self, *_: object) -> None:
         self.detach()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a keeper is tied to its model by hooks and cannot be copied or pickled: copy the model, attach() a new keeper to it and "
+            "load_state_dict(keeper.state_dict())"
+        )
+
     def __repr__(self) -> str:
         anchor = "implicit" if self.implicit else "explicit"
         layers = ", ".join(self.taps) or "none"
@@ -338,6 +355,15 @@ class Keeper:
             self._gates.follow(self.state)
         if self._drops is not None:
             self._drops.follow(self.state)
+
+    @property
+    def _asks(self) -> str:
+        """Who needs penalty() in the loss of this task: nobody, or its name."""
+        if self.sparsify.strength > 0:
+            return type(self.sparsify).__name__
+        anchored = self.implicit and isinstance(self.preserve, Quadratic)
+        holds = self.tasks and (self.preserve.distils or (self.preserve.penalises and not anchored))
+        return type(self.preserve).__name__ if self.preserve.strength > 0 and (holds or self.preserve.watches) else ""
 
     def _check_attached(self) -> None:
         if not self._attached:
@@ -354,7 +380,7 @@ class Keeper:
 
     def _resolve(self, layers: Layers, auto: bool, compiled: bool, wanted: bool) -> dict[str, Tap]:
         try:
-            taps = resolve(self.model, layers)
+            taps = resolve(self.model, layers, self.heads)
         except ValueError:
             if auto and not wanted:
                 return {}
@@ -526,6 +552,7 @@ class Keeper:
         """After every optimizer step over this model's parameters: the implicit anchor, the path, the end of recorded passes."""
         if not any(p in (names := self._names()) for g in optimizer.param_groups for p in g["params"]):
             return
+        self._moved = True
         self._recording.drop()
         if self._drops is not None:
             self._drops.renew()

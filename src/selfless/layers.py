@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 Layers = str | nn.Module | Iterable[str | nn.Module]
 
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+UNCALLED = nn.modules.linear.NonDynamicallyQuantizableLinear  # attention's output projection: its weights are used, it is never called
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 # Pointwise functions that count as an activation when they are applied to a layer's output.
 _FUNCTIONS = {
@@ -73,15 +74,24 @@ def by_itself(layers: Layers) -> bool:
     return isinstance(layers, str) and layers in ("auto", "all")
 
 
-def resolve(model: nn.Module, layers: Layers) -> dict[str, Tap]:
-    """Names, globs, modules, "auto" or "all" → taps, in the model's order. Activations that only a forward pass shows stay open."""
+def resolve(model: nn.Module, layers: Layers, heads: Iterable[str] = ()) -> dict[str, Tap]:
+    """Names, globs, modules, "auto" or "all" → taps, in the model's order. Activations that only a forward pass shows stay open.
+
+    Left to itself it leaves out the `heads`; where none are named, the layer that was registered last, unless heads are still to come (an
+    empty ModuleList or ModuleDict)."""
     modules = dict(model.named_modules())
     if by_itself(layers):
         kinds = WEIGHTED if layers == "all" else nn.Linear
-        hidden = [name for name, module in modules.items() if isinstance(module, kinds)][:-1]  # the last one is a head
+        weighted = [name for name, module in modules.items() if isinstance(module, kinds) and not isinstance(module, UNCALLED)]
+        hidden = [name for name in weighted if not any(name == head or name.startswith(f"{head}.") for head in heads)]
+        coming = any(isinstance(m, nn.ModuleList | nn.ModuleDict) and len(m) == 0 for m in modules.values())
+        hidden = hidden[:-1] if len(hidden) == len(weighted) and not coming else hidden
         if not hidden:
             what = "nn.Linear or convolution" if layers == "all" else "nn.Linear"
-            raise ValueError(f"layers={layers!r} found no hidden {what} in the model; name the activation modules to act on")
+            raise ValueError(
+                f"layers={layers!r} found no hidden {what} in the model (the last one counts as the head, unless heads= names others); "
+                "name the activation modules to act on"
+            )
         return {name: _static(model, name, modules[name]) for name in hidden}
     if not isinstance(layers, (str, nn.Module, Iterable)):
         raise TypeError(f"layers= takes names, globs, modules, 'auto' or 'all', not {layers!r}")

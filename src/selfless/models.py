@@ -7,17 +7,14 @@ Nothing works in place: all of it runs under `torch.func.functional_call` with `
 """
 
 import difflib
-import importlib
 import inspect
 import math
 import os
 import pickle
 import re
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
+from selfless.own import imported
 
 __all__ = ["Network", "build", "hidden_layers", "names"]
 
@@ -347,24 +345,10 @@ def _named(name: str) -> Callable[..., nn.Module]:
 
 
 def _own(name: str) -> Callable[..., nn.Module]:
-    """The factory of `module:factory`, the working directory first on the path, as with `python -m`."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
+    """The factory of `module:factory`."""
+    if not all(name.partition(":")):
         raise ValueError(f"{name!r}: one's own network is written module:factory, for example mypkg.nets:build")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module was found; something that it imports was not
-        raise ValueError(f"{name}: there is no module {error.name!r} in {here} or among those installed") from error
-    try:
-        factory = attrgetter(attribute)(module)
-    except AttributeError:
-        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{name}: {module_name} has no {attribute!r}; it has {', '.join(there) or 'no functions'}") from None
+    factory = imported(name)
     if not callable(factory):
         raise TypeError(f"{name} is a {type(factory).__name__}; it must be a function or class that makes a network")
     return factory  # type: ignore[no-any-return]
@@ -414,8 +398,9 @@ def _find_hidden(model: nn.Module, conv: bool) -> tuple[str, ...]:
             found[module], before = key, False
     if not found and not conv and len(linears) > 1:
         raise ValueError(
-            f"{type(model).__name__} has hidden Linear layers but no activation modules after them; use modules such as nn.ReLU "
-            "in place of functions and name them: hidden = ('act1', 'act2'), or hidden = () for none"
+            f"{type(model).__name__} has hidden Linear layers but no activation modules defined right after them, where a run "
+            "would read them; use modules such as nn.ReLU in place of functions and name them in the class: hidden = ('act1', 'act2'), or "
+            "hidden = () for none"
         )
     return tuple(found.values())
 

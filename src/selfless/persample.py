@@ -49,6 +49,7 @@ class Recorder:
     taps: Mapping[str, Tap] = field(default_factory=dict)
     memory: int = MEMORY
     wanted: bool = True  # whether parameters are wanted, or the taps alone
+    lenient: bool = False  # whether taps that no gradient reaches are left out
     _calls: dict[str, list[_Call]] = field(default_factory=dict)
     _edges: dict[str, list[tuple[GradientEdge, int]]] = field(default_factory=dict)
     _handles: list[Any] = field(default_factory=list)
@@ -185,6 +186,8 @@ class Recorder:
     def _by_tap(self, grads: Sequence[Tensor | None], weights: Tensor | None) -> dict[str, Tensor]:
         alpha: dict[str, Tensor] = {}
         for (name, _, axis), delta in zip(self._taps(), grads, strict=True):
+            if delta is None and self.lenient:
+                continue
             if delta is None:
                 raise ValueError(f"layer {name!r} does not reach the output: its activations have no gradient. Choose another layer.")
             size = _weighted(_wide(delta).abs(), weights).movedim(axis, -1)  # (M, positions…, N): positions count as samples

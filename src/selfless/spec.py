@@ -124,8 +124,9 @@ class Run:
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} is {value!r}; it must be a number ≥ 0")
             put(name, float(value))
-        if self.momentum >= 1 or self.held_out >= 1:
-            raise ValueError(f"momentum ({self.momentum}) and held_out ({self.held_out}) must be below 1")
+        for name in ("momentum", "held_out"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be below 1")
         if self.held_out == 0 and (self.select == "held-out" or self.schedule == "plateau"):
             put("held_out", 0.1)
 
@@ -158,7 +159,7 @@ class Run:
                 known_options = [f.name for f in dataclasses.fields(kind)]
                 unknown = [k for k in term if k not in known_options]
                 if unknown:
-                    raise ValueError(f"{name}: {kind.name} has no option {unknown[0]!r}; it has {', '.join(known_options)}")
+                    raise ValueError(f"{name}: {kind.spelling()} has no option {unknown[0]!r}; it has {', '.join(known_options)}")
                 fields[name] = kind(**term)
         return cls(**fields)
 
@@ -178,7 +179,7 @@ def _whole(name: str, value: Any, low: int) -> None:
 
 def _term_dict(term: Term) -> dict[str, Any]:
     told = [f for f in dataclasses.fields(term) if f.name not in term.later or getattr(term, f.name) != f.default]
-    return {"name": term.name} | {f.name: getattr(term, f.name) for f in told}
+    return {"name": term.spelling()} | {f.name: getattr(term, f.name) for f in told}
 
 
 Matrix = npt.NDArray[np.float64]

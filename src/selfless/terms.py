@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar, TypeVar
 
+from selfless.own import imported
+
 
 @dataclass(frozen=True)
 class Term:
@@ -27,12 +29,17 @@ class Term:
             raise ValueError(f"{label}: strength is {value}; it must be finite and ≥ 0 (0 switches the term off)")
         object.__setattr__(self, "strength", float(value))
 
+    @classmethod
+    def spelling(cls) -> str:
+        """What names it in records and on the command line: its `name`, or module:Class where it is not one of this package."""
+        return cls.name if cls.__module__.startswith("selfless.") else f"{cls.__module__}:{cls.__qualname__}"
+
     def __str__(self) -> str:
         if self.name == "none":
             return self.name
         default = type(self)()  # type: ignore[call-arg]
         others = [f.name for f in dataclass_fields(self) if f.name != "strength" and getattr(self, f.name) != getattr(default, f.name)]
-        return ",".join([f"{self.name}:{self.strength:g}", *(f"{name}={_spelt(getattr(self, name))}" for name in others)])
+        return ",".join([f"{self.spelling()}:{self.strength:g}", *(f"{name}={_spelt(getattr(self, name))}" for name in others)])
 
 
 def check_positive(term: Term, field: str) -> None:
@@ -60,11 +67,15 @@ T = TypeVar("T", bound=Term)
 
 
 def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
-    """`name[:strength[,option=value…]]` → the term: `mas:0.1`, `slnid:1e-3,discount=max`, `none`."""
+    """`name[:strength[,option=value…]]` → the term: `mas:0.1`, `slnid:1e-3,discount=max`, `none`; one's own: `module:Class:0.1`."""
     head, *options = text.strip().split(",")
     name, _, strength = head.partition(":")
+    if name not in kinds and strength[:1].isalpha():
+        attribute, _, strength = strength.partition(":")
+        name = f"{name}:{attribute}"
+        kinds = {name: _own(name, what)}
     if name not in kinds:
-        close = difflib.get_close_matches(name, kinds, n=1)
+        close = difflib.get_close_matches(name.lower(), kinds, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}")
     given: dict[str, Any] = {}
@@ -83,6 +94,13 @@ def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
             raise ValueError(f"{text!r} gives {key} twice; leave one of them out")
         given[key] = _value(value)
     return kinds[name](**given)
+
+
+def _own(name: str, what: str) -> Any:
+    kind = imported(name)
+    if not (isinstance(kind, type) and issubclass(kind, Term)):
+        raise TypeError(f"{name} is no {what}: it must be a class as those of selfless.preserve or selfless.sparsify are (docs/methods.md)")
+    return kind
 
 
 def _spelt(value: Any) -> str:

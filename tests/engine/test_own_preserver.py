@@ -1,19 +1,26 @@
-"""A preserver of one's own, with a penalty that is no Σ Ω(θ − θ*)²: it acts in loops, alone and in fleets, whatever the anchor."""
+"""Methods of one's own. A preserver with a penalty that is no Σ Ω(θ − θ*)² acts in loops, alone and in fleets, whatever the anchor;
+those of a module of one's own are named, recorded and found again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import selfless
-from selfless import Run
+from selfless import MAS, SLNID, Run
+from selfless.cli import app
 from selfless.engine.learner import Learner
 from selfless.preserve import Preserver, State
+from selfless.runner.store import Store
 
 
 @dataclass(frozen=True)
@@ -59,3 +66,78 @@ def test_it_acts_in_a_loop_that_is_anchored() -> None:
     with torch.no_grad():
         model.weight.add_(1.0)
     assert keeper.penalty().item() == pytest.approx(0.1 * 8)
+
+
+MINE = """
+from dataclasses import dataclass
+from selfless import MAS, SLNID
+
+FACTOR = 1.0
+
+@dataclass(frozen=True)
+class Fading(MAS):
+    decay: float = 0.5
+
+    def consolidate(self, state, parameters, omega):
+        faded = {name: self.decay * value for name, value in state["omega"].items()}
+        return super().consolidate({**state, "omega": faded}, parameters, omega)
+
+@dataclass(frozen=True)
+class Loud(SLNID):
+    def penalty(self, h, alpha=None):
+        return FACTOR * super().penalty(h, alpha)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    name = "mine_of_a_test"
+    (tmp_path / f"{name}.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / f"{name}.py"
+    sys.modules.pop(name, None)
+
+
+def test_methods_of_a_module_of_ones_own_are_named_recorded_and_found_again(tasks_npz: str, mine: Path) -> None:
+    """Also in worker processes; and a subclass that inherits a name is not taken for its parent."""
+    own = f"{mine.stem}:Fading:0.1,decay=0.7", f"{mine.stem}:Loud:0.001"
+    run = Run(stream=tasks_npz, model="mlp-12", preserve=own[0], sparsify=own[1], epochs=1, batch=10)  # type: ignore[arg-type]
+    assert (str(run.preserve), str(run.sparsify)) == own
+    assert Run.from_dict(run.as_dict()) == run
+    plain = dataclasses.replace(run, preserve=MAS(0.1), sparsify=SLNID(0.001))
+    assert run.key != plain.key
+    runs = [run, dataclasses.replace(run, seed=1), plain]
+    found = selfless.train(runs, out="out", workers=2)
+    assert [type(result.run.preserve).__name__ for result in found] == ["Fading", "Fading", "MAS"]
+    words = ["--stream", tasks_npz, "--model", "mlp-12", "--preserve", own[0], "--sparsify", own[1], "--epochs", "1", "--batch", "10"]
+    assert "1 of 1 run recorded" in CliRunner().invoke(app, ["run", *words, "--out", "out"]).output
+
+
+def test_a_changed_method_of_ones_own_is_trained_again(tasks_npz: str, mine: Path) -> None:
+    run = Run(stream=tasks_npz, model="mlp-12", sparsify=f"{mine.stem}:Loud:0.001", epochs=1, batch=10)  # type: ignore[arg-type]
+    store = Store("out")
+    selfless.train(run, out="out")
+    assert store.load(run) is not None
+    mine.write_text(MINE.replace("1.0", "2.0"))
+    assert store.load(run) is None
+
+
+def test_a_method_that_nobody_else_can_import_is_refused_before_it_is_recorded(tasks_npz: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Close, "__module__", "__main__")
+    run = Run(stream=tasks_npz, model="mlp-12", preserve=Close(0.1), epochs=1, batch=10)
+    with pytest.raises(ValueError, match=r"Close is defined in the program that runs.*mine\.py"):
+        selfless.train(run, out="out")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nowhere_at_all:Mine:1", "there is no module 'nowhere_at_all'"),
+        ("json:loads:1", "is no sparsifier"),
+        ("json:Mine", "has no 'Mine'"),
+    ],
+)
+def test_what_is_not_there_is_said(text: str, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        Run(sparsify=text)  # type: ignore[arg-type]

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from selfless import SLNID, Run
 from selfless.cli import app
+from selfless.cli_tune import _tuned
 from selfless.data import MissingData, load
 from selfless.experiments import NAMES, experiment
 
@@ -178,3 +180,11 @@ def test_tune_finds_the_strength_that_keeps_the_first_task(tmp_path: Path) -> No
     done = runner.invoke(app, words)
     assert f"Suggested: --sparsify slnid:{value['largest']:g}" in done.output
     assert all(path.parent.name for path in tmp_path.glob("*/metrics.json"))
+
+
+def test_tune_suggests_nothing_where_nothing_was_learnt(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [Run(), Run(sparsify=SLNID(1e-3)), Run(sparsify=SLNID(1e-2))]
+    _tuned(runs, [[10.0]] * 3, 2, 1, 0.5, as_json=False)
+    said = capsys.readouterr().out
+    assert "Nothing to suggest" in said
+    assert "Suggested" not in said

@@ -67,6 +67,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     """
     single = isinstance(runs, Run)
     wanted = [runs] if isinstance(runs, Run) else list(runs)
+    _importable(wanted, out, workers)
     with contextlib.ExitStack() as cleaning:
         place = out if out is not None else cleaning.enter_context(tempfile.TemporaryDirectory(prefix="selfless-"))
         store = Store(place, data_dir, checkpoints=checkpoints and out is not None)
@@ -80,6 +81,16 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     found = [results[run] for run in wanted]
     assert all(r is not None for r in found), "every run was trained or raised"
     return found[0] if single else found  # type: ignore[return-value]
+
+
+def _importable(runs: Sequence[Run], out: Path | str | None, workers: int | None) -> None:
+    """Results and other processes name a method of one's own by its module."""
+    lost = {type(t).__name__ for run in runs for t in (run.preserve, run.sparsify) if t.spelling().startswith("__main__:")}
+    if lost and (out is not None or (workers != 1 and len(runs) > 1)):
+        raise ValueError(
+            f"{min(lost)} is defined in the program that runs, where recorded results and worker processes cannot find it; "
+            "put it into a module of its own (mine.py), or train without out= and with workers=1"
+        )
 
 
 def resolve_device(device: str) -> str:

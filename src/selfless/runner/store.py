@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import Any
 from selfless.data.objects.stream import contents
 from selfless.data.weights import checksum
 from selfless.files import locked, write_atomically, write_json
+from selfless.own import NotHere
 from selfless.spec import Result, Run
 
 
 def made_from(run: Run, data_dir: Path | str | None = None) -> str:
-    """A digest of what a run depends on and its settings only name: one's own arrays, folders, network and weights, and the object sets,
-    which come whole, in part or in copies. Empty for other published data, and where those sets are not here to compare."""
+    """A digest of what a run depends on and its settings only name: one's own arrays, folders, network, methods and weights, and the object
+    sets, which come whole, in part or in copies. Empty for other published data, and where those sets are not here to compare."""
     digest = hashlib.sha256()
     kind, _, path = run.stream.removeprefix("joint-").partition(":")
     files: list[Path] = []
@@ -43,6 +45,8 @@ def made_from(run: Run, data_dir: Path | str | None = None) -> str:
     module, _, _ = run.model.partition(":")
     if ":" in run.model:
         files += [f for f in (Path(module.replace(".", "/") + ".py"), Path(module.replace(".", "/")) / "__init__.py") if f.is_file()]
+    own = [type(term) for term in (run.preserve, run.sparsify) if ":" in term.spelling()]
+    files += [Path(inspect.getfile(kind)) for kind in own if kind.__module__ != "__main__"]
     for file in files:
         with contextlib.suppress(OSError), open(file, "rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
@@ -110,6 +114,8 @@ class Store:
             return Result.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
+        except NotHere as error:
+            raise ValueError(f"{path} is of a method of one's own, {error}; run this where that module is") from error
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is not a result of this version ({error}); delete its folder, or train again with selfless run --force"
