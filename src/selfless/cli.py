@@ -381,7 +381,9 @@ def _recorded(folder: Path) -> list[Result]:
 
     results = Store(folder).all()
     if not results:
-        raise ValueError(f"{folder} holds no results; train something first: selfless run --out {folder}")
+        begun = sum(1 for _ in folder.glob("*/log.jsonl"))
+        some = f"{begun} unfinished run{'s' * (begun != 1)} and no results; give the same command again to finish" if begun else ""
+        raise ValueError(f"{folder} holds {some or f'no results; train something first: selfless run --out {folder}'}")
     return results
 
 

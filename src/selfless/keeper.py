@@ -513,7 +513,9 @@ class Keeper:
                 raise ValueError(
                     f"layer {name!r} has NaN or infinite activations; lower the learning rate, clip gradients or check the data"
                 )
-        raise ValueError("the penalty is not finite though the activations are; lower its strength or the learning rate")
+        explicit = isinstance(self.preserve, Quadratic) and not self.implicit
+        remedy = "keeper.anchor_with(optimizer), which no strength breaks, or " if explicit else ""
+        raise ValueError(f"the penalty is not finite though the activations are; try {remedy}a lower strength or learning rate")
 
     def _check_shapes(self, parameters: Mapping[str, Tensor]) -> None:
         for name, p in parameters.items():

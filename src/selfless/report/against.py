@@ -31,7 +31,7 @@ def against(ours: Sequence[Record], theirs: Sequence[Record], names: tuple[str, 
     others = {_name(record): record for record in theirs}
     pairs = [(record, others[_name(record)]) for record in ours if _name(record) in others]
     if not pairs:
-        raise ValueError(f"{names[0]} and {names[1]} have no experiment in common")
+        raise ValueError(f"{names[0]} and {names[1]} have no experiment in common, of the same profile and both quick or both not")
     cells = [(a["name"], *both) for a, b in pairs for both in _cells(a, b)]
     claims = [(a["name"], *both) for a, b in pairs for both in _claims(a, b)]
     changed = [line for line in claims if line[2] != line[3]]
