@@ -746,3 +746,15 @@ def test_a_model_that_takes_more_is_told_how_to_be_called() -> None:
     with pytest.raises(TypeError) as caught:
         selfless.attach(model, MAS(0.1)).consolidate(batches())
     assert any("forward=" in note for note in caught.value.__notes__)
+
+
+def test_an_activation_that_is_not_recognised_is_said_to_be_so() -> None:
+    class Odd(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(F.glu(self.fc2(self.fc1(x)).repeat(1, 2)))
+
+    model = seeded(Odd)
+    keeper = selfless.attach(model, MAS(0.1), SLNID(1e-3))
+    model(batches()[0][0])
+    with pytest.raises(RuntimeError, match="no activation function of torch right after any hidden layer"):
+        keeper.penalty()

@@ -492,10 +492,16 @@ class Keeper:
                     f"no weights are known to stand behind layer {lost[0]!r}; name the Linear or convolution itself as the layer"
                 )
             return torch.stack([self.sparsify.penalty(module.weight) for _, module in weights if module is not None]).sum()  # type: ignore[arg-type]
+        if not self.taps:
+            raise RuntimeError(
+                "the forward pass showed no activation function of torch right after any hidden layer; "
+                "use activation modules and name them: layers=['act1', …]"
+            )
         if not found:
             raise RuntimeError(
                 "keeper.penalty() found no forward pass since the last one: call it once after model(x), in training mode and with "
-                "gradients on. Passes in eval mode, under no_grad or in reentrant checkpoints do not count."
+                "gradients on. Passes in eval mode, under no_grad or in reentrant checkpoints do not count; of a model that was compiled "
+                "after attach(), only activation modules do."
             )
         never = [name for name in self.taps if name not in self._recording.reached]
         if never and not self._recording.auto:
