@@ -8,7 +8,7 @@ then the same two lines in the keeper and in the engine. To add one: a dataclass
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -24,6 +24,15 @@ class Sparsifier(Term):
     strength: float
     reads: ClassVar[Literal["activations", "weights", "parameters"]] = "activations"
     discounted: ClassVar[bool] = False  # whether α matters: spares the neurons that earlier tasks need
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A formula of its own is not that of the pairs, or of the factors, which a class inherits."""
+        super().__init_subclass__(**options)
+        own = cls.__dict__
+        if "penalty" in own and "pairs" not in own:
+            cls.pairs = Sparsifier.pairs  # type: ignore[method-assign]
+        if ("penalty" in own or "pairs" in own) and "factors" not in own:
+            cls.factors = Sparsifier.factors  # type: ignore[method-assign]
 
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
         """R of one layer (or one parameter), unscaled. `alpha` is None before the first consolidation: no discount."""

@@ -13,14 +13,16 @@ from typing import ClassVar, Literal
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import selfless
-from selfless import MAS, SLNID, Run
+from selfless import MAS, SLNI, SLNID, SNI, SNID, L1Rep, Run
 from selfless.cli import app
 from selfless.engine.learner import Learner
 from selfless.preserve import Preserver, State
 from selfless.runner.store import Store
+from selfless.sparsify import Sparsifier
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,32 @@ def test_methods_of_a_module_of_ones_own_are_named_recorded_and_found_again(task
     assert [type(result.run.preserve).__name__ for result in found] == ["Fading", "Fading", "MAS"]
     words = ["--stream", tasks_npz, "--model", "mlp-12", "--preserve", own[0], "--sparsify", own[1], "--epochs", "1", "--batch", "10"]
     assert "1 of 1 run recorded" in CliRunner().invoke(app, ["run", *words, "--out", "out"]).output
+
+
+@pytest.mark.parametrize("base", [SNI, SNID, SLNI, SLNID, L1Rep])
+def test_a_formula_of_ones_own_is_not_the_parents(tasks_npz: str, base: type[Sparsifier]) -> None:
+    """Alone in the engine, which takes R = hᵀSh by S where it may: as the parent at as much of the strength."""
+
+    @dataclass(frozen=True)
+    class Half(base):  # type: ignore[misc,valid-type]
+        def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
+            return 0.5 * super().penalty(x, alpha)
+
+    ends = []
+    for sparsify in (Half(0.02), base(0.01), base(0.02)):
+        learner = Learner([Run(stream=tasks_npz, model="mlp-12", preserve=MAS(0.1), sparsify=sparsify, epochs=3, batch=10, lr=0.05)])
+        learner.learn()
+        ends.append(learner.fleet.params["fc1.weight"].detach().clone())
+    assert_close(ends[0], ends[1], rtol=1e-3, atol=1e-4)
+    assert (ends[0] - ends[2]).abs().max() > 1e-3
+
+
+def test_a_quadratic_penalty_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Cubic has a penalty of its own.*subclass selfless\.preserve\.Preserver"):
+
+        class Cubic(MAS):
+            def penalty(self, state: State, parameters: Mapping[str, Tensor]) -> Tensor:
+                return super().penalty(state, parameters) ** 1.5
 
 
 def test_a_changed_method_of_ones_own_is_trained_again(tasks_npz: str, mine: Path) -> None:

@@ -12,7 +12,7 @@ held for long, moves a parameter per iteration: see `selfless.anchor.step_sizes`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ from selfless.terms import check_choice, check_positive
 @dataclass(frozen=True)
 class Quadratic(Preserver):
     """Ω and θ* by parameter name. Parameters that appear later are free (Ω = 0) until the next task ends."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "penalty" in cls.__dict__ and "shares" not in cls.__dict__ and not cls.__module__.startswith("selfless."):
+            raise TypeError(
+                f"{cls.__name__} has a penalty of its own, which the implicit anchor of a Quadratic would not know: "
+                "subclass selfless.preserve.Preserver, or write shares() too"
+            )
 
     def init(self, parameters: Tensors) -> State:
         return {"omega": {}, "anchor": {}}

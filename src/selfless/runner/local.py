@@ -85,7 +85,8 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
 
 def _importable(runs: Sequence[Run], out: Path | str | None, workers: int | None) -> None:
     """Results and other processes name a method of one's own by its module."""
-    lost = {type(t).__name__ for run in runs for t in (run.preserve, run.sparsify) if t.spelling().startswith("__main__:")}
+    kinds = {type(term) for run in runs for term in (run.preserve, run.sparsify)}
+    lost = [kind.__name__ for kind in kinds if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__]
     if lost and (out is not None or (workers != 1 and len(runs) > 1)):
         raise ValueError(
             f"{min(lost)} is defined in the program that runs, where recorded results and worker processes cannot find it; "
