@@ -37,7 +37,7 @@ ROW = {  # sparsifier → the paper's row of that name
 def looks(found: Sequence[Group]) -> list[Look]:
     """A method looks as in the paper's figures redrawn; colours in turn where two would look alike, as with two preservers alone."""
     activations = {"maxout": "Maxout", "lwta": "LWTA"}
-    plain = [ROW.get(g.run.sparsify.name, g.run.sparsify.name) for g in found]
+    plain = [ROW.get(g.run.sparsify.spelling(), g.run.sparsify.spelling()) for g in found]
     ends = [g.run.model.rpartition("-")[2] for g in found]
     return looks_of([activations.get(end, row) if row == "No-Reg" else row for row, end in zip(plain, ends, strict=True)])
 
