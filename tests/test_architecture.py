@@ -9,7 +9,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "selfless"
 ORDER = """own terms files functional layers metrics capacity anchor activations closed persample importance sparsify preserve
-path recording saved keeper models data spec engine runner report experiments bench config cli_progress cli_common cli_data
+path recording distilling saved keeper models data spec engine runner report experiments bench config cli_progress cli_common cli_data
 cli_reproduce cli_tune cli""".split()
 
 

@@ -152,7 +152,7 @@ def test_report_and_capacity_read_what_was_recorded(stream: str, tmp_path: Path)
     assert "holds no results" in empty.output
     (tmp_path / "begun" / "0123456789abcdef").mkdir(parents=True)
     (tmp_path / "begun" / "0123456789abcdef" / "log.jsonl").write_text("{}\n")
-    assert "1 unfinished run and no results" in runner.invoke(app, ["report", str(tmp_path / "begun")]).output
+    assert "holds no results, but 1 unfinished" in runner.invoke(app, ["report", str(tmp_path / "begun")]).output
 
 
 def recorded(out: Path, free: float, **fields: Any) -> Any:

@@ -70,7 +70,7 @@ def run(
         "mas:0.1",
         _WHAT,
     ),
-    sparsify: str | None = _flag("What leaves room: slnid:1e-3, slni, snid, sni, l1-rep, decov, …", "none", _WHAT),
+    sparsify: str | None = _flag("What leaves room: slnid:1e-3, slni, snid, sni, l1-rep, decov, …, module:Class (yours).", "none", _WHAT),
     tasks: int | None = _flag("The first so many tasks.", "5 permuted or rotated ones, else all", _WHAT),
     layers: str | None = _flag("Where the sparsifier acts: hidden, all.", "hidden", _WHAT),
     scenario: str | None = _flag(
@@ -91,7 +91,7 @@ def run(
     weight_decay: float | None = _flag("", "0", _TRAIN),
     schedule: str | None = _flag("constant, cosine, plateau.", "constant", _TRAIN),
     augment: str | None = _flag("none, flip, crop-flip, resized.", "none", _TRAIN),
-    ramp: int | None = _flag("Epochs of each task over which the sparsifier grows to its strength.", "0, at once", _TRAIN),
+    ramp: int | None = _flag("Epochs of each task (fewer than all) in which the sparsifier grows to its strength.", "0, at once", _TRAIN),
     anchor: str | None = _flag("implicit (stable at any strength), explicit (the paper's).", "implicit", _TRAIN),
     alpha: str | None = _flag("Neuron importance over tasks: sum, mean.", "sum", _TRAIN),
     select: str | None = _flag("Epoch that is kept: last, held-out, best-on-test (marked).", "last", _TRAIN),
@@ -382,8 +382,9 @@ def _recorded(folder: Path) -> list[Result]:
     results = Store(folder).all()
     if not results:
         begun = sum(1 for _ in folder.glob("*/log.jsonl"))
-        some = f"{begun} unfinished run{'s' * (begun != 1)} and no results; give the same command again to finish" if begun else ""
-        raise ValueError(f"{folder} holds {some or f'no results; train something first: selfless run --out {folder}'}")
+        if begun:
+            raise ValueError(f"{folder} holds no results, but {begun} unfinished; give the command that began them again")
+        raise ValueError(f"{folder} holds no results; train something first: selfless run --out {folder}")
     return results
 
 

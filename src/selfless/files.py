@@ -16,6 +16,8 @@ try:
 except ImportError:  # Windows: no advisory locks; renames are still atomic
     fcntl = None  # type: ignore[assignment]
 
+TRIES = 500  # to make a folder that others may be removing
+
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """`write` fills a temporary file beside `path`, which then takes its name in one step."""
@@ -53,9 +55,6 @@ def _laid_out(value: Any, indent: int = 0) -> str:
     pad, (opening, closing) = "\n" + " " * (indent + 1), "{}" if isinstance(value, Mapping) else "[]"
     body = f",{pad}".join(name + _laid_out(v, indent + 1) for name, v in zip(names, inner, strict=True))
     return f"{opening}{pad}{body}\n{' ' * indent}{closing}"
-
-
-TRIES = 500  # to make a folder that others may be removing
 
 
 @contextlib.contextmanager

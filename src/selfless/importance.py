@@ -264,6 +264,7 @@ def _slots(model: nn.Module, wanted: dict[Tensor, str]) -> dict[str, str]:
 
 # --------------------------------------------------------------------------------------------------------- models and batches
 def check_batches(batches: Any) -> None:
+    """Refuse what is one batch, or none, in place of an iterable of them."""
     if isinstance(batches, Tensor):
         raise TypeError("batches must be an iterable of batches, not one tensor; wrap a single batch as [x]")
     if (
@@ -277,9 +278,6 @@ def check_batches(batches: Any) -> None:
         raise TypeError(f"batches must be an iterable of batches, not {batches!r}; pass the task's DataLoader")
 
 
-CALLS = ("model(x), x being the batch or its first item", "model(**batch)")
-
-
 def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None) -> Tensor:
     """The output on a batch: model(x) for x or (x, y, …), model(**batch) for a dict; `.logits` is taken where there is one."""
     if forward is not None:
@@ -288,9 +286,8 @@ def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None) -> T
         try:
             output = model(**batch) if isinstance(batch, dict) else model(batch[0] if isinstance(batch, (tuple, list)) else batch)
         except Exception as error:
-            error.add_note(
-                f"selfless called {CALLS[isinstance(batch, dict)]}; to call the model otherwise pass forward=lambda model, batch: …"
-            )
+            called = "model(**batch)" if isinstance(batch, dict) else "model(x), x being the batch or its first item"
+            error.add_note(f"selfless called {called}; to call the model otherwise pass forward=lambda model, batch: …")
             raise
     if not isinstance(output, Tensor):
         output = output["logits"] if isinstance(output, dict) else getattr(output, "logits", None)

@@ -18,25 +18,24 @@ import itertools
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from selfless import saved
 from selfless.anchor import step_sizes
 from selfless.capacity import THRESHOLD, Capacity, free_share
-from selfless.importance import Forward, Layerwise, called_with, check_batches, evaluating, labels_of, measure, run_batch, to_device, unwrap
-from selfless.layers import Discovery, Layers, Tap, by_itself, resolve
+from selfless.distilling import coded, distillation
+from selfless.importance import Forward, Layerwise, check_batches, evaluating, measure, run_batch, to_device, unwrap
+from selfless.layers import Discovery, Layers, Tap, by_itself, resolve, within
 from selfless.path import PathWatch
 from selfless.persample import MEMORY
 from selfless.preserve import PRESERVERS, NoPreserver, Preserver, Quadratic, State
-from selfless.preserve.base import widened
-from selfless.recording import Drops, Gates, HeadInput, Recording
+from selfless.recording import Drops, Gates, Recording
 from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import parse
 
@@ -139,7 +138,7 @@ class Keeper:
         self._asked = True
         parts: list[Tensor] = []
         training = torch.is_grad_enabled() and self.model.training
-        if torch.is_grad_enabled() and not training and self.sparsify.strength > 0 and self.sparsify.reads == "activations":
+        if torch.is_grad_enabled() and not self.model.training and self.sparsify.strength > 0 and self.sparsify.reads == "activations":
             warnings.warn("keeper.penalty() in eval mode leaves the sparsifier out; call model.train() before training", stacklevel=2)
         found = self._recording.take()
         if self.sparsify.strength > 0 and (training or self.sparsify.reads != "activations"):
@@ -152,7 +151,9 @@ class Keeper:
             self._gates.follow(self.state)
             parts.append(self.preserve.strength * self.preserve.gate_penalty(self.state, self._gates.leaves()))
         if self.preserve.distils and self.preserve.strength > 0 and self.tasks:
-            parts.append(self.preserve.strength * self._distillation(batch, parameters))
+            self._check_shapes(parameters)
+            parts.append(self.preserve.strength * distillation(self.model, self.preserve, self.state, self.forwards, batch))
+            self._recording.drop()  # its passes are not the loop's
         like = parts[0] if parts else next(iter(parameters.values()))
         dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
         zero = torch.zeros((), device=like.device, dtype=dtype, requires_grad=torch.is_grad_enabled())
@@ -201,7 +202,11 @@ class Keeper:
             omega, alpha = found.omega, found.alpha
         values = {n: p.detach() for n, p in parameters.items()}
         self._check_shapes(values)
-        state = preserve.coded(self.state, preserve.fit(self._coded(batches, forward), self.tasks)[0]) if preserve.encodes else self.state
+        state = (
+            preserve.coded(self.state, preserve.fit(coded(self.model, preserve, batches, forward), self.tasks)[0])
+            if preserve.encodes
+            else self.state
+        )
         state = preserve.consolidate(state, values, omega)
         for name, value in (preserve.importance(state) or {}).items():
             if not bool(torch.isfinite(value).all()):
@@ -363,7 +368,8 @@ class Keeper:
             return type(self.sparsify).__name__
         anchored = self.implicit and isinstance(self.preserve, Quadratic)
         holds = self.tasks and (self.preserve.distils or (self.preserve.penalises and not anchored))
-        return type(self.preserve).__name__ if self.preserve.strength > 0 and (holds or self.preserve.watches) else ""
+        needed = holds or self.preserve.watches or self.preserve.gates
+        return type(self.preserve).__name__ if self.preserve.strength > 0 and needed else ""
 
     def _check_attached(self) -> None:
         if not self._attached:
@@ -399,7 +405,7 @@ class Keeper:
 
     def _shown(self, batches: Iterable[Any], forward: Forward | None) -> Iterable[Any]:
         """If no forward pass has shown the activations yet, the first batch does."""
-        if all(tap.complete for tap in self.taps.values()) or isinstance(batches, Tensor):
+        if all(tap.complete for tap in self.taps.values()):
             return batches
         rest = iter(batches)
         first = next(rest, None)
@@ -415,59 +421,20 @@ class Keeper:
         self._recording.learn(watch)
         return itertools.chain([first], rest)
 
-    def _distillation(self, batch: Any, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Σ over the ways in which old tasks were run: their outputs beside those of θ*. This pass does not count as one of the loop's."""
-        if batch is None:
-            raise RuntimeError(
-                f"{type(self.preserve).__name__} compares old outputs on the batch at hand: write keeper.penalty((x, y)) in place of "
-                "keeper.penalty()"
-            )
-        self._check_shapes(parameters)
-        batch = to_device(batch, self.model)
-        costs: list[Tensor] = []
-        read = self.model if self.preserve.encodes else None
-        for forward in dict.fromkeys(self.forwards):
-            with torch.no_grad(), evaluating(self.model), HeadInput(read) as before:
-                teacher = called_with(self.model, self.state["anchor"], batch, forward)
-            with HeadInput(read) as now, _statistics_kept(self.model):
-                costs.append(self.preserve.distil(run_batch(self.model, batch, forward), teacher))
-            if self.preserve.encodes and len(costs) == 1:  # once: all heads read the same features
-                costs.append(self.preserve.code_drift(self.state, now.features, before.features))
-        self._recording.drop()
-        return torch.stack(costs).sum()
-
-    def _coded(self, batches: Iterable[Any], forward: Forward | None) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
-        """The features of the task's batches, over and over, and its loss with others in their place."""
-        for given in _over_and_over(batches):
-            batch = to_device(given, self.model)
-            labels = labels_of(batch)
-            if labels is None:
-                raise ValueError(f"{type(self.preserve).__name__} needs labels: consolidate with (x, y) pairs or dicts with 'labels'")
-            with torch.no_grad(), evaluating(self.model), HeadInput(self.model) as read:
-                run_batch(self.model, batch, forward)
-
-            def loss(made: Tensor, batch: Any = batch, y: Tensor = labels, head: nn.Module | None = read.head) -> Tensor:
-                assert head is not None
-                with evaluating(self.model), HeadInput(self.model, (head, made[0])):
-                    output = run_batch(self.model, batch, forward)
-                return F.cross_entropy(output.flatten(0, -2).to(made.dtype), y.flatten())
-
-            yield widened(read.features).unsqueeze(0), loss
-
     def _place_heads(self) -> None:
         """Tell the preserver whose head each parameter is."""
         if self.preserve.owns and self.heads:
             named = {n: p.detach() for n, p in self._parameters().items()}
             for t, head in enumerate(self.heads):
                 for name, p in named.items():
-                    if name == head or name.startswith(f"{head}."):
+                    if within(name, head):
                         self.state["head"][name] = torch.full_like(p, t, dtype=torch.int16)
 
     def _check_head(self, parameters: Mapping[str, Tensor]) -> None:
         """The head of the task that has just ended must be in the model by now."""
         if self.preserve.owns and self.tasks < len(self.heads):
             head = self.heads[self.tasks]
-            if not any(name == head or name.startswith(f"{head}.") for name in parameters):
+            if not any(within(name, head) for name in parameters):
                 raise ValueError(f"heads= names {head!r} for task {self.tasks + 1}, but the model has no trainable parameter of that name")
 
     @torch.no_grad()
@@ -596,29 +563,6 @@ class Keeper:
                 p.lerp_(star, share)
             else:
                 p.copy_(torch.lerp(p.to(star.dtype), star, share))
-
-
-@contextmanager
-def _statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Running statistics of batch normalisation are not moved by a pass that the loop did not make."""
-    moving = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
-    for module in moving:
-        module.track_running_stats = False
-    try:
-        yield
-    finally:
-        for module in moving:
-            module.track_running_stats = True
-
-
-def _over_and_over(batches: Iterable[Any]) -> Iterator[Any]:
-    """For ever; of no batches, none."""
-    while True:
-        count = 0
-        for count, batch in enumerate(batches, 1):  # noqa: B007
-            yield batch
-        if not count:
-            return
 
 
 def _let_go(recording: Recording, step_hook: Any, watch: PathWatch | None, gates: Gates | None, drops: Drops | None) -> None:

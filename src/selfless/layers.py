@@ -74,6 +74,11 @@ def by_itself(layers: Layers) -> bool:
     return isinstance(layers, str) and layers in ("auto", "all")
 
 
+def within(name: str, module: str) -> bool:
+    """Whether a name is a module's own or of something in it."""
+    return name == module or name.startswith(f"{module}.")
+
+
 def resolve(model: nn.Module, layers: Layers, heads: Iterable[str] = ()) -> dict[str, Tap]:
     """Names, globs, modules, "auto" or "all" → taps, in the model's order. Activations that only a forward pass shows stay open.
 
@@ -83,7 +88,7 @@ def resolve(model: nn.Module, layers: Layers, heads: Iterable[str] = ()) -> dict
     if by_itself(layers):
         kinds = WEIGHTED if layers == "all" else nn.Linear
         weighted = [name for name, module in modules.items() if isinstance(module, kinds) and not isinstance(module, UNCALLED)]
-        hidden = [name for name in weighted if not any(name == head or name.startswith(f"{head}.") for head in heads)]
+        hidden = [name for name in weighted if not any(within(name, head) for head in heads)]
         coming = any(isinstance(m, nn.ModuleList | nn.ModuleDict) and len(m) == 0 for m in modules.values())
         hidden = hidden[:-1] if len(hidden) == len(weighted) and not coming else hidden
         if not hidden:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfless.layers import Discovery, Tap, chain, neuron_axis
+from selfless.layers import Discovery, Tap, chain, neuron_axis, within
 from selfless.preserve import Preserver, State
 
 PILE = 64  # forward passes recorded without a penalty() before we say so
@@ -150,39 +150,6 @@ class Recording:
         return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
-class HeadInput:
-    """Within `with`: what the last nn.Linear of a forward pass was given, the features that the head reads; or `instead` in its place.
-    Without a model nothing is looked at."""
-
-    def __init__(self, model: nn.Module | None, instead: tuple[nn.Module, Tensor] | None = None) -> None:
-        self.model, self.instead = model, instead
-        self.head: nn.Module | None = None
-        self._given: Tensor | None = None
-        self._handles: list[Any] = []
-
-    @property
-    def features(self) -> Tensor:
-        """(M, N)."""
-        if self._given is None:
-            raise ValueError("no nn.Linear ran in the forward pass, so there is no head whose input could be coded")
-        return self._given.flatten(0, -2)
-
-    def __enter__(self) -> HeadInput:
-        linear = [m for m in self.model.modules() if isinstance(m, nn.Linear)] if self.model is not None else []
-        self._handles = [m.register_forward_pre_hook(Hook(self._seen)) for m in linear]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _seen(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        self.head, self._given = module, inputs[0]
-        if self.instead is not None and module is self.instead[0]:
-            return (self.instead[1].view(inputs[0].shape).to(inputs[0].dtype), *inputs[1:])
-        return None
-
-
 class Drops:
     """Hooks that turn nodes of hidden layers off, towards θ_{k−1}: a layer is linear in its parameters, so with those of `dropped` it gives
 
@@ -193,7 +160,7 @@ class Drops:
 
     def __init__(self, model: nn.Module, rate: float, skip: Sequence[str] = ()) -> None:
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        found = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and not any(n == s or n.startswith(f"{s}.") for s in skip)}
+        found = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and not any(within(n, s) for s in skip)}
         last = next((n for n, m in reversed(found.items()) if isinstance(m, nn.Linear)), "") if not skip else ""
         self.rate, self.draw = rate, torch.rand
         self._layers = {n: m for n, m in found.items() if n != last}

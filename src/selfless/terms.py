@@ -30,9 +30,14 @@ class Term:
         object.__setattr__(self, "strength", float(value))
 
     @classmethod
+    def ours(cls) -> bool:
+        """Whether it is one of this package."""
+        return cls.__module__.startswith("selfless.")
+
+    @classmethod
     def spelling(cls) -> str:
-        """What names it in records and on the command line: its `name`, or module:Class where it is not one of this package."""
-        return cls.name if cls.__module__.startswith("selfless.") else f"{cls.__module__}:{cls.__qualname__}"
+        """What names it in records and on the command line: its `name`, or module:Class of one's own."""
+        return cls.name if cls.ours() else f"{cls.__module__}:{cls.__qualname__}"
 
     def __str__(self) -> str:
         if self.name == "none":

@@ -481,6 +481,12 @@ def test_a_lock_whose_folder_goes_while_it_is_made(tmp_path: Path, monkeypatch: 
         pass
 
 
+def test_a_folder_that_cannot_be_made_is_an_error_and_not_tried_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "results").symlink_to(tmp_path / "gone" / "results")
+    with pytest.raises(FileExistsError, match="cannot make the folder"), locked(tmp_path / "results" / "key" / "lock", lambda: None):
+        pass
+
+
 def test_what_has_changed_has_other_names() -> None:
     """vgg-slim began with other weights, resized crops were mirrored otherwise; runs of then are not runs of now. All other names stay."""
     assert '"network":3' in Run(model="vgg-slim").canonical()

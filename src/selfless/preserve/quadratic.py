@@ -28,7 +28,7 @@ class Quadratic(Preserver):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "penalty" in cls.__dict__ and "shares" not in cls.__dict__ and not cls.__module__.startswith("selfless."):
+        if "penalty" in cls.__dict__ and "shares" not in cls.__dict__ and not cls.ours():
             raise TypeError(
                 f"{cls.__name__} has a penalty of its own, which the implicit anchor of a Quadratic would not know: "
                 "subclass selfless.preserve.Preserver, or write shares() too"

@@ -89,7 +89,7 @@ def _importable(runs: Sequence[Run], out: Path | str | None, workers: int | None
     lost = [kind.__name__ for kind in kinds if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__]
     if lost and (out is not None or (workers != 1 and len(runs) > 1)):
         raise ValueError(
-            f"{min(lost)} is defined in the program that runs, where recorded results and worker processes cannot find it; "
+            f"{min(lost)} is defined in the program that runs, or within a function, where records and worker processes cannot find it; "
             "put it into a module of its own (mine.py), or train without out= and with workers=1"
         )
 
