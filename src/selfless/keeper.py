@@ -202,11 +202,9 @@ class Keeper:
             omega, alpha = found.omega, found.alpha
         values = {n: p.detach() for n, p in parameters.items()}
         self._check_shapes(values)
-        state = (
-            preserve.coded(self.state, preserve.fit(coded(self.model, preserve, batches, forward), self.tasks)[0])
-            if preserve.encodes
-            else self.state
-        )
+        state = self.state
+        if preserve.encodes:
+            state = preserve.coded(state, preserve.fit(coded(self.model, preserve, batches, forward), self.tasks)[0])
         state = preserve.consolidate(state, values, omega)
         for name, value in (preserve.importance(state) or {}).items():
             if not bool(torch.isfinite(value).all()):
