@@ -218,6 +218,29 @@ def test_ebll_says_what_it_needs() -> None:
     assert str(EBLL(0.5, drift=1.0)) == "ebll:0.5,drift=1"
 
 
+def test_a_warm_up_that_a_loop_leaves_out_is_told_with_the_remedy() -> None:
+    def train(kept: Any, heads: Any, turn: bool) -> None:
+        model = made()
+        keeper = selfless.attach(model, kept, heads=heads)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for t in range(2):
+            if turn:
+                keeper.turn(0, 2)
+            for x, y in data(t):
+                opt.zero_grad()
+                (F.cross_entropy(model(x, t), y) + keeper.penalty((x, y))).backward()
+                opt.step()
+            keeper.consolidate(data(t), forward=lambda m, b, t=t: m(b[0], t))
+
+    for kept in (LwF(0.1, warmup=1), EBLL(0.1, code=3)):
+        train(kept, NAMES, turn=True)
+        with pytest.warns(UserWarning, match=r"call keeper.turn\(epoch, epochs\)"):
+            train(kept, NAMES, turn=False)
+        with pytest.warns(UserWarning, match=r"heads=\[…\]"):
+            train(kept, (), turn=True)
+    train(LwF(0.1), (), turn=False)
+
+
 # --------------------------------------------------------------------------------------------------------------------- IMM
 @pytest.mark.parametrize("merge", ["mean", "mode"])
 def test_imm_is_the_mean_or_the_fisher_weighted_mean_of_the_task_optima(merge: Any) -> None:
@@ -258,6 +281,19 @@ def test_imm_l2_transfer_holds_a_task_to_the_last_ones_optimum() -> None:
         moved.append(float((model.body[0].weight.detach() - before).norm()))
     assert moved[2] < moved[1] < moved[0]
     assert not keeper.capacity().parameters  # it knows no free parameters
+
+
+def test_imm_l2_transfer_leaves_the_heads_of_tasks_to_come_alone() -> None:
+    model = made()
+    keeper = selfless.attach(model, IMM(1e6), heads=NAMES)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    keeper.anchor_with(opt)
+    learn(model, keeper, 0, optimizer=opt)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    learn(model, keeper, 1, optimizer=opt)
+    moved = {n: float((p.detach() - before[n]).norm()) for n, p in model.named_parameters()}
+    assert moved["heads.1.weight"] > 0.01  # task 1's own: its random start is nobody's optimum
+    assert all(moved[n] < 1e-5 for n in moved if not n.startswith("heads.1"))
 
 
 class Small(nn.Module):

@@ -24,7 +24,8 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless reproduce fig-2 --quick                 [dim]# all of its code, in seconds, on little data[/dim]
   selfless reproduce table-1 --profile paper       [dim]# the authors' settings[/dim]
   selfless reproduce rivals                        [dim]# what the paper does not have is named by itself: rivals, rivals-published[/dim]
-  selfless reproduce all --seeds 5 --out results/reproduction && selfless report results/reproduction"""
+  selfless reproduce all --seeds 5 --out results/reproduction && selfless report results/reproduction
+  selfless reproduce all --judge --out results/reproduction [dim]# after a claim was added or reworded: nothing is trained[/dim]"""
 OUT = Path("results")
 
 
@@ -34,6 +35,7 @@ def reproduce(
     profile: Annotated[str, typer.Option(help="ours, or paper: the authors' settings and selection, marked.")] = "ours",
     quick: Annotated[bool, typer.Option("--quick", help="A small version that runs all of the code; its numbers mean nothing.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds that are reported, from 0 up.", show_default="5; quick: 2")] = None,
+    judge: Annotated[bool, typer.Option("--judge", help="Train nothing: judge today's claims by what is recorded.")] = False,
     out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = OUT,
     data_dir: DataDir = None,
     device: Device = None,
@@ -62,6 +64,10 @@ def reproduce(
             return
         if not names:
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
+        if judge:
+            records = _judged(_named(names, PAPER), profile, quick, out)
+            typer.echo(json.dumps({"out": str(out), "experiments": records, "problems": {}})) if as_json else _show(records, out)
+            return
         wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in _named(names, PAPER)]
         if not any(cell.candidates for one in wanted for cell in one.cells):
             raise ValueError("nothing can be run: " + "; ".join(f"{one.name}: {one.pending}" for one in wanted))
@@ -97,6 +103,27 @@ def _refuse_without_checkpoints(wanted: Sequence[Experiment]) -> None:
 def _named(names: Sequence[str], paper: Sequence[str]) -> list[str]:
     """`all` is every experiment of the paper; others may be named beside it."""
     return list(dict.fromkeys(one for name in names for one in (paper if name == "all" else (name,))))
+
+
+def _judged(names: Sequence[str], profile: str, quick: bool, out: Path) -> list[dict[str, Any]]:
+    """Every record of these that is there, judged again and written back."""
+    from selfless.experiments import experiment
+    from selfless.experiments.reproduce import judged_again, record_file
+    from selfless.files import write_json
+    from selfless.report.experiments import read
+
+    records = []
+    for name in names:
+        path = record_file(out, experiment(name, profile, quick=quick, record={"cells": []}))
+        if path.is_file():
+            record = {key: value for key, value in read(path).items() if key != "folder"}
+            records.append(judged_again(record, experiment(name, profile, quick=quick, record=record)))
+            write_json(path, records[-1])
+    if not records:
+        raise ValueError(
+            f"{out} has no record of {', '.join(names)} in profile {profile}; make one: selfless reproduce {names[0]} --out {out}"
+        )
+    return records
 
 
 def _run(

@@ -16,6 +16,15 @@ from selfless.preserve.base import widened
 from selfless.recording import Hook
 
 
+def unwarmed(preserve: Preserver, heads: Sequence[str], turned: bool, forward: Forward | None) -> str:
+    """Why a task after the first was not warmed up although its preserver would, and the remedy; nothing where all is well. A head that all
+    tasks share, which needs no `forward`, is not new."""
+    if not getattr(preserve, "warmup", 0) or (heads and turned) or not (heads or forward):
+        return ""
+    remedy = "call keeper.turn(epoch, epochs) before every epoch" if heads else "name the heads of the tasks: attach(…, heads=[…])"
+    return f"{type(preserve).__name__} warms up the head of a new task, and this task's was not: {remedy}, or set warmup=0"
+
+
 def distillation(model: nn.Module, preserve: Preserver, state: State, forwards: Sequence[Forward | None], batch: Any) -> Tensor:
     """Σ over the ways in which old tasks were run: their outputs beside those of θ*."""
     if batch is None:

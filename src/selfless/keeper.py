@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from selfless import saved
 from selfless.anchor import step_sizes
 from selfless.capacity import THRESHOLD, Capacity, free_share
-from selfless.distilling import coded, distillation
+from selfless.distilling import coded, distillation, unwarmed
 from selfless.importance import Forward, Layerwise, check_batches, evaluating, measure, run_batch, to_device, unwrap
 from selfless.layers import Discovery, Layers, Tap, by_itself, resolve, within
 from selfless.path import PathWatch
@@ -100,7 +100,7 @@ class Keeper:
         self.implicit = False
         self._attached = True
         self._fresh = True  # no step of this task was seen yet
-        self._asked, self._moved = False, False  # whether this task had a penalty(), and a step of an optimizer
+        self._asked, self._moved, self._turned = False, False, False  # whether this task had a penalty(), a step, a turn()
         self._drawn = False  # what the next task's gates start from has been given
         self._shares: tuple[Any, dict[str, Tensor]] | None = None
         compiled = self.model is not model or model._compiled_call_impl is not None
@@ -213,7 +213,9 @@ class Keeper:
                 )
         if self._moved and not self._asked and self._asks:
             warnings.warn(f"this task was trained without keeper.penalty(), which {self._asks} needs in the loss", stacklevel=2)
-        self._asked, self._moved = False, False
+        if self._moved and self.tasks and (why := unwarmed(preserve, self.heads, self._turned, forward)):
+            warnings.warn(why, stacklevel=2)
+        self._asked, self._moved, self._turned = False, False, False
         self.state, self.tasks, self._fresh, self._shares = state, self.tasks + 1, True, None
         self.forwards.append(forward)
         self._follow()
@@ -239,6 +241,7 @@ class Keeper:
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
         self._place()
         self._place_heads()
+        self._turned = True
         if self._gates is not None:
             if batches is None or batches < 1:
                 raise ValueError(

@@ -80,7 +80,22 @@ def test_methods_that_need_the_task_say_so(tasks_npz: str, scenario: Any, preser
         learner = Learner([small(tasks_npz, preserve=preserve, scenario=scenario)])
     result = learner.learn()[0]
     assert result.status == "done"
-    Learner([small(tasks_npz, preserve=IMM(0.1), scenario=scenario)]).learn()  # one network for all: nothing to say
+
+
+@pytest.mark.parametrize("preserve", [IMM(0.1), MAS(0.1)], ids=str)
+def test_methods_that_hold_weights_say_what_to_expect_where_classes_add_up(tasks_npz: str, preserve: Any) -> None:
+    with pytest.warns(UserWarning, match="expect old tasks to be lost"):
+        Learner([small(tasks_npz, preserve=preserve, scenario="class")])
+    for scenario in ("task", "domain"):  # one network for all: nothing to say
+        Learner([small(tasks_npz, preserve=preserve, scenario=scenario)])
+    Learner([small(tasks_npz, preserve=LwF(0.1), scenario="class")])
+
+
+def test_a_warm_up_that_has_no_effect_is_said_to_have_none(tasks_npz: str) -> None:
+    for scenario in ("domain", "class"):
+        with pytest.warns(UserWarning, match=f"in the {scenario} scenario there is none"):
+            Learner([small(tasks_npz, preserve=LwF(0.1, warmup=1), scenario=scenario)])
+    Learner([small(tasks_npz, preserve=LwF(0.1, warmup=1))])
 
 
 def test_the_default_scenario_leaves_keys_and_files_as_they_were(tasks_npz: str) -> None:

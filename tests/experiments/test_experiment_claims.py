@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from selfless.experiments.base import Claim, Comparison, at_least, at_most
+from selfless.experiments.base import Claim, Comparison, at_least, at_most, more
 from selfless.experiments.claims import judge, judged, together, verdict
 
 A, B = ("SLNID", "x"), ("No-Reg", "x")
@@ -105,3 +105,20 @@ def test_a_tie_is_not_ahead() -> None:
     assert verdict(0.0, 0.0, Comparison(a, b, ">")) == "fails"
     assert verdict(0.1, 0.2, Comparison(a, b, ">")) == "holds"
     assert verdict(-0.1, 0.2, Comparison(a, b, ">")) == "undecided"
+
+
+def test_in_every_task_is_told_by_the_worst_one() -> None:
+    """Ahead by 2 in the first task, by 1 in the second, behind by 1 in the third: it fails there; without the third it holds, by the second."""
+    gaps = (2.0, 1.0, -1.0)
+    by_task = [{A: {s: 90 + s + gap + 0.1 * s for s in range(5)}, B: {s: 90.0 + s for s in range(5)}} for gap in gaps]
+    part = more(A, B, every_task=True)
+    found = judge(part, {}, by_task)
+    assert (found.verdict, found.task, round(found.mean, 2)) == ("fails", 3, -0.8)
+    found = judge(part, {}, by_task[:2])
+    assert (found.verdict, found.task, round(found.mean, 2)) == ("holds", 2, 1.2)
+    assert judge(part, {A: {0: 1.0}, B: {0: 0.0}}).verdict == "missing"  # averages do not tell
+    assert judge(part, {}, [*by_task, {A: {0: 1.0}}]).task == 3  # a fourth task of one of them alone is not compared
+    below = Comparison(A, B, "≤", 1.5, every_task=True)
+    assert (judge(below, {}, by_task).verdict, judge(below, {}, by_task).task) == ("fails", 1)
+    assert str(part) == "SLNID > No-Reg (x), in every task"
+    assert judged(Claim("both", (more(A, B), part)), {A: {0: 2.0, 1: 2.1}, B: {0: 1.0, 1: 1.0}}, by_task)[0] == "fails"

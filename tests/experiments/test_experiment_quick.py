@@ -59,6 +59,7 @@ def test_every_experiment_runs(name: str, out: Path) -> None:
         return
     assert all(c["status"] == "done" and c["mean"] is not None for c in record["cells"])
     assert {c["verdict"] for c in record["claims"]} <= ({"holds", "fails", "undecided"} if light else {"undecided"})
+    assert all(c["difference"] is None for c in record["cells"])  # it proves nothing beside published values
     assert any("limited to" in note for note in record["notes"])
     for choice in record["choices"]:
         means = [sum(c["scores"]) / len(c["scores"]) for c in choice["candidates"]]

@@ -21,8 +21,8 @@ from rich.console import Console
 from selfless import MAS, SLNID, NoSparsifier, Run
 from selfless.data import MissingData
 from selfless.experiments import NAMES, experiment, measures
-from selfless.experiments.base import Cell, Choice, Claim, Experiment, at_least, at_most
-from selfless.experiments.reproduce import declared, grids, pooled, record_file, reproduce
+from selfless.experiments.base import Cell, Choice, Claim, Experiment, at_least, at_most, more
+from selfless.experiments.reproduce import declared, grids, judged_again, pooled, record_file, reproduce
 from selfless.report import experiment_plots, write
 from selfless.report import experiments as reporting
 from selfless.runner import Store
@@ -225,8 +225,9 @@ def test_the_page_links_to_every_run_and_to_nothing_else(records: list[reporting
     path = write([], tmp_path / "report.html", experiments=records, date="today")
     page = Reader(path.read_text(encoding="utf-8"))
     text = re.sub(r"\s+", " ", " ".join(page.texts))
-    assert "1 of 4 claims hold, 2 fail, 1 not tested yet." in text
+    assert "1 of 4 claims of the paper hold, 2 fail, 1 not tested yet." in text
     assert "A | small one" in text
+    assert "Trained with: mlp-128, 5 tasks, 10 epochs, batches of 200, lr 0.01, momentum 0.9, constant schedule, implicit anchor" in text
     keys = {run["key"] for cell in records[0]["cells"] for run in cell["runs"]}
     files = {link for link in page.links if link.endswith("metrics.json")}
     assert files == {f"{key}/metrics.json" for key in keys}
@@ -236,6 +237,58 @@ def test_the_page_links_to_every_run_and_to_nothing_else(records: list[reporting
     assert len(page.ids) == len(set(page.ids))
     for word in ("published 95.83", "not run", "mas:0.1 + slnid:0.001", "hardware", "commit", "seed 100"):
         assert word in text
+
+
+def test_claims_of_our_own_are_counted_apart(records: list[reporting.Record], tmp_path: Path) -> None:
+    own = [*small().claims[:2], Claim("Ours: SLNID is not behind", (at_least(A, B),), ours=True)]
+    record = records[0] | judged_again(records[0], dataclasses.replace(small(), claims=tuple(own)))
+    assert reporting.tally([record], ours=False) == {"holds": 1, "fails": 1, "undecided": 0, "missing": 0}
+    assert reporting.tally([record], ours=True) == {"holds": 1, "fails": 0, "undecided": 0, "missing": 0}
+    assert reporting.tally([record | {"source": "not in the paper"}], ours=True)["fails"] == 1
+    text = re.sub(r"\s+", " ", " ".join(Reader(write([], tmp_path / "page.html", experiments=[record]).read_text(encoding="utf-8")).texts))
+    assert "1 of 2 claims of the paper hold, 1 fails. Of 1 claim of our own 1 holds." in text
+    assert "Ours: SLNID is not behind not the paper's" in text
+
+
+def test_settings_that_cells_share_are_told_once(records: list[reporting.Record]) -> None:
+    common, apart = reporting.settings(records[0])
+    assert {"mlp-128", "10 epochs", "lr 0.01", "implicit anchor", "last epoch"} <= set(common)
+    assert apart[A] == apart[B] == ["permuted-mnist"]
+    assert apart["joint", "MNIST"] == ["joint-permuted-mnist"]
+    assert reporting.settings(records[0] | {"cells": []}) == ([], {})
+
+
+def test_claims_are_judged_again_by_what_is_recorded(tmp_path: Path) -> None:
+    """A claim that was added later, one of every task among them: nothing is trained, every other field stays."""
+    made = small()
+    record = reproduce(dataclasses.replace(made, claims=made.claims[:1]), seeds=3, out=tmp_path, train=trainer(score))
+    every = Claim("in every task", (more(A, B, every_task=True),))
+    again = judged_again(record, dataclasses.replace(made, claims=(*made.claims, every)))
+    assert [c["verdict"] for c in again["claims"]] == ["holds", "fails", "fails", "missing", "holds"]
+    assert again["claims"][0] == record["claims"][0]
+    assert again["claims"][-1]["parts"][0]["task"] in range(1, 6)
+    assert "on task" in reporting.interval(again["claims"][-1]["parts"][0])
+    assert {key for key in record if record[key] != again[key]} == {"claims"}
+    with pytest.raises(ValueError, match="not an average"):
+        dataclasses.replace(made, cells=tuple(dataclasses.replace(c, value="lost") for c in made.cells), claims=(every,))
+
+
+def test_judging_from_the_command_line(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from selfless.cli import app
+
+    ask = ["reproduce", "ewc", "--judge", "--out", str(tmp_path)]
+    refused = CliRunner().invoke(app, ask)
+    assert refused.exit_code == 1
+    assert "has no record of ewc in profile ours" in refused.output
+    whole = experiment("ewc")
+    reproduce(dataclasses.replace(whole, claims=()), seeds=2, out=tmp_path, train=trainer(lambda run: 0.9))
+    done = CliRunner().invoke(app, ask)
+    assert done.exit_code == 0, done.output
+    record = json.loads(record_file(tmp_path, whole).read_text())
+    assert [c["text"] for c in record["claims"]] == [c.text for c in whole.claims]
+    assert "folder" not in record
 
 
 def test_other_runs_come_after_the_experiments(records: list[reporting.Record], tmp_path: Path) -> None:

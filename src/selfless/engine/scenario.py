@@ -64,12 +64,23 @@ def judged(tasks: Sequence[Task], scenario: str, learnt: int, u: int) -> range:
 
 
 def warn(preserve: Preserver, scenario: str) -> None:
-    """A method that must be told the task cannot do without."""
+    """What a method cannot do where the task is not known: one that must be told it, one that only holds weights, a warm-up."""
+    kind = type(preserve).__name__
     if scenario != "task" and preserve.identifies:
         warnings.warn(
-            f"{type(preserve).__name__} judges a task with what it kept for that task, and in the {scenario} scenario the task is not "
+            f"{kind} judges a task with what it kept for that task, and in the {scenario} scenario the task is not "
             "known: every image is judged by the newest task's network. Use --scenario task, or a method with one network for all",
             stacklevel=2,
+        )
+    elif scenario == "class" and preserve.strength > 0 and not preserve.distils:
+        warnings.warn(
+            f"{kind} holds weights, and in the class scenario nothing sets old classes against new ones: expect old tasks to be lost. "
+            "lwf at least compares outputs; joint-STREAM is what could be had",
+            stacklevel=2,
+        )
+    if scenario != "task" and getattr(preserve, "warmup", 0) not in (0, getattr(type(preserve), "warmup", 0)):
+        warnings.warn(
+            f"{kind}'s warm-up is of a task's own head, and in the {scenario} scenario there is none: it has no effect", stacklevel=2
         )
 
 

@@ -65,15 +65,19 @@ class Cell:
 @dataclass(frozen=True)
 class Comparison:
     """mean(a − b) ≥ margin, > margin or ≤ margin, in points, a and b paired by seed; no b: of a itself. `published` is the
-    paper's difference."""
+    paper's difference. `every_task`: not of the averages, but on each task after the last one."""
 
     a: Place
     b: Place | None
     relation: Literal["≥", ">", "≤"] = "≥"
     margin: float = 0.0
     published: float | None = None
+    every_task: bool = False
 
     def __str__(self) -> str:
+        return self._averages() + ", in every task" * self.every_task
+
+    def _averages(self) -> str:
         row, column = self.a
         if self.b is None:
             return f"{row} {self.relation} {self.margin:g} ({column})"
@@ -86,10 +90,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, and the comparisons that must all hold for it to hold."""
+    """A sentence of the paper, or one of `ours`, and the comparisons that must all hold for it to hold."""
 
     text: str
     parts: tuple[Comparison, ...]
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,15 +122,19 @@ class Experiment:
                 for place in (part.a, part.b):
                     if place is not None and place not in places:
                         raise ValueError(f"{self.name}: the claim {claim.text!r} speaks of {place}, which is not one of its cells")
+                    if part.every_task and any(cell.value != "average" for cell in self.cells if cell.place == place):
+                        raise ValueError(
+                            f"{self.name}: the claim {claim.text!r} speaks of every task, but {place} is not an average over them"
+                        )
 
 
 def at_least(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None) -> Comparison:
     return Comparison(a, b, "≥", margin, published)
 
 
-def more(a: Place, b: Place, margin: float = 0.0, published: float | None = None) -> Comparison:
+def more(a: Place, b: Place, margin: float = 0.0, published: float | None = None, *, every_task: bool = False) -> Comparison:
     """For "ahead" and "helps": a tie is neither."""
-    return Comparison(a, b, ">", margin, published)
+    return Comparison(a, b, ">", margin, published, every_task)
 
 
 def at_most(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None) -> Comparison:

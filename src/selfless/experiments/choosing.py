@@ -82,10 +82,10 @@ def _rule(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> 
 
 
 def edges(candidates: Sequence[Run], index: int) -> tuple[str, ...]:
-    """The numbers that were chosen at an end of their grid: a wider one might do better."""
+    """The numbers that were chosen at an end of their grid: a wider one might do better. Without a penalty is not a number of the grid."""
     found = []
     for name, of in NUMBERS.items():
-        values = sorted({of(run) for run in candidates})
+        values = sorted({of(run) for run in candidates if name != "λ" or of(run) > 0})
         if len(values) > 1 and of(candidates[index]) in (values[0], values[-1]):
             found.append(f"{name} = {of(candidates[index]):g} is an end of its grid")
     return tuple(found)

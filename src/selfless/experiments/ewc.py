@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selfless.experiments.base import Claim, Experiment, Profile, at_least
+from selfless.experiments.base import Claim, Experiment, Profile, at_least, more
 from selfless.experiments.protocols import with_ewc
 
 GAINS = {128: 3.1, 64: 2.8}
@@ -16,7 +16,11 @@ def ewc(profile: Profile) -> Experiment:
         Claim(f"SLNID adds two points or more to EWC, {width} units", (at_least(at["SLNID", width], at["No-Reg", width], 2, gain),))
         for width, gain in GAINS.items()
     )
-    claims += (Claim("SLNID with 64 units does better than EWC alone with 128", (at_least(at["SLNID", 64], at["No-Reg", 128]),)),)
+    claims += tuple(
+        Claim(f"SLNID improves on all the learned tasks, {width} units", (more(at["SLNID", width], at["No-Reg", width], every_task=True),))
+        for width in GAINS
+    )
+    claims += (Claim("SLNID with 64 units does better than EWC alone with 128", (more(at["SLNID", 64], at["No-Reg", 128]),)),)
     return Experiment(
         "ewc",
         "SLNID with EWC",

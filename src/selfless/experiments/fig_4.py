@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from itertools import pairwise
 
-from selfless.experiments.base import Cell, Claim, Experiment, Profile, at_least
+from selfless.experiments.base import Cell, Claim, Experiment, Profile, at_least, more
 from selfless.experiments.protocols import permuted_mnist
 from selfless.sparsify import SLNID, NoSparsifier
 from selfless.spec import Run
@@ -37,7 +37,7 @@ def fig_4_top(profile: Profile) -> Experiment:
         ),
         Claim(
             "Every λ but the highest improves over No-Reg",
-            tuple(at_least((row, AVERAGE), ("No-Reg", AVERAGE)) for row in rows[1:-1]),
+            tuple(more((row, AVERAGE), ("No-Reg", AVERAGE)) for row in rows[1:-1]),
         ),
     )
     return Experiment(

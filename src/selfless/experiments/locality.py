@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from selfless.experiments.base import Claim, Experiment, Profile, at_least, at_most
+from selfless.experiments.base import Claim, Experiment, Profile, at_most, more
 from selfless.experiments.protocols import Grid, permuted_mnist
 
 ROWS = ("SNID", "SLNID")
@@ -19,8 +19,8 @@ def locality(profile: Profile) -> Experiment:
     cells = [cell for t, column in AFTER.items() for cell in protocol.cells(ROWS, column=column, value="neurons", then={"tasks": t})]
     cells += [dataclasses.replace(cell, column=REUSE, value="reuse") for cell in cells if cell.column == AFTER[3]]
     claims = (
-        Claim("Locality tolerates more important neurons after the first task", (at_least(("SLNID", AFTER[1]), ("SNID", AFTER[1])),)),
-        Claim("It lets more neurons become important for later tasks", (at_least(("SLNID", AFTER[3]), ("SNID", AFTER[3])),)),
+        Claim("Locality tolerates more important neurons after the first task", (more(("SLNID", AFTER[1]), ("SNID", AFTER[1])),)),
+        Claim("It lets more neurons become important for later tasks", (more(("SLNID", AFTER[3]), ("SNID", AFTER[3])),)),
         Claim("It makes the third task lean less on the neurons of the first", (at_most(("SLNID", REUSE), ("SNID", REUSE)),)),
     )
     return Experiment(

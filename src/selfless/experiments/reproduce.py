@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from selfless.data import DataError
-from selfless.experiments.base import Cell, Experiment, Place
+from selfless.experiments.base import Cell, Claim, Experiment, Place
 from selfless.experiments.choosing import Chosen, choose, first_tasks, trial, trials
 from selfless.experiments.claims import Judged, judged
 from selfless.experiments.measures import MEASURES, Made
@@ -72,7 +72,8 @@ def reproduce(experiment: Experiment, *, seeds: int, out: Path, train: Train, da
     wanted = list(dict.fromkeys(run for found in runs.values() for run in found))
     results = dict(_trained(wanted, out, f"{experiment.name}: training", train))
     filled = [_cell(cell, chosen[cell.place], runs[cell.place], results, out, data_dir) for cell in cells]
-    values = {(c["row"], c["column"]): {r["seed"]: r["value"] for r in c["runs"] if r["value"] is not None} for c in filled}
+    if experiment.quick:  # its numbers mean nothing beside published ones
+        filled = [cell | {"difference": None} for cell in filled]
     record = {
         "format": FORMAT,
         "name": experiment.name,
@@ -85,12 +86,17 @@ def reproduce(experiment: Experiment, *, seeds: int, out: Path, train: Train, da
         "seeds": list(range(seeds)),
         "cells": filled,
         "choices": _choices(experiment, chosen),
-        "claims": [_claim(claim.text, *judged(claim, values)) for claim in experiment.claims],
+        "claims": _claims(experiment, filled),
         "notes": [*experiment.notes, *_notes(results.values())],
         "about": _about([*scored.values(), *results.values()]),
     }
     write_json(record_file(out, experiment), record)
     return record
+
+
+def judged_again(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """The record with the claims that the experiment makes now, judged by the recorded values."""
+    return record | {"claims": _claims(experiment, record["cells"])}
 
 
 def pooled(experiments: Sequence[Experiment], *, seeds: int, out: Path, train: Train) -> None:
@@ -210,9 +216,22 @@ def _choices(experiment: Experiment, chosen: dict[Place, Chosen]) -> list[dict[s
     return list(found.values())
 
 
-def _claim(text: str, verdict: str, parts: Sequence[Judged]) -> dict[str, Any]:
+def _claims(experiment: Experiment, cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    done = {(c["row"], c["column"]): [run for run in c["runs"] if run["value"] is not None] for c in cells}
+    values = {place: {run["seed"]: run["value"] for run in runs} for place, runs in done.items()}
+    averages = [(place, done[place]) for c in cells if c["value"] == "average" and done[place := (c["row"], c["column"])]]
+    tasks = max((len(runs[0]["detail"]) for _, runs in averages), default=0)
+    by_task = [
+        {place: {run["seed"]: run["detail"][t] for run in runs} for place, runs in averages if t < len(runs[0]["detail"])}
+        for t in range(tasks)
+    ]
+    return [_claim(claim, *judged(claim, values, by_task)) for claim in experiment.claims]
+
+
+def _claim(claim: Claim, verdict: str, parts: Sequence[Judged]) -> dict[str, Any]:
     return {
-        "text": text,
+        "text": claim.text,
+        "ours": claim.ours,
         "verdict": verdict,
         "parts": [
             {
@@ -226,6 +245,7 @@ def _claim(text: str, verdict: str, parts: Sequence[Judged]) -> dict[str, Any]:
                 "low": _plain(p.low),
                 "high": _plain(p.high),
                 "seeds": p.seeds,
+                "task": p.task,
                 "verdict": p.verdict,
             }
             for p in parts

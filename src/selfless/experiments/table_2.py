@@ -134,7 +134,7 @@ def table_2(profile: Profile, found: Here | None = None) -> Experiment:
 
 def _ahead(row: str, other: str, column: str, gain: float | None = None) -> Claim:
     what = "" if column == COLUMN else f"On a part of the paper's experiment ({column.partition(':')[0]}): "
-    return Claim(f"{what}{row} is ahead of {other}", (more((row, column), (other, column), 0, gain),))
+    return Claim(f"{what}{row} is ahead of {other}", (more((row, column), (other, column), 0, gain),), ours=column != COLUMN)
 
 
 # --------------------------------------------------------------------------------------------------------------------- the runs

@@ -86,12 +86,14 @@ class IMM(Quadratic):
         return {"omega": {}, "anchor": {}, "merged": {}, "mass": {}, "head": {}, "count": counted(parameters)}
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
-        """θ̄ ← θ̄ + F/(ΣF + F)·(θ − θ̄), ΣF ← ΣF + F, F = 1 for the mean; Ω = 1 and θ* = θ for the L2-transfer."""
+        """θ̄ ← θ̄ + F/(ΣF + F)·(θ − θ̄), ΣF ← ΣF + F, F = 1 for the mean; θ* = θ for the L2-transfer, Ω = 1, and 0 for heads to come."""
         merged, mass = dict(state["merged"]), dict(state["mass"])
+        omegas, ended = {}, state["count"]["tasks"] + 1
         for name, p in parameters.items():
             here = widened(p)
             weight = omega[name] + self.damping if self.merge == "mode" and name in omega else torch.ones_like(here)
-            others = foreign(state, name)
+            head, others = state["head"].get(name), foreign(state, name)
+            omegas[name] = torch.ones_like(here) if head is None else (head < ended).to(here.dtype)
             if others is not None:
                 weight = torch.where(others, 0.0, weight)  # not this task's to judge
             if name not in merged:
@@ -102,11 +104,11 @@ class IMM(Quadratic):
             merged[name], mass[name] = torch.lerp(merged[name], here, share), total
         return {
             **state,
-            "omega": {name: torch.ones_like(widened(p)) for name, p in parameters.items()},
+            "omega": omegas,
             "anchor": {name: widened(p) for name, p in parameters.items()},
             "merged": merged,
             "mass": mass,
-            "count": {"tasks": state["count"]["tasks"] + 1},
+            "count": {"tasks": ended},
         }
 
     def evaluated(self, state: State, parameters: Tensors, task: int) -> dict[str, Tensor]:

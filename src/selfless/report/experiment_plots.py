@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from selfless.report.drawing import (
@@ -195,7 +196,7 @@ def curves(record: Record) -> dict[str, Figure]:
     labels = [f"{free['row']}\u2003{text(average['mean'], 1)}" for free, average in drawn]
     with style():
         figure, axes = panel(WIDTH, labels, "Free first-layer weights after each task")
-        for (free, _), look, label in zip(drawn, looks(drawn), labels, strict=True):
+        for (free, _), look, label in zip(drawn, _swept([free["row"] for free, _ in drawn]), labels, strict=True):
             v = np.array(details(free))
             x = np.arange(1, v.shape[1] + 1)
             dashes = "--" if free["row"] == "No-Reg" else "-"
@@ -210,6 +211,12 @@ def curves(record: Record) -> dict[str, Figure]:
     return {"Weights of the first layer with Ω < 0.01 after each task, by λ; average accuracy at the end in the legend.": figure}
 
 
+def _swept(rows: Sequence[str]) -> list[Look]:
+    """No-Reg as in every figure, the other colours in turn for the λ."""
+    others = iter(looks(rows))
+    return [looks_of([row])[0]._replace(marker="X") if row == "No-Reg" else next(others) for row in rows]
+
+
 def histogram(record: Record) -> dict[str, Figure]:
     """Figure 4, bottom: how many neurons have which mean activation, one strip a method."""
     drawn = [(c, np.concatenate([np.array(d) for d in details(c)])) for c in record["cells"] if details(c)]
@@ -218,7 +225,7 @@ def histogram(record: Record) -> dict[str, Figure]:
     with style():
         figure = Figure(figsize=(WIDTH, 0.85 * len(drawn) + 0.6), layout="constrained")
         figure.set_label("Histogram of mean first-layer activations")
-        strips = figure.subplots(len(drawn), sharex=True, squeeze=False)[:, 0]
+        strips = figure.subplots(len(drawn), sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, (cell, v), look in zip(strips, drawn, looks_of([c["row"] for c, _ in drawn]), strict=True):
             share = 100 * np.histogram(np.clip(v, 0, top), edges)[0] / len(v)
             axes.bar(
@@ -294,10 +301,15 @@ def rule(record: Record) -> dict[str, Figure]:
             axes.set_title(f"{column} (%)", loc="left")
             axes.grid(axis="y")
             axes.spines["left"].set_visible(False)
-        for cell, marker, colour in zip(picked, "^vD", (COLOURS[2], COLOURS[1], COLOURS[4]), strict=False):
-            if cell["strength"]:
-                spot: Any = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.6, "linestyle": "none"}
+        for cell, marker, colour, size in zip(picked, "^vD", (COLOURS[2], COLOURS[1], COLOURS[4]), (11, 11, 19), strict=False):
+            if cell["strength"]:  # of different sizes: two readings may choose the same λ
+                spot: Any = {"markersize": size, "markerfacecolor": "none", "markeredgewidth": 1.6, "linestyle": "none", "clip_on": False}
                 strips[-1].plot([cell["strength"]], [cell["mean"]], marker=marker, color=colour, label=cell["row"], **spot)
         strips[-1].set_xlabel("λ")
-        figure.legend(*strips[-1].get_legend_handles_labels(), loc="outside lower center", ncols=1, handlelength=1.6)
+        for axes in strips:
+            axes.margins(x=0.06, y=0.14)
+        shown = figure.legend(*strips[-1].get_legend_handles_labels(), loc="outside lower center", ncols=1, handlelength=1.6)
+        for handle in shown.legend_handles:
+            if isinstance(handle, Line2D) and handle.get_markersize() > 11:
+                handle.set_markersize(11)
     return {"Accuracy on held-out images of task 1 (above) and average accuracy at the end (below), by λ.": figure}

@@ -29,6 +29,7 @@ BY = {
     "rule-largest": "by the rule of thumb, largest",
     "rule-smallest": "by the rule of thumb, smallest",
 }
+NOT_THE_PAPERS = "not in the paper"  # the source of an experiment of our own
 ON_TEST = "chosen on test data (the epoch, or the strength), so the accuracy is optimistic"
 
 
@@ -130,8 +131,9 @@ def interval(part: Mapping[str, Any]) -> str:
         return "–"
     signed = part["b"] is not None  # a difference; else a value
     span = f" [{text(part['low'], 2, signed)}, {text(part['high'], 2, signed)}]" if part["low"] is not None else " (one seed: no interval)"
+    where = f" on task {part['task']}, the worst" if part.get("task") else ""
     told = f"; published {text(part['published'], 2, True)}" if part["published"] is not None else ""
-    return text(part["mean"], 2, signed) + span + told
+    return text(part["mean"], 2, signed) + span + where + told
 
 
 def judged(record: Record) -> list[dict[str, Any]]:
@@ -145,10 +147,15 @@ def unjudged(record: Record) -> list[str]:
     return ["a quick version judges no claims:", *texts] if texts else []
 
 
-def tally(records: Sequence[Record]) -> dict[str, int]:
-    """How many claims hold, fail, are undecided, missing."""
-    found = [claim["verdict"] for record in records for claim in judged(record)]
+def tally(records: Sequence[Record], ours: bool | None = None) -> dict[str, int]:
+    """How many claims hold, fail, are undecided, missing: of all of them, of `ours`, or of the paper's (ours=False)."""
+    found = [claim["verdict"] for record in records for claim in judged(record) if ours is None or is_ours(record, claim) is ours]
     return {verdict: found.count(verdict) for verdict in VERDICTS}
+
+
+def is_ours(record: Record, claim: Mapping[str, Any]) -> bool:
+    """Whether a claim is not the paper's."""
+    return record["source"] == NOT_THE_PAPERS or bool(claim.get("ours"))
 
 
 def heading(record: Record) -> str:
@@ -168,6 +175,40 @@ def chosen(record: Record) -> list[str]:
         best = f"{rows} ({columns}): {picked}, of {len(choice['candidates'])} candidates {BY[choice['by']]}{first}, {seeds}"
         lines.append("; ".join([best, *choice["edges"]]))
     return lines
+
+
+def settings(record: Record) -> tuple[list[str], dict[tuple[str, str], list[str]]]:
+    """How its runs are trained, beside the method: what all cells have in common, and cell by cell what they have not."""
+    told = {place: _told(cell["run"]) for place, cell in at(record).items() if cell["run"] is not None}
+    names = list(dict.fromkeys(name for some in told.values() for name in some))
+    common = [name for name in names if len({some.get(name) for some in told.values()}) == 1]
+    apart = {place: [said for name, said in some.items() if name not in common and said] for place, some in told.items()}
+    return [said for name in common if (said := next(iter(told.values()))[name])], apart
+
+
+def _told(run: Mapping[str, Any]) -> dict[str, str]:
+    """Field → words; none for what most runs leave as it is."""
+    words = {
+        "stream": run["stream"],
+        "model": run["model"],
+        "tasks": f"{run['tasks']} tasks" if run["tasks"] and run["tasks"] > 1 else "1 task" if run["tasks"] else "",
+        "epochs": f"{run['epochs']} epochs",
+        "batch": f"batches of {run['batch']}",
+        "lr": f"lr {run['lr']:g}",
+        "momentum": f"momentum {run['momentum']:g}",
+        "schedule": f"{run['schedule']} schedule",
+        "anchor": f"{run['anchor']} anchor",
+        "select": {"last": "last epoch", "best-on-test": "best epoch on test data"}.get(run["select"], f"epoch by {run['select']}"),
+        "precision": run["precision"],
+        "weight_decay": f"weight decay {run['weight_decay']:g}" if run["weight_decay"] else "",
+        "augment": f"augmented: {run['augment']}" if run["augment"] != "none" else "",
+        "layers": f"layers {run['layers']}" if run["layers"] != "hidden" else "",
+        "alpha": f"α {run['alpha']}" if run["alpha"] != "sum" else "",
+        "held_out": f"{100 * run['held_out']:g} % held out" if run["held_out"] else "",
+        "ramp": f"λ grows over {run['ramp']} epochs" if run.get("ramp") else "",
+    }
+    given = {**run["stream_options"], **run["model_options"]}
+    return words | {key: f"{key} {value}" for key, value in given.items()}
 
 
 def made(record: Record) -> str:
@@ -254,7 +295,8 @@ def markdown(records: Sequence[Record]) -> str:
             claims = [["verdict", "claim", "difference, 95 % interval"], ["---"] * 3]
             claims += [[c["verdict"], c["text"], "<br>".join(f"{p['text']}: {interval(p)}" for p in c["parts"])] for c in found]
             parts.append("\n".join(map(line_of, claims)))
-        parts.append("\n".join(f"- {line}" for line in (*chosen(record), *remarks(record), made(record))))
+        trained = [f"Trained with: {', '.join(settings(record)[0])}"] if settings(record)[0] else []
+        parts.append("\n".join(f"- {line}" for line in (*trained, *chosen(record), *remarks(record), made(record))))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

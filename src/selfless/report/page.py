@@ -104,15 +104,20 @@ def _verdicts(experiments: Sequence[recorded.Record]) -> str:
     if not whole:
         return "Quick versions only: they show that everything runs, and prove nothing."
     profiles = {profile: [r for r in whole if r["profile"] == profile] for profile in dict.fromkeys(r["profile"] for r in whole)}
-    if len(profiles) == 1:
-        return f"{_counted(whole)}."
-    return "; ".join(f"{name}: {_counted(records)}" for name, records in profiles.items()).capitalize() + "."
+    said = [_counted(records, f"in profile {name}" if len(profiles) > 1 else "") for name, records in profiles.items()]
+    own = recorded.tally(whole, ours=True)
+    of_ours = (
+        f"Of {_count(sum(own.values()), 'claim')} of our own {own['holds']} hold{'s' * (own['holds'] == 1)}." if any(own.values()) else ""
+    )
+    return " ".join(filter(None, [*said, of_ours]))
 
 
-def _counted(records: Sequence[recorded.Record]) -> str:
-    found = recorded.tally(records)
+def _counted(records: Sequence[recorded.Record], where: str) -> str:
+    found = recorded.tally(records, ours=False)
+    if not any(found.values()):
+        return ""
     tails = [f"{found['fails']} fail{'s' * (found['fails'] == 1)}"] + [f"{found[v]} {t}" for v, t in UNKNOWN.items() if found[v]]
-    return f"{found['holds']} of {sum(found.values())} claims hold, {', '.join(tails)}"
+    return " ".join(filter(None, [f"{found['holds']} of {sum(found.values())} claims of the paper hold", where])) + f", {', '.join(tails)}."
 
 
 UNKNOWN = {"undecided": "undecided", "missing": "not tested yet"}
@@ -124,7 +129,8 @@ def _made(experiments: Sequence[recorded.Record]) -> str:
         return said
     return (
         f"{said} A claim holds when the 95 % bootstrap interval of "
-        "the paired difference over seeds lies wholly on the claimed side; with few seeds such an interval is narrow."
+        "the paired difference over seeds lies wholly on the claimed side; with few seeds such an interval is narrow: "
+        "over three it is the smallest and the largest difference."
     )
 
 
@@ -133,6 +139,7 @@ def _experiment(record: recorded.Record, here: Path) -> dict[str, Any]:
     from selfless.report import experiment_plots
 
     rows, columns = recorded.rows_and_columns(record)
+    common_settings, apart = recorded.settings(record)
     every = [set(cell.get("marks", ())) for cell in record["cells"]]
     common = set.intersection(*every) if every else set()  # said once, above the table
     cells = {place: cell | {"marks": [m for m in cell.get("marks", ()) if m not in common]} for place, cell in recorded.at(record).items()}
@@ -147,20 +154,28 @@ def _experiment(record: recorded.Record, here: Path) -> dict[str, Any]:
         "rows": rows,
         "columns": columns,
         "cells": {place: cell | {"text": recorded.value(cell), "beside": recorded.beside(cell)} for place, cell in cells.items()},
-        "tally": recorded.tally([record]),
+        "tally": recorded.tally([record], ours=record["source"] == recorded.NOT_THE_PAPERS),
         "published": any(cell["published"] is not None for cell in record["cells"]),
         "common": sorted(common),
         "marks": dict.fromkeys(mark for cell in cells.values() for mark in cell["marks"]),
-        "claims": [c | {"parts": [p | {"shown": recorded.interval(p)} for p in c["parts"]]} for c in record["claims"]],
+        "claims": [
+            c
+            | {
+                "own": recorded.is_ours(record, c) and record["source"] != recorded.NOT_THE_PAPERS,
+                "parts": [p | {"shown": recorded.interval(p)} for p in c["parts"]],
+            }
+            for c in record["claims"]
+        ],
         "unjudged": recorded.unjudged(record),
         "figures": [(_inline(f), caption, _inches(f)) for caption, f in experiment_plots.figures(record).items()],
         "remarks": recorded.remarks(record),
+        "settings": ", ".join(common_settings),
         "chosen": list(zip(recorded.chosen(record), record["choices"], strict=True)),
         "runs": [
             (
                 cell["row"],
                 cell["column"],
-                cell["method"],
+                ", ".join(dict.fromkeys([*cell["method"].split(", "), *apart.get((cell["row"], cell["column"]), ())])),
                 [run | {"href": link(run["key"]), "shown": recorded.text(run["value"])} for run in cell["runs"]],
             )
             for cell in record["cells"]

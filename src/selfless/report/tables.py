@@ -196,6 +196,9 @@ TEX |= {
     "Ω": r"$\Omega$",
     "α": r"$\alpha$",
     "Σ": r"$\sum$",
+    "×": r"$\times$",
+    "“": "``",
+    "”": "''",
     "\n": " ",
 }
 TEX |= {mark: rf"\textsuperscript{{{digit}}}" for digit, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}

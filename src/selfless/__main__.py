@@ -1,0 +1,5 @@
+"""`python -m selfless`: the command line."""
+
+from selfless.cli import main
+
+main()
