@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import EBLL, HAT, IMM, LocalMAS, LwF, PackNet, RWalk
+from selfless import EBLL, EWC, HAT, IMM, LocalMAS, LwF, OnlineEWC, PackNet, RWalk
 
 
 class Heads(nn.Module):
@@ -695,9 +695,29 @@ def test_random_walk_takes_single_numbers() -> None:
     assert float(keeper.state["omega"]["scale"]) > 0
 
 
-def test_online_ewc_is_of_one_kind() -> None:
-    from selfless import OnlineEWC
+@pytest.mark.parametrize(("preserve", "d"), [(OnlineEWC(5.0), 0.9), (OnlineEWC(5.0, decay=0.5), 0.5), (EWC(5.0), 1.0)], ids=str)
+def test_online_ewc_fades_what_was_important(preserve: EWC, d: float) -> None:
+    """After three tasks Ω = d(dΩ₁ + Ω₂) + Ω₃, each Ω by a loop over the samples; the anchor is the last task's θ."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    keeper, found = selfless.attach(model, preserve), []
+    for t in range(3):
+        batches, opt = [(x.double(), y) for x, y in data(t, 3, 6)], torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in batches:
+            opt.zero_grad()
+            (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
+            opt.step()
+        found.append(oracles.omega(model, batches, oracles.log_likelihood, 2))
+        model.train()
+        keeper.consolidate(batches)
+    first, second, third = found
+    for n, p in model.named_parameters():
+        assert_close(keeper.state["omega"][n], d * (d * first[n] + second[n]) + third[n])
+        assert_close(keeper.state["anchor"][n], p.detach())
 
+
+def test_online_ewc_is_of_one_kind() -> None:
     with pytest.raises(ValueError, match="use EWC"):
         OnlineEWC(mode="per-task")
 
