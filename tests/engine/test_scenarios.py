@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from tests import oracles
+from torch.testing import assert_close
 
 from selfless import HAT, IMM, MAS, LwF, NoPreserver, NoSparsifier, PackNet, Run
 from selfless.data import stream
+from selfless.engine import draws
 from selfless.engine.learner import Learner
 from selfless.engine.scenario import arranged
 from selfless.models import build
@@ -116,6 +121,41 @@ def test_a_member_of_a_fleet_is_the_run_alone_in_the_class_scenario_too(tasks_np
     for m, run in enumerate(runs):
         alone = Learner([run]).learn()[0]
         assert abs(together[m].accuracy - alone.accuracy).max() <= 0.026
+
+
+@pytest.mark.parametrize(
+    ("change", "outputs", "heads", "old"),  # the columns each task is trained among, and those of the old tasks, each once
+    [
+        ({}, 6, [range(2), range(2, 4), range(4, 6)], [[], [range(2)], [range(2), range(2, 4)]]),
+        ({"stream_options": {"head": "shared"}}, 6, [range(6)] * 3, [[], [range(6)], [range(6)]]),
+        ({"scenario": "domain"}, 2, [range(2)] * 3, [[], [range(2)], [range(2)]]),
+        ({"scenario": "class"}, 6, [range(2), range(4), range(6)], [[], [range(2)], [range(4)]]),
+    ],
+    ids=["own", "shared", "domain", "class"],
+)
+def test_lwf_compares_each_old_column_once(tasks_npz: str, change: Any, outputs: int, heads: list[range], old: list[list[range]]) -> None:
+    """A run against the loop written out: what an old column costs does not grow with the tasks that share it."""
+    run = small(tasks_npz, preserve=LwF(3.0), batch=10, lr=0.1, **change)
+    model = build(run.model, outputs=outputs, input_shape=(1, 6, 6), seed=run.seed)
+    before = copy.deepcopy(model)
+    for t, task in enumerate(stream(tasks_npz).tasks):
+        data, head = task.train.resident(), heads[t]
+        opt = torch.optim.SGD(model.parameters(), lr=run.lr, momentum=run.momentum)
+        for epoch in range(run.epochs):
+            order = draws.order(draws.stream_key(torch.tensor([run.seed]), "order", t, epoch), len(data))[0]
+            for x, y in (data.batch(index) for index in order.split(run.batch)):
+                z, was = model(x), before(x).detach()
+                label = y - 2 * t if outputs == 2 else y - head.start
+                loss = F.cross_entropy(z[:, head.start : head.stop], label)
+                cost = sum(oracles.lwf(z[:, h.start : h.stop], was[:, h.start : h.stop], 2.0) for h in old[t])
+                opt.zero_grad()
+                (loss + 3.0 * cost).backward()
+                opt.step()
+        before = copy.deepcopy(model)
+    learner = Learner([run])
+    learner.learn()
+    for name, p in model.named_parameters():
+        assert_close(learner.fleet.params[name][0], p, rtol=1e-3, atol=1e-4)
 
 
 def test_fleets_keep_apart_what_cannot_train_together(tasks_npz: str) -> None:
