@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from selfless.metrics import paired_interval
-from selfless.report.groups import ON_TEST, Group, best, groups, number
+import numpy as np
+
+from selfless.metrics import forgetting, paired_interval
+from selfless.report.groups import ON_TEST, Group, Value, best, groups, number, over_seeds
 
 if TYPE_CHECKING:
     from selfless.spec import Result, Run
@@ -54,12 +56,17 @@ def headline(results: Sequence[Result]) -> Headline:
 
 
 def _single(group: Group) -> Headline:
-    forgotten = group.value("forgetting").text(1, std=False)
-    tail = "" if forgotten == "–" else f", with {forgotten} points forgotten"
+    lost = _lost(group).text(1, std=False)
+    tail = "" if lost == "–" else f", with {lost} points lost since they were learnt"
     return Headline(
         f"{_name(group.run)} ends at {_percent(group)} {_over(group)}{tail}.",
         _seeds(group) + _warning(group),
     )
+
+
+def _lost(group: Group) -> Value:
+    """1/(T−1) Σ_{u<T} ( max_{u≤t<T} A[t, u] − A[T, u] ): forgetting, a good guess before a task was learnt left out."""
+    return over_seeds([forgetting(np.where(np.tri(len(A)) > 0, A, np.nan)) for A in group.accuracy if len(A) > 1])
 
 
 def _pairs(done: Sequence[Group]) -> list[Pair]:
