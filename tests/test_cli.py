@@ -77,6 +77,7 @@ def test_config_and_flags_compose(stream: str, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--preserve", "mass:0.1"], "Did you mean 'mas'"),
+        (["--preserve", "joint"], "Joint training is a stream: --stream joint-permuted-mnist"),
         (["--sparsify", "slnid:much"], "not a number"),
         (["--preserve", "ewc:10,alpha=function,alpha=loss"], "gives alpha twice"),
         (["--preserve", "ewc:10,alpha=norm"], "choose one of 'loss', 'function'"),

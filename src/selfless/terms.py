@@ -82,6 +82,8 @@ def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
     if name not in kinds:
         close = difflib.get_close_matches(name.lower(), kinds, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
+        if name.lower() == "joint":  # the upper bound of every table, which is no method
+            hint = " Joint training is a stream: --stream joint-permuted-mnist --preserve none."
         raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}")
     given: dict[str, Any] = {}
     if strength:
