@@ -569,6 +569,9 @@ def test_hat_freezes_what_stands_between_used_neurons() -> None:
 def test_hat_says_what_it_cannot_gate_and_what_the_loop_must_tell() -> None:
     with pytest.raises(ValueError, match=r"nn.ReLU\(\)"):
         selfless.attach(Functional(), HAT(), layers=["fc"])
+    with pytest.raises(ValueError, match=r'heads=\["heads.0", …\]'):
+        selfless.attach(made(), HAT())
+    selfless.attach(made(), HAT(), heads=NAMES).detach()  # the remedy
     with pytest.raises(ValueError, match="has no gate"):
         selfless.attach(made(), HAT(), layers=["body.3"])
     with pytest.raises(ValueError, match="parameters of its own"):

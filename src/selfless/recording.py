@@ -213,7 +213,7 @@ class Gates:
         if open_:
             raise ValueError(
                 f"gates stand behind activation modules, and none is known to follow {open_[0]!r}: use nn.ReLU() modules and name them, "
-                'layers=["act1", …]'
+                f'layers=["act1", …]; where each task has an output layer of its own, name those: heads=["{open_[0]}", …]'
             )
         self.preserve = preserve
         self.wiring = chain(model, {name: tap.module for name, tap in taps.items()})
