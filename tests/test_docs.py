@@ -75,7 +75,7 @@ def test_the_verdicts_on_the_results_page_are_the_recorded_ones() -> None:
     for profile in ("ours", "paper"):
         paths = [path for path in (RECORDED / "experiments").glob(f"*-{profile}.json") if not path.name.startswith("rivals")]
         records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        verdicts = [claim["verdict"] for record in records for claim in record["claims"]]
+        verdicts = [claim["verdict"] for record in records for claim in record["claims"] if not claim["ours"]]
         counted = " | ".join(str(verdicts.count(verdict)) for verdict in ("holds", "fails", "undecided"))
         assert re.search(rf"^\| `{profile}`[^|]*\| {re.escape(counted)} \|$", page, re.M), f"{profile}: {counted}"
 
