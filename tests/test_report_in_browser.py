@@ -48,7 +48,13 @@ def looked_at(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """(what was found at each width, what was said on the console) of folder/page.html."""
     (folder / "look.html").write_text(LOOK.replace("of WIDTHS", f"of {list(WIDTHS)}").replace("WIDTHS.length", str(len(WIDTHS))))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--enable-logging=stderr", "--dump-dom"]
-    command = [str(BROWSER), *options, "--virtual-time-budget=20000", f"--user-data-dir={folder / 'profile'}", (folder / "look.html").as_uri()]
+    command = [
+        str(BROWSER),
+        *options,
+        "--virtual-time-budget=20000",
+        f"--user-data-dir={folder / 'profile'}",
+        (folder / "look.html").as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     body = re.search(r"<body>(\{.*\})</body>", done.stdout, re.DOTALL)
     assert body, done.stdout[-500:]

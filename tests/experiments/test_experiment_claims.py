@@ -108,7 +108,7 @@ def test_a_tie_is_not_ahead() -> None:
 
 
 def test_in_every_task_is_told_by_the_worst_one() -> None:
-    """Ahead by 2 in the first task, by 1 in the second, behind by 1 in the third: it fails there; without the third it holds, by the second."""
+    """Ahead by 2 in the first task and by 1 in the second, behind by 1 in the third: it fails there; without the third it holds."""
     gaps = (2.0, 1.0, -1.0)
     by_task = [{A: {s: 90 + s + gap + 0.1 * s for s in range(5)}, B: {s: 90.0 + s for s in range(5)}} for gap in gaps]
     part = more(A, B, every_task=True)

@@ -225,7 +225,7 @@ def test_the_page_links_to_every_run_and_to_nothing_else(records: list[reporting
     path = write([], tmp_path / "report.html", experiments=records, date="today")
     page = Reader(path.read_text(encoding="utf-8"))
     text = re.sub(r"\s+", " ", " ".join(page.texts))
-    assert "1 of 4 claims of the paper hold, 2 fail, 1 not tested yet." in text
+    assert "Of the paper's claims 1 of 4 hold, 2 fail, 1 not tested yet." in text
     assert "A | small one" in text
     assert "Trained with: mlp-128, 5 tasks, 10 epochs, batches of 200, lr 0.01, momentum 0.9, constant schedule, implicit anchor" in text
     keys = {run["key"] for cell in records[0]["cells"] for run in cell["runs"]}
@@ -246,7 +246,8 @@ def test_claims_of_our_own_are_counted_apart(records: list[reporting.Record], tm
     assert reporting.tally([record], ours=True) == {"holds": 1, "fails": 0, "undecided": 0, "missing": 0}
     assert reporting.tally([record | {"source": "not in the paper"}], ours=True)["fails"] == 1
     text = re.sub(r"\s+", " ", " ".join(Reader(write([], tmp_path / "page.html", experiments=[record]).read_text(encoding="utf-8")).texts))
-    assert "1 of 2 claims of the paper hold, 1 fails. Of 1 claim of our own 1 holds." in text
+    assert "Of the paper's claims 1 of 2 hold, 1 fails." in text
+    assert "Of our own claims 1 of 1 hold, 0 fail." in text
     assert "Ours: SLNID is not behind not the paper's" in text
 
 

@@ -104,20 +104,19 @@ def _verdicts(experiments: Sequence[recorded.Record]) -> str:
     if not whole:
         return "Quick versions only: they show that everything runs, and prove nothing."
     profiles = {profile: [r for r in whole if r["profile"] == profile] for profile in dict.fromkeys(r["profile"] for r in whole)}
-    said = [_counted(records, f"in profile {name}" if len(profiles) > 1 else "") for name, records in profiles.items()]
-    own = recorded.tally(whole, ours=True)
-    of_ours = (
-        f"Of {_count(sum(own.values()), 'claim')} of our own {own['holds']} hold{'s' * (own['holds'] == 1)}." if any(own.values()) else ""
-    )
-    return " ".join(filter(None, [*said, of_ours]))
+    said = {name: _counted(recorded.tally(records, ours=False)) for name, records in profiles.items()}
+    held = {name: text for name, text in said.items() if text}
+    if len(held) == 1:
+        return f"Of the paper's claims {next(iter(held.values()))}."
+    own = _counted(recorded.tally(whole, ours=True))
+    by_profile = "; ".join(f"in profile {name} {text}" for name, text in held.items())
+    return f"Of the paper's claims {by_profile}." if held else f"Of our own claims {own}."
 
 
-def _counted(records: Sequence[recorded.Record], where: str) -> str:
-    found = recorded.tally(records, ours=False)
-    if not any(found.values()):
-        return ""
+def _counted(found: dict[str, int]) -> str:
+    """ "26 of 54 hold, 13 fail, 13 undecided"; nothing of no claims."""
     tails = [f"{found['fails']} fail{'s' * (found['fails'] == 1)}"] + [f"{found[v]} {t}" for v, t in UNKNOWN.items() if found[v]]
-    return " ".join(filter(None, [f"{found['holds']} of {sum(found.values())} claims of the paper hold", where])) + f", {', '.join(tails)}."
+    return f"{found['holds']} of {sum(found.values())} hold, {', '.join(tails)}" if any(found.values()) else ""
 
 
 UNKNOWN = {"undecided": "undecided", "missing": "not tested yet"}
@@ -127,6 +126,9 @@ def _made(experiments: Sequence[recorded.Record]) -> str:
     said = f"{_count(len(experiments), 'experiment')}, {_count(len(recorded.keys(experiments)), 'reported run')}."
     if all(record["quick"] for record in experiments):
         return said
+    own = _counted(recorded.tally(experiments, ours=True))
+    if own and any(recorded.tally(experiments, ours=False).values()):
+        said += f" Of our own claims {own}."
     return (
         f"{said} A claim holds when the 95 % bootstrap interval of "
         "the paired difference over seeds lies wholly on the claimed side; with few seeds such an interval is narrow: "
