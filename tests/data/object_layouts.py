@@ -122,7 +122,7 @@ def actions() -> Files:
         made[f"{top}Annotations/2010_{i:06d}.xml"] = xml.encode()
         made[f"{top}JPEGImages/2010_{i:06d}.jpg"] = jpeg(i, SIZE)
     for half, images in (("train", range(1, 5)), ("val", range(5, 7))):
-        made[f"{top}ImageSets/Action/{half}.txt"] = "".join(f"2010_{i:06d}  {k}\n" for i in images for k in (2, 3)).encode()
+        made[f"{top}ImageSets/Action/{half}.txt"] = "".join(f"2010_{i:06d}\n" for i in images).encode()
     return made
 
 

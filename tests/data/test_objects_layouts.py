@@ -85,6 +85,15 @@ def test_persons_with_two_actions_or_another_are_left_out(tmp_path: Path) -> Non
     assert [item.name[-10:-4] for item in found.train] == ["000001", "000001", "000002", "000002", "000003", "000004"]
 
 
+def test_persons_can_be_listed_by_number(tmp_path: Path) -> None:
+    files = made.actions()
+    lines(files, "Action/train.txt", b"2010_000001\n", b"2010_000001  3\n")
+    assert [(item.name[-10:-4], item.label) for item in listing(made.put(tmp_path, "actions", files)).train[:2]] == [
+        ("000001", 3),
+        ("000002", 0),
+    ]
+
+
 def test_svhn_pictures_stand_upright(tmp_path: Path) -> None:
     pictures = listing(made.put(tmp_path, "svhn")).pictures
     assert pictures is not None
@@ -181,7 +190,8 @@ MALFORMED: list[tuple[str, Change, str]] = [
     ("aircraft", without("0001008.jpg"), "0001008.jpg, which is not there"),
     ("actions", without("2010_000005.xml"), r"lists VOCdevkit/VOC2012/Annotations/2010_000005.xml, which is not there"),
     ("actions", without("2010_000006.jpg"), "2010_000006.jpg, which is not there"),
-    ("actions", lambda f: lines(f, "Action/val.txt", b"2010_000005  3", b"2010_000005  4"), "4 is out of range, which is 1 to 3"),
+    ("actions", lambda f: lines(f, "Action/val.txt", b"2010_000005", b"2010_000005  4"), "4 is out of range, which is 1 to 3"),
+    ("actions", lambda f: lines(f, "Action/val.txt", b"2010_000006", b"2010_000006  2 -1"), "entry 2: 3 columns instead of 1 or 2"),
     ("actions", lambda f: lines(f, "2010_000001.xml", b"</annotation>", b""), "not whole XML"),
     ("actions", lambda f: lines(f, "2010_000001.xml", b"<annotation>", b"<!DOCTYPE a [<!ENTITY b 'c'>]><annotation>"), "declares entities"),
     ("actions", lambda f: lines(f, "2010_000001.xml", b"<xmin>11</xmin>", b""), "no whole bndbox"),

@@ -1,8 +1,10 @@
-"""VOC 2012 Actions: ImageSets/Action/train.txt and val.txt (`image object`), Annotations/<image>.xml, JPEGImages/<image>.jpg.
+"""VOC 2012 Actions: ImageSets/Action/train.txt and val.txt, an image a line, Annotations/<image>.xml, JPEGImages/<image>.jpg.
 
 An example is a person, always cropped to that person's box, since the actions are a person's and not an image's (bndbox counts from 1,
 both ends included). Persons with exactly one of the ten actions are taken; those with several, or with none ("other"), are left out.
 Official split: train trains and val tests. The challenge's own test annotations were never published.
+
+Also read: lists of `image object`, which take that object of the image alone.
 """
 
 from __future__ import annotations
@@ -29,22 +31,31 @@ def read(shelf: Shelf, options: dict[str, Any]) -> Listing:
 
 def _half(shelf: Shelf, top: str, name: str) -> tuple[Item, ...]:
     items, people = [], dict[str, list[ElementTree.Element]]()
-    for image, index in rows(shelf, name, 2):
+    for at, (line,) in enumerate(rows(shelf, name, 1), 1):
+        image, *index = line.split()
+        if len(index) > 1:
+            raise Altered(f"{shelf.folder}: {name}, entry {at}: {len(index) + 1} columns instead of 1 or 2; fetch it again")
         if image not in people:
             people[image] = _objects(shelf, f"{top}Annotations/{image}.xml", name)
         where = f"{shelf.folder}: {name}: object of image {image}"
-        person = people[image][number(index, where, 1, len(people[image])) - 1]
-        doing = [a for a in ACTIONS if (person.findtext(f"actions/{a}") or "0").strip() == "1"]
-        if len(doing) != 1:
-            continue
-        corners = [person.findtext(f"bndbox/{corner}") for corner in CORNERS]
-        if None in corners:
-            raise Altered(f"{shelf.folder}: Annotations/{image}.xml: person {index} has no whole bndbox; fetch it again")
-        x1, y1, x2, y2 = (number(str(c).strip(), f"{where}, bndbox", 0, 100_000) for c in corners)
-        items.append(Item(f"{top}JPEGImages/{image}.jpg", ACTIONS.index(doing[0]), (x1 - 1, y1 - 1, x2, y2)))
+        one = [people[image][number(i, where, 1, len(people[image])) - 1] for i in index]
+        items += [_item(shelf, top, image, doing[0], person) for person in one or people[image] if len(doing := _doing(person)) == 1]
     if not items:
         raise Altered(f"{shelf.folder}: {name} lists nobody with exactly one action; fetch it again")
     return tuple(items)
+
+
+def _doing(person: ElementTree.Element) -> list[str]:
+    return [a for a in ACTIONS if (person.findtext(f"actions/{a}") or "0").strip() == "1"]
+
+
+def _item(shelf: Shelf, top: str, image: str, action: str, person: ElementTree.Element) -> Item:
+    where = f"{shelf.folder}: Annotations/{image}.xml"
+    corners = [person.findtext(f"bndbox/{corner}") for corner in CORNERS]
+    if None in corners:
+        raise Altered(f"{where}: a person has no whole bndbox; fetch it again")
+    x1, y1, x2, y2 = (number(str(c).strip(), f"{where}, bndbox", 0, 100_000) for c in corners)
+    return Item(f"{top}JPEGImages/{image}.jpg", ACTIONS.index(action), (x1 - 1, y1 - 1, x2, y2))
 
 
 def _objects(shelf: Shelf, name: str, listed_in: str) -> list[ElementTree.Element]:
