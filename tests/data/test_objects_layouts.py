@@ -13,7 +13,8 @@ import pytest
 from matfiles import mat
 from published import jpeg
 
-from selfless.data import OBJECTS, Altered, DataError, MissingData, cache_dir
+from selfless.data import OBJECTS, Altered, DataError, MissingData, cache_dir, verify_objects
+from selfless.data.objects import actions
 from selfless.data.objects.finding import chosen, listed
 from selfless.data.objects.listing import Item, Listing
 from selfless.data.objects.shelf import Shelf, forget_unpacked, scratch
@@ -83,6 +84,17 @@ def test_boxes(tmp_path: Path) -> None:
 def test_persons_with_two_actions_or_another_are_left_out(tmp_path: Path) -> None:
     found = listing(made.put(tmp_path, "actions"))
     assert [item.name[-10:-4] for item in found.train] == ["000001", "000001", "000002", "000002", "000003", "000004"]
+
+
+def test_actions_in_part_are_told_by_the_images_of_the_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made.put(tmp_path, "actions")
+    assert listing(folder).split.startswith("6 of the 4588 images of the official lists: train trains")
+    check = verify_objects("actions", data_dir=tmp_path)
+    assert check.status == "reduced"
+    assert check.detail.startswith("6 of the 4588 images")
+    monkeypatch.setattr(actions, "IMAGES", 6)
+    assert listing(folder).split.startswith("official: train trains")
+    assert verify_objects("actions", data_dir=tmp_path).status == "ok"
 
 
 def test_persons_can_be_listed_by_number(tmp_path: Path) -> None:

@@ -234,3 +234,5 @@ def test_a_prepared_copy_in_part_is_called_so(data: Path) -> None:
     assert check.detail.startswith("4 of 5994 training images, 4 of 5794 test images, 2 of 200 classes")
     assert "the files they were made of are gone" in check.detail
     assert here(data).partly == ("birds",)  # scenes is not prepared yet: not known
+    made.put(data, "actions")
+    assert here(data, prepare=True).column.endswith("scenes (part), birds (part), actions (part)")

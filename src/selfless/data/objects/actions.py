@@ -2,7 +2,8 @@
 
 An example is a person, always cropped to that person's box, since the actions are a person's and not an image's (bndbox counts from 1,
 both ends included). Persons with exactly one of the ten actions are taken; those with several, or with none ("other"), are left out.
-Official split: train trains and val tests. The challenge's own test annotations were never published.
+Official split: train trains and val tests, 4,588 images together. The challenge's own test annotations were never published. How many
+persons do exactly one thing is published nowhere: it is by the images that the lists name that a part is told from the whole.
 
 Also read: lists of `image object`, which take that object of the image alone.
 """
@@ -17,6 +18,7 @@ from selfless.data.objects.listing import Item, Listing, number, rows
 from selfless.data.objects.shelf import Shelf
 
 ACTIONS = tuple("jumping phoning playinginstrument reading ridingbike ridinghorse running takingphoto usingcomputer walking".split())
+IMAGES = 4588
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -24,12 +26,15 @@ def read(shelf: Shelf, options: dict[str, Any]) -> Listing:
     top = shelf.top("ImageSets/Action/train.txt")
     lists = [f"{top}ImageSets/Action/{half}.txt" for half in ("train", "val")]
     shelf.need(lists[1])
-    train, test = (_half(shelf, top, name) for name in lists)
-    split = "official: train trains, val tests (test is not public); persons with exactly one action, cropped"
+    (train, trained), (test, tested) = (_half(shelf, top, name) for name in lists)
+    images = trained + tested
+    which = "official" if images == IMAGES else f"{images} of the {IMAGES} images of the official lists"
+    split = f"{which}: train trains, val tests (test is not public); persons with exactly one action, cropped"
     return Listing(ACTIONS, train, test, split, tuple(lists))
 
 
-def _half(shelf: Shelf, top: str, name: str) -> tuple[Item, ...]:
+def _half(shelf: Shelf, top: str, name: str) -> tuple[tuple[Item, ...], int]:
+    """The persons of one list, and how many images it names."""
     items, people = [], dict[str, list[ElementTree.Element]]()
     for at, (line,) in enumerate(rows(shelf, name, 1), 1):
         image, *index = line.split()
@@ -42,7 +47,7 @@ def _half(shelf: Shelf, top: str, name: str) -> tuple[Item, ...]:
         items += [_item(shelf, top, image, doing[0], person) for person in one or people[image] if len(doing := _doing(person)) == 1]
     if not items:
         raise Altered(f"{shelf.folder}: {name} lists nobody with exactly one action; fetch it again")
-    return tuple(items)
+    return tuple(items), len(people)
 
 
 def _doing(person: ElementTree.Element) -> list[str]:

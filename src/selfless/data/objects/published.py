@@ -18,8 +18,9 @@ from selfless.data.objects.shelf import PACKED, Shelf
 
 @dataclass(frozen=True)
 class ObjectSet:
-    """One of the eight. `train`, `test`: the published numbers of images, None where the split is ours (then `total`) or nobody's;
-    `also`: archives of another layout that is read too; `options`: those of the stream that change what is prepared."""
+    """One of the eight. `train`, `test`: the published numbers of images, None where the split is ours (then `total`) or where examples are
+    persons (Actions, whose reader says it in the split when the lists are not whole); `also`: archives of another layout that is read too;
+    `options`: those of the stream that change what is prepared."""
 
     name: str
     title: str
