@@ -127,6 +127,9 @@ def test_the_tree_of_flowers(tmp_path: Path) -> None:
     (folder / "imagelabels.mat").write_bytes(mat(labels=np.array([[2.0] + [1.0] * 11])))
     with pytest.raises(Altered, match="not in the class that imagelabels"):
         listing(folder)
+    made.put(tmp_path, "flowers", {"flowers/test/1/image_00001.jpg": jpeg(1)})
+    with pytest.raises(Altered, match=r"image 1 is there twice, as flowers/test/1/\S+ and flowers/train/1/\S+; fetch the images again"):
+        listing(folder)
 
 
 def test_the_training_half_of_cars(tmp_path: Path) -> None:
@@ -161,6 +164,12 @@ def test_the_letters_of_the_contest(tmp_path: Path) -> None:
 
 
 Change = Callable[[made.Files], object]
+CARS_TWICE = mat(
+    annotations=[
+        {"relative_im_path": "car_ims/000001.jpg", "class": np.array([[1]]), "test": np.array([[half]], dtype=np.uint8)} for half in (0, 1)
+    ],
+    class_names=["Acura RL"],
+)
 
 
 def lines(files: made.Files, end: str, old: bytes, new: bytes) -> None:
@@ -191,6 +200,8 @@ MALFORMED: list[tuple[str, Change, str]] = [
     ("birds", lambda f: lines(f, "image_class_labels.txt", b"8 2\n", b""), "image_class_labels.txt says nothing about image 8"),
     ("birds", lambda f: lines(f, "train_test_split.txt", b"3 1\n", b"3 x\n"), "'x' is not a number"),
     ("birds", lambda f: lines(f, "images.txt", b"1 001.", b"001."), "line 1: 1 columns instead of 2"),
+    ("birds", lambda f: lines(f, "images.txt", b"8 002.", b"7 002."), "images.txt has number 7 twice"),
+    ("birds", lambda f: lines(f, "train_test_split.txt", b"8 0", b"8 0\n8 1"), "train_test_split.txt has number 8 twice"),
     ("birds", without("Bird_2_0003.jpg"), "Bird_2_0003.jpg, which is not there"),
     ("cars", without("cars_test_annos_withlabels.mat"), "does not hold cars_test_annos_withlabels.mat"),
     ("cars", lambda f: f.update({"devkit/cars_meta.mat": mat(class_names=["only one"])}), "class of 00001.jpg: 2 is out of range"),
@@ -231,7 +242,27 @@ def test_malformed(name: str, change: Change, message: str, tmp_path: Path) -> N
     assert re.search(r"fetch|again|refused", str(error.value)), "and the remedy"
 
 
+@pytest.mark.parametrize(("name", "change", "both"), [
+    ("flowers", lambda f: f.update({"setid.mat": mat(**{k: np.array([[1.0, 2.0]]) for k in ("trnid", "valid", "tstid")})}), 2),
+    ("scenes", lambda f: f.update({"TestImages.txt": f["TrainImages.txt"]}), 6),
+    ("birds", lambda f: lines(f, "images.txt", b"Bird_2_0003.jpg", b"Bird_2_0002.jpg"), 1),
+    ("cars", lambda f: (f.clear(), f.update(made.cars_together()), f.update({"cars_annos.mat": CARS_TWICE})), 1),
+    ("aircraft", lambda f: lines(f, "variant_test.txt", b"0001007", b"0001001"), 1),
+    ("actions", lambda f: lines(f, "Action/val.txt", b"2010_000005", b"2010_000001"), 1),
+    ("letters", lambda f: (f.clear(), f.update(made.letters_contest()), lines(f, "trainLabels.csv", b"\n", b"\n1,n\n")), 1),
+])  # fmt: skip
+def test_images_for_training_and_for_testing(name: str, change: Change, both: int, tmp_path: Path) -> None:
+    files = made.LAYOUTS[name]()
+    change(files)
+    folder = made.put(tmp_path, name, files)
+    with pytest.raises(Altered, match=rf"its lists have {both} images? for training and for testing, .* first; fetch them again") as error:
+        listing(folder)
+    assert str(folder) in str(error.value)
+    assert verify_objects(name, data_dir=tmp_path).status == "altered"
+
+
 @pytest.mark.parametrize(("name", "end", "old", "new", "message"), [
+    ("birds", "bounding_boxes.txt", b"8 10.0", b"7 10.0", "bounding_boxes.txt has number 7 twice"),
     ("birds", "bounding_boxes.txt", b"8 10.0", b"9 10.0", "says nothing about image 8"),
     ("birds", "bounding_boxes.txt", b"8 10.0", b"8 left", "the box of image 8 is left"),
     ("aircraft", "images_box.txt", b"0001004 3", b"0009999 3", "says nothing about image 0001004"),

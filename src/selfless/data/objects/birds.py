@@ -23,8 +23,7 @@ def read(shelf: Shelf, options: dict[str, Any]) -> Listing:
     boxes: dict[str, Box] = {}
     if options["boxes"]:
         used.append(f"{top}bounding_boxes.txt")
-        shelf.need("bounding_boxes.txt")
-        for i, *numbers in rows(shelf, used[-1], 5):
+        for i, *numbers in _table(shelf, used[-1], 5):
             try:
                 x, y, w, h = (float(n) for n in numbers)
             except ValueError:
@@ -39,6 +38,12 @@ def read(shelf: Shelf, options: dict[str, Any]) -> Listing:
     return Listing(tuple(names), train, test, "official: train_test_split.txt", tuple(used))
 
 
-def _table(shelf: Shelf, name: str) -> list[tuple[str, str]]:
+def _table(shelf: Shelf, name: str, columns: int = 2) -> list[list[str]]:
+    """The rows of a table whose first column is a number of its own."""
     shelf.need(name)
-    return [(i, rest) for i, rest in rows(shelf, name, 2)]
+    found, seen = rows(shelf, name, columns), set[str]()
+    for i, *_ in found:
+        if i in seen:
+            raise Altered(f"{shelf.folder}: {name} has number {i} twice; fetch it again")
+        seen.add(i)
+    return found

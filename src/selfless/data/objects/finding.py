@@ -80,10 +80,13 @@ def as_published(item: ObjectSet, shelf: Shelf) -> list[str]:
 
 
 def listed(item: ObjectSet, shelf: Shelf, options: dict[str, Any]) -> Listing:
-    """What the reader finds; a set without images or classes is an error."""
+    """What the reader finds; a set without images or classes is an error, and so is one that tests on images it trains on."""
     listing = item.read(shelf, options)
     if not listing.train or not listing.test:
         raise Altered(f"{shelf.folder} lists {len(listing.train)} training and {len(listing.test)} test images; fetch it again")
+    if both := {one.name for one in listing.train} & {one.name for one in listing.test}:
+        count = f"{len(both)} image{'s' * (len(both) > 1)}"
+        raise Altered(f"{shelf.folder}: its lists have {count} for training and for testing, {min(both)} first; fetch them again")
     return listing
 
 

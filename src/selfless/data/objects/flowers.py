@@ -58,11 +58,13 @@ def _official(shelf: Shelf, images: int) -> tuple[dict[str, list[int]], str]:
 
 def _tree(shelf: Shelf) -> Listing:
     found = {name: m for name in shelf.names() if (m := TREE.search(name))}
-    items, part_of, notes = {}, {}, []
+    items, part_of, notes = dict[int, Item](), dict[int, str](), list[str]()
     for name, match in found.items():
         label, image = int(match[2]), int(match[3])
         if not 1 <= label <= CLASSES:
             raise Altered(f"{shelf.folder}: {name} is in class {label}, which is out of range: 1 to {CLASSES}")
+        if image in items and (items[image].label, part_of[image]) != (label - 1, match[1]):
+            raise Altered(f"{shelf.folder}: image {image} is there twice, as {items[image].name} and {name}; fetch the images again")
         items[image], part_of[image] = Item(name, label - 1), match[1]
     if shelf.find("imagelabels.mat") is not None:  # not needed; where it is there, the folders must agree with it
         name, numbers = _labels(shelf)
