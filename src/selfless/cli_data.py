@@ -199,7 +199,10 @@ def prepare(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring object sets to 224×224 once, into a memory map in the cache. Goes on where it was stopped; what is prepared is left alone."""
+    """Bring object sets to 224×224 once, into a memory map in the cache. Goes on where it was stopped; what is prepared is left alone.
+
+    A set that cannot be prepared does not keep the others from it; it is named at the end, and the exit code is 1.
+    """
     with _told(as_json):
         from selfless import data
         from selfless.data.objects.finding import present
@@ -207,9 +210,16 @@ def prepare(
         every = present(data_dir) if "objects" in names else ()
         if "objects" in names and not every:
             raise data.MissingData("none of the eight object sets is here; see: selfless data fetch objects")
-        done = []
-        for name in dict.fromkeys([n for n in names if n != "objects"] + list(every)):
-            made = data.prepare_objects(name, data_dir=data_dir, workers=workers, boxes=boxes, aircraft=aircraft)
+        wanted = list(dict.fromkeys([n for n in names if n != "objects"] + list(every)))
+        done, failed = [], {}
+        for name in wanted:
+            try:
+                made = data.prepare_objects(name, data_dir=data_dir, workers=workers, boxes=boxes, aircraft=aircraft)
+            except (data.DataError, OSError) as error:
+                if len(wanted) == 1:
+                    raise
+                failed[name] = str(error)
+                continue
             images, seconds = made.fresh
             row = {"name": name, "train": made.about["train"], "test": made.about["test"], "split": made.about["split"]}
             done.append({**row, "place": str(made.folder), "images": images, "seconds": seconds})
@@ -217,7 +227,12 @@ def prepare(
                 how = f"{images} images in {seconds:.1f} s, {images / seconds:.0f} images/s" if images else "prepared already"
                 typer.echo(f"{name}: {row['train']} + {row['test']} ({row['split']}); {how}; {made.folder}")
         if as_json:
-            typer.echo(json.dumps({"prepared": done}))
+            typer.echo(json.dumps({"prepared": done} | ({"failed": failed} if failed else {})))
+        elif failed:
+            told = "\n".join(f"{name}: {why}" for name, why in failed.items())
+            typer.secho(f"error: not prepared: {', '.join(failed)}\n{told}", fg=typer.colors.RED, err=True)
+        if failed:
+            raise typer.Exit(1)
 
 
 def _checks(name: str | None, data_dir: Path | None) -> tuple[Any, ...]:

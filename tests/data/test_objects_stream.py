@@ -267,5 +267,21 @@ def test_prepare_boxes_and_errors(here: Path, tmp_path: Path) -> None:
         prepare_objects("letters")
 
 
+def test_a_set_that_cannot_be_prepared_does_not_stop_the_others(here: Path) -> None:
+    (here / "objects" / "scenes" / "TrainImages.txt").write_text("")
+    told = run("prepare", "objects", code=1)
+    assert "birds: 4 + 4 (official" in told
+    assert "svhn: 5 + 4 (official" in told
+    assert told.index("svhn: ") < told.index("error: not prepared: scenes\nscenes: ")
+    assert "TrainImages.txt should list category/file and lists nothing; fetch it again" in told
+    assert "Traceback" not in told
+    found = json.loads(run("prepare", "objects", "--json", code=1))
+    assert [d["name"] for d in found["prepared"]] == ["birds", "svhn"]
+    assert list(found["failed"]) == ["scenes"]
+    (here / "objects" / "scenes" / "TestImages.txt").unlink()
+    assert "does not hold TestImages.txt" in json.loads(run("prepare", "scenes", "birds", "--json", code=1))["failed"]["scenes"]
+    assert "does not hold TestImages.txt" in json.loads(run("prepare", "scenes", "--json", code=1))["error"]
+
+
 def test_prepare_where_nothing_is(tmp_path: Path) -> None:
     assert "none of the eight object sets is here" in run("prepare", "objects", "--data-dir", str(tmp_path), code=1)
