@@ -10,7 +10,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "selfless"
 ORDER = """own terms files functional layers metrics capacity anchor activations closed persample importance sparsify preserve
 path recording distilling saved keeper models data spec engine runner report experiments bench config cli_progress cli_common cli_data
-cli_reproduce cli_tune cli""".split()
+cli_reproduce cli_tune cli __main__""".split()
 
 
 def room(path: Path) -> str:
@@ -94,3 +94,8 @@ def test_public_names_exist() -> None:
 
     for name in selfless.__all__:
         assert getattr(selfless, name) is not None
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "selfless", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("selfless ")
