@@ -145,3 +145,9 @@ def mark(row: dict[str, Any]) -> str:
 def significant(x: float) -> str:
     """Two decimals below 10, one above."""
     return f"{x:.2f}" if x < 10 else f"{x:.1f}"
+
+
+def test_the_rate_of_preparing_images_is_the_recorded_one() -> None:
+    page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    best = json.loads((ROOT / "results/bench/prepare-cpu/bench.json").read_text(encoding="utf-8"))["prepare"][0]
+    assert f"{best['seconds']:.1f} s ({best['rate']}, the best of three rounds" in page

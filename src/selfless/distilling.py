@@ -16,9 +16,10 @@ from selfless.preserve.base import widened
 from selfless.recording import Hook
 
 
-def unwarmed(preserve: Preserver, heads: Sequence[str], turned: bool, forward: Forward | None) -> str:
+def unwarmed(preserve: Preserver, state: State, turned: bool, forward: Forward | None) -> str:
     """Why a task after the first was not warmed up although its preserver would, and the remedy; nothing where all is well. A head that all
     tasks share, which needs no `forward`, is not new."""
+    heads = bool(state.get("head"))
     if not getattr(preserve, "warmup", 0) or (heads and turned) or not (heads or forward):
         return ""
     remedy = "call keeper.turn(epoch, epochs) before every epoch" if heads else "name the heads of the tasks: attach(…, heads=[…])"

@@ -213,7 +213,7 @@ class Keeper:
                 )
         if self._moved and not self._asked and self._asks:
             warnings.warn(f"this task was trained without keeper.penalty(), which {self._asks} needs in the loss", stacklevel=2)
-        if self._moved and self.tasks and (why := unwarmed(preserve, self.heads, self._turned, forward)):
+        if self._moved and self.tasks and (why := unwarmed(preserve, state, self._turned, forward)):
             warnings.warn(why, stacklevel=2)
         self._asked, self._moved, self._turned = False, False, False
         self.state, self.tasks, self._fresh, self._shares = state, self.tasks + 1, True, None

@@ -141,6 +141,8 @@ def test_missing_data_stops_one_experiment_not_the_others(tmp_path: Path, monkey
         raise MissingData("cifar-100 is not here; run: selfless data fetch cifar-100")
 
     monkeypatch.setattr("selfless.engine.learner.stream", nothing)
+    for place in ("XDG_CACHE_HOME", "SELFLESS_DATA"):  # no object sets, whatever the user has
+        monkeypatch.setenv(place, str(tmp_path))
     words = ["--quick", "--out", str(tmp_path), "--device", "cpu", "--json"]
     done = runner.invoke(app, ["reproduce", "fig-3a", "table-2", *words])
     value = json.loads(done.stdout)

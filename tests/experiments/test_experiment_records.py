@@ -359,6 +359,7 @@ def test_every_experiment_is_drawn(name: str, tmp_path: Path, monkeypatch: pytes
         measures.Measure("neurons", lambda m: 9.0, lambda m: [float(m.result.run.tasks or 1) * i for i in range(64)], "count"),
     )
     monkeypatch.setitem(measures.MEASURES, "reuse", measures.Measure("reuse", lambda m: 50.0, lambda m: None))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no object sets, whatever the user has
     made = experiment(name)
     record = reproduce(made, seeds=2, out=tmp_path, train=trainer(lambda run: 0.9 - 0.1 * (run.sparsify.strength == 0)))
     drawn = experiment_plots.figures(record)
