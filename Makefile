@@ -32,7 +32,7 @@ lint: $(STAMP)  ## ruff and mypy --strict
 	@$(BIN)/mypy
 
 test: lint      ## every test, lint and types included
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --maxschedchunk=2
 
 docs: $(STAMP)  ## run every snippet of README.md and docs/
 	@$(BIN)/python -m pytest tests/test_docs.py
