@@ -45,7 +45,7 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_runs(name: str, out: Path) -> None:
     need(name)
-    light = not any(word in name for word in ("3", "table-1", "cifar"))
+    light = not any(word in name for word in ("3", "table-1", "rivals"))
     made = experiment(name, quick=True)
     if not any(c.candidates for c in made.cells):  # table 2 without object sets
         refused = runner.invoke(app, ["reproduce", name, "--quick", "--out", str(out)])
