@@ -66,7 +66,10 @@ def reproduce(
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
         if judge:
             records = _judged(_named(names, PAPER), profile, quick, out)
-            typer.echo(json.dumps({"out": str(out), "experiments": records, "problems": {}})) if as_json else _show(records, out)
+            if as_json:
+                typer.echo(json.dumps({"out": str(out), "experiments": records, "problems": {}}))
+            else:
+                _show(records, out)
             return
         wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in _named(names, PAPER)]
         if not any(cell.candidates for one in wanted for cell in one.cells):

@@ -94,6 +94,7 @@ def test_methods_that_hold_weights_say_what_to_expect_where_classes_add_up(tasks
     for scenario in ("task", "domain"):  # one network for all: nothing to say
         Learner([small(tasks_npz, preserve=preserve, scenario=scenario)])
     Learner([small(tasks_npz, preserve=LwF(0.1), scenario="class")])
+    Learner([small(f"joint-{tasks_npz}", preserve=preserve, scenario="class")])  # all classes at once
 
 
 def test_a_warm_up_that_has_no_effect_is_said_to_have_none(tasks_npz: str) -> None:

@@ -249,6 +249,8 @@ def test_claims_of_our_own_are_counted_apart(records: list[reporting.Record], tm
     assert "Of the paper's claims 1 of 2 hold, 1 fails." in text
     assert "Of our own claims 1 of 1 hold, 0 fail." in text
     assert "Ours: SLNID is not behind not the paper's" in text
+    for claims, said in (([], "Nothing is claimed."), (record["claims"][2:], "Of our own claims 1 of 1 hold, 0 fail.")):
+        assert said in write([], tmp_path / "page.html", experiments=[record | {"claims": claims}]).read_text(encoding="utf-8")
 
 
 def test_settings_that_cells_share_are_told_once(records: list[reporting.Record]) -> None:
@@ -359,7 +361,8 @@ def test_every_experiment_is_drawn(name: str, tmp_path: Path, monkeypatch: pytes
         measures.Measure("neurons", lambda m: 9.0, lambda m: [float(m.result.run.tasks or 1) * i for i in range(64)], "count"),
     )
     monkeypatch.setitem(measures.MEASURES, "reuse", measures.Measure("reuse", lambda m: 50.0, lambda m: None))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no object sets, whatever the user has
+    for place in ("XDG_CACHE_HOME", "SELFLESS_DATA"):  # no object sets, whatever the user has
+        monkeypatch.setenv(place, str(tmp_path))
     made = experiment(name)
     record = reproduce(made, seeds=2, out=tmp_path, train=trainer(lambda run: 0.9 - 0.1 * (run.sparsify.strength == 0)))
     drawn = experiment_plots.figures(record)

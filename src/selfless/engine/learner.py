@@ -111,7 +111,8 @@ class Learner:
         self.data_dir, self.budget, self.checkpoint, self.stamp = data_dir, budget, checkpoint, stamp
         self.report = report or (lambda event: None)
         self.streams = _streams(self.runs, data_dir)
-        scenario.warn(self.run.preserve, self.run.scenario)
+        if len(self.streams[0].tasks) > 1:  # joint training loses nothing
+            scenario.warn(self.run.preserve, self.run.scenario)
         self.epochs = max(r.epochs for r in self.runs)
         self._build()
         self._saved_at = time.perf_counter()

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from selfless.data import Joined, Part, Stream, Task
 from selfless.preserve import Preserver
+from selfless.preserve.quadratic import Quadratic
 
 
 def arranged(stream: Stream, scenario: str) -> Stream:
@@ -72,10 +73,10 @@ def warn(preserve: Preserver, scenario: str) -> None:
             "known: every image is judged by the newest task's network. Use --scenario task, or a method with one network for all",
             stacklevel=2,
         )
-    elif scenario == "class" and preserve.strength > 0 and not preserve.distils:
+    elif scenario == "class" and isinstance(preserve, Quadratic):
         warnings.warn(
             f"{kind} holds weights, and in the class scenario nothing sets old classes against new ones: expect old tasks to be lost. "
-            "lwf at least compares outputs; joint-STREAM is what could be had",
+            "lwf compares outputs at least; the stream joint-… (joint-split-mnist) shows what could be had",
             stacklevel=2,
         )
     if scenario != "task" and getattr(preserve, "warmup", 0) not in (0, getattr(type(preserve), "warmup", 0)):

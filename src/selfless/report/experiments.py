@@ -191,8 +191,8 @@ def _told(run: Mapping[str, Any]) -> dict[str, str]:
     words = {
         "stream": run["stream"],
         "model": run["model"],
-        "tasks": f"{run['tasks']} tasks" if run["tasks"] and run["tasks"] > 1 else "1 task" if run["tasks"] else "",
-        "epochs": f"{run['epochs']} epochs",
+        "tasks": f"{run['tasks']} task{'s' * (run['tasks'] != 1)}" if run["tasks"] else "",
+        "epochs": f"{run['epochs']} epoch{'s' * (run['epochs'] != 1)}",
         "batch": f"batches of {run['batch']}",
         "lr": f"lr {run['lr']:g}",
         "momentum": f"momentum {run['momentum']:g}",
@@ -295,7 +295,8 @@ def markdown(records: Sequence[Record]) -> str:
             claims = [["verdict", "claim", "difference, 95 % interval"], ["---"] * 3]
             claims += [[c["verdict"], c["text"], "<br>".join(f"{p['text']}: {interval(p)}" for p in c["parts"])] for c in found]
             parts.append("\n".join(map(line_of, claims)))
-        trained = [f"Trained with: {', '.join(settings(record)[0])}"] if settings(record)[0] else []
+        common, _ = settings(record)
+        trained = [f"Trained with: {', '.join(common)}"] if common else []
         parts.append("\n".join(f"- {line}" for line in (*trained, *chosen(record), *remarks(record), made(record))))
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -104,13 +104,12 @@ def _verdicts(experiments: Sequence[recorded.Record]) -> str:
     if not whole:
         return "Quick versions only: they show that everything runs, and prove nothing."
     profiles = {profile: [r for r in whole if r["profile"] == profile] for profile in dict.fromkeys(r["profile"] for r in whole)}
-    said = {name: _counted(recorded.tally(records, ours=False)) for name, records in profiles.items()}
-    held = {name: text for name, text in said.items() if text}
-    if len(held) == 1:
-        return f"Of the paper's claims {next(iter(held.values()))}."
+    counted = {name: _counted(recorded.tally(records, ours=False)) for name, records in profiles.items()}
+    said = {name: text for name, text in counted.items() if text}
+    if said:
+        return f"Of the paper's claims {'; '.join(f'in profile {name} {text}' if len(said) > 1 else text for name, text in said.items())}."
     own = _counted(recorded.tally(whole, ours=True))
-    by_profile = "; ".join(f"in profile {name} {text}" for name, text in held.items())
-    return f"Of the paper's claims {by_profile}." if held else f"Of our own claims {own}."
+    return f"Of our own claims {own}." if own else "Nothing is claimed."
 
 
 def _counted(found: dict[str, int]) -> str:
@@ -160,14 +159,7 @@ def _experiment(record: recorded.Record, here: Path) -> dict[str, Any]:
         "published": any(cell["published"] is not None for cell in record["cells"]),
         "common": sorted(common),
         "marks": dict.fromkeys(mark for cell in cells.values() for mark in cell["marks"]),
-        "claims": [
-            c
-            | {
-                "own": recorded.is_ours(record, c) and record["source"] != recorded.NOT_THE_PAPERS,
-                "parts": [p | {"shown": recorded.interval(p)} for p in c["parts"]],
-            }
-            for c in record["claims"]
-        ],
+        "claims": [c | {"parts": [p | {"shown": recorded.interval(p)} for p in c["parts"]]} for c in record["claims"]],
         "unjudged": recorded.unjudged(record),
         "figures": [(_inline(f), caption, _inches(f)) for caption, f in experiment_plots.figures(record).items()],
         "remarks": recorded.remarks(record),
