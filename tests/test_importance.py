@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import oracles
 from selfless import importance
-from selfless.layers import resolve
+from selfless.network.layers import resolve
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 

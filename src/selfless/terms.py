@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
-
-from selfless.own import imported
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
 
 
 def _own(name: str, what: str) -> Any:
-    kind = imported(name)
+    kind = import_custom(name)
     if not (isinstance(kind, type) and issubclass(kind, Term)):
         raise TypeError(f"{name} is no {what}: it must be a class as those of selfless.preserve or selfless.sparsify are (docs/methods.md)")
     return kind
@@ -128,3 +130,26 @@ def _number(text: str, where: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{where} is {text!r}, which is not a number; write for example 1e-3") from None
+
+
+class NotHere(ValueError):
+    """The module of a custom class or network cannot be imported here."""
+
+
+def import_custom(name: str) -> Any:
+    """Import the object that `module:attribute` names; the working directory comes first, as with `python -m`."""
+    module_name, _, attribute = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module was found; something that it imports was not
+        raise NotHere(f"{name}: there is no module {error.name!r} in {here} or among those installed") from error
+    try:
+        return attrgetter(attribute)(module)
+    except AttributeError:
+        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"{name}: {module_name} has no {attribute!r}; it has {', '.join(there) or 'no functions'}") from None

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from selfless.data import Augment
-from selfless.engine import draws
+from selfless.engine import rng
 from selfless.engine.batches import FleetData
+from selfless.engine.cuda_graph import record
 from selfless.engine.hooks import Hooks
 from selfless.engine.inhibition import Inhibitions
 from selfless.engine.native import kernels
-from selfless.engine.recorded import record
 from selfless.engine.stack import Stack, Tensors, column, each
 from selfless.preserve import Quadratic, State
 from selfless.sparsify import Sparsifier
@@ -157,12 +157,12 @@ class Fleet:
         if self.preserve.turning(epoch, self.run.epochs):
             if self.preserve.gates:
                 place = self.state["fresh"]["all"]
-                place.copy_(draws.normal(draws.stream_key(self.seeds, "gates", task, epoch), place.shape[1]))
+                place.copy_(rng.normal(rng.stream_key(self.seeds, "gates", task, epoch), place.shape[1]))
             self.hooks.turn(epoch, self.run.epochs)
             self.graphs = {}  # which read the state that was
         self.order.copy_(self.data.order(self.seeds, task, epoch))
-        self.noise_key.copy_(draws.stream_key(self.seeds, "augment", task, epoch))
-        self.drop_key.copy_(draws.stream_key(self.seeds, "drop", task, epoch))
+        self.noise_key.copy_(rng.stream_key(self.seeds, "augment", task, epoch))
+        self.drop_key.copy_(rng.stream_key(self.seeds, "drop", task, epoch))
         self.cursor.zero_()
         self.loss_sum.zero_()
         self.hits.zero_()
@@ -173,7 +173,7 @@ class Fleet:
         self.stack.module.train()
         batch, n = self.run.batch, self.data.n
         with torch.random.fork_rng(devices=[]):  # dropout, where a model has it, draws from here
-            torch.manual_seed(draws.one_seed(self.runs[0].seed, "dropout", task, epoch))
+            torch.manual_seed(rng.one_seed(self.runs[0].seed, "dropout", task, epoch))
             for start in range(0, n, batch):
                 size = min(batch, n - start)
                 if self.recordable:
@@ -252,8 +252,8 @@ class Fleet:
 
     def _noise(self, rows: int, places: Tensor) -> Tensor:
         """(rows, F·B) uniform numbers for augmentation: each member's own, by its place in the epoch."""
-        key = torch.stack([draws.stream_key(self.noise_key, "row", k) for k in range(rows)])  # (rows, F)
-        u = draws.uniform_at(key.flatten(), places).view(rows, self.size, -1)
+        key = torch.stack([rng.stream_key(self.noise_key, "row", k) for k in range(rows)])  # (rows, F)
+        u = rng.uniform_at(key.flatten(), places).view(rows, self.size, -1)
         return u.flatten(1)
 
     def _task_loss(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -399,7 +399,7 @@ class Fleet:
     def _shuffled(self, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's data in batches, over and over in one order of its own."""
         still = self.augment.still() if self.augment else None
-        order = draws.order(draws.stream_key(self.seeds, purpose, self.tasks), self.data.n, self.data.weights)
+        order = rng.order(rng.stream_key(self.seeds, purpose, self.tasks), self.data.n, self.data.weights)
         for rows in cycle(order.split(self.run.batch, 1)):
             x, y = self.data.batch(rows, still)
             yield x.to(self._dtype), y

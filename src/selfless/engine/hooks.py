@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfless.engine import draws
+from selfless.engine import rng
 from selfless.engine.stack import Stack, Tensors, column, each
-from selfless.layers import Wiring
+from selfless.network.wiring import Wiring
 from selfless.preserve import Preserver, State
 
 
@@ -80,7 +80,7 @@ class Hooks:
         live, layers = self.stack.leaves(params), self.stack.nodes()
         sizes = [live[names[0]].shape[1] for names in layers.values()]
         places = cursor * sum(sizes) + torch.arange(sum(sizes), device=cursor.device)
-        off = (draws.uniform_at(key, places) < self.preserve.drop_rate).split(sizes, 1)
+        off = (rng.uniform_at(key, places) < self.preserve.drop_rate).split(sizes, 1)
         by_name = {n: gone for names, gone in zip(layers.values(), off, strict=True) for n in names}
         found: Tensors = torch.func.vmap(self.preserve.dropped)({"anchor": self.state["anchor"]}, live, by_name)
         return found

@@ -25,14 +25,14 @@ from torch import Tensor, nn
 from selfless.capacity import Capacity, free_share
 from selfless.data import Stream, stream
 from selfless.data.weights import located
-from selfless.engine import draws, scenario
+from selfless.engine import rng, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.fleet import AUGMENT, Fleet
 from selfless.engine.native import native
 from selfless.engine.stack import Stack, Tensors
 from selfless.files import write_atomically
-from selfless.layers import chain
 from selfless.models import build, hidden_layers
+from selfless.network.wiring import chain
 from selfless.spec import Matrix, Result, Run
 
 PATIENCE, STOP, DROP = 5, 10, 0.1  # the paper's plateau rule: ×0.1 after 5 stalled epochs, stop after 10
@@ -265,7 +265,7 @@ class Learner:
                 for n, t_best in self.best.items():
                     (fleet.params[n] if n in fleet.params else fleet.buffers[n]).copy_(t_best)
         with torch.random.fork_rng(devices=[]):  # a sampled Fisher draws from here
-            torch.manual_seed(draws.one_seed(self.run.seed, "consolidate", t))
+            torch.manual_seed(rng.one_seed(self.run.seed, "consolidate", t))
             fleet.consolidate()
         for m, finite in enumerate(fleet.finite()):
             if not finite and m not in progress.failed:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from selfless import closed
 from selfless.activations import LWTA, Maxout
-from selfless.persample import MEMORY
+from selfless.importance import closed
+from selfless.importance.persample import MEMORY
 
 if TYPE_CHECKING:
     from types import ModuleType

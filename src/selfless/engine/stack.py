@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import Maxout
-from selfless.closed import power_of
 from selfless.engine import native
 from selfless.engine.native import Inhibition
-from selfless.importance import Importance, Layerwise, evaluating, measure
-from selfless.layers import Tap
+from selfless.importance.closed import power_of
+from selfless.importance.layerwise import Layerwise
+from selfless.importance.loop import Importance, measure
+from selfless.network.calling import evaluating
+from selfless.network.layers import Tap
 from selfless.preserve import Preserver
 
 Tensors = dict[str, Tensor]

@@ -24,8 +24,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selfless.importance import Estimator, FunctionNorm, Objective
-from selfless.layers import Wiring
+from selfless.importance.loop import Estimator
+from selfless.importance.objectives import FunctionNorm, Objective
+from selfless.network.wiring import Wiring
 from selfless.terms import Term
 
 State = dict[str, dict[str, Tensor]]

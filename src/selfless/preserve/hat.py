@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selfless.layers import Wiring
+from selfless.network.wiring import Wiring
 from selfless.preserve.base import Preserver, State, Tensors, counted, refuse_statistics, widened
 from selfless.terms import check_positive
 

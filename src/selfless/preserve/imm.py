@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from selfless.importance import Fisher, FunctionNorm, LogLikelihood, Objective
+from selfless.importance.objectives import Fisher, FunctionNorm, LogLikelihood, Objective
 from selfless.preserve.base import State, Tensors, counted, foreign, widened
 from selfless.preserve.quadratic import Quadratic
 from selfless.terms import check_choice, check_positive

@@ -6,7 +6,7 @@ implicitly after the optimizer's step, as the minimiser of cΩ(θ' − θ*)² + 
     θ' = (θ + cΩθ*) / (1 + cΩ),        c = 2 · step · λ,
 
 which is stable for any λ and agrees with the explicit gradient to first order as cΩ → 0. `step` is the distance that a unit gradient,
-held for long, moves a parameter per iteration: see `selfless.anchor.step_sizes`.
+held for long, moves a parameter per iteration: see `selfless.keeper.anchor.step_sizes`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from selfless.importance import Estimator, Fisher, FunctionNorm, LogLikelihood, Objective
+from selfless.importance.loop import Estimator
+from selfless.importance.objectives import Fisher, FunctionNorm, LogLikelihood, Objective
 from selfless.preserve.base import Preserver, State, Tensors, widened
 from selfless.terms import check_choice, check_positive
 

@@ -17,8 +17,8 @@ from typing import Any
 from selfless.data.objects.stream import contents
 from selfless.data.weights import checksum
 from selfless.files import locked, write_atomically, write_json
-from selfless.own import NotHere
 from selfless.spec import Result, Run
+from selfless.terms import NotHere
 
 
 def made_from(run: Run, data_dir: Path | str | None = None) -> str:

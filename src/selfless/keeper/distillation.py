@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfless.importance import Forward, called_with, evaluating, labels_of, run_batch, to_device
+from selfless.keeper.hook import Hook
+from selfless.network.calling import Forward, called_with, evaluating, labels_of, run_batch, to_device
 from selfless.preserve import Preserver, State
 from selfless.preserve.base import widened
-from selfless.recording import Hook
 
 
 def unwarmed(preserve: Preserver, state: State, turned: bool, forward: Forward | None) -> str:

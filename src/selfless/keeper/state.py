@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selfless.layers import Tap
+from selfless.network.layers import Tap
 from selfless.preserve import Preserver, State
 
 PLAIN = ("tasks", "method", "begun", "called")

@@ -26,16 +26,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from selfless import saved
-from selfless.anchor import step_sizes
 from selfless.capacity import THRESHOLD, Capacity, free_share
-from selfless.distilling import coded, distillation, unwarmed
-from selfless.importance import Forward, Layerwise, check_batches, evaluating, measure, run_batch, to_device, unwrap
-from selfless.layers import Discovery, Layers, Tap, by_itself, resolve, within
-from selfless.path import PathWatch
-from selfless.persample import MEMORY
+from selfless.importance.layerwise import Layerwise
+from selfless.importance.loop import measure
+from selfless.importance.persample import MEMORY
+from selfless.keeper import state as saved
+from selfless.keeper.activations import Recording
+from selfless.keeper.anchor import step_sizes
+from selfless.keeper.distillation import coded, distillation, unwarmed
+from selfless.keeper.drops import Drops
+from selfless.keeper.gates import Gates
+from selfless.keeper.path import PathWatch
+from selfless.network.calling import Forward, check_batches, evaluating, run_batch, to_device, unwrap
+from selfless.network.discovery import Discovery
+from selfless.network.layers import Layers, Tap, by_itself, resolve
+from selfless.network.roles import within
 from selfless.preserve import PRESERVERS, NoPreserver, Preserver, Quadratic, State
-from selfless.recording import Drops, Gates, Recording
 from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import parse
 
@@ -224,7 +230,7 @@ class Keeper:
     def anchor_with(self, optimizer: torch.optim.Optimizer) -> Keeper:
         """Anchor implicitly from now on, after every step of this and any later optimizer: stable at any strength.
 
-        What the step size means for each optimizer is said in `selfless.anchor`.
+        What the step size means for each optimizer is said in `selfless.keeper.anchor`.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"anchor_with takes a torch.optim.Optimizer, not {type(optimizer).__name__}")

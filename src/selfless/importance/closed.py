@@ -1,7 +1,7 @@
 """Closed forms: Σ_m |g_m|ᵖ of one module's parameters from its input a and the gradient δ at its output.
 
 Row m of δ belongs to sample m alone, so a linear layer needs a single matrix product, |δ|ᵀ|a|; convolutions, sequences, embeddings and
-normalisations form g_m a few samples at a time, within a memory bound. `selfless.persample` decides where they apply.
+normalisations form g_m a few samples at a time, within a memory bound. `selfless.importance.persample` decides where they apply.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Wanted: Σ_m |g_m|ᵖ for g_m = ∂L_m/∂θ (p = 1 for MAS, p = 2 for EWC), for every parameter θ. One forward pass records each
 module's input a; one backward pass gives δ, the gradient of the batch **sum** Σ_m L_m at each module's output, whose row m
-belongs to sample m alone; `selfless.closed` turns the two into the sum.
+belongs to sample m alone; `selfless.importance.closed` turns the two into the sum.
 
 Parameters without a closed form (other modules, weights used in two places, modules that fold the batch into another axis) are
 found by looking, not by faith: a module must have run once, its weight must be used once in the autograd graph, and weighting the
@@ -23,8 +23,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from selfless.closed import reduced, rule_for
-from selfless.layers import Tap, first_tensor, neuron_axis
+from selfless.importance.closed import reduced, rule_for
+from selfless.network.layers import Tap
+from selfless.network.roles import first_tensor, neuron_axis
 
 MEMORY = 128 * 2**20  # bytes that per-sample gradients may take at a time, unless a caller says otherwise
 
