@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from selfless import capacity, data, functional, importance, metrics, models, preserve, sparsify
     from selfless.activations import LWTA, Maxout
     from selfless.capacity import Capacity
-    from selfless.keeper.keeper import Keeper, attach
+    from selfless.keeper import Keeper, attach
     from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, RWalk
     from selfless.runner import train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from selfless.engine.learner import Event
+    from selfless.engine.progress import Event
     from selfless.spec import Run
 
 

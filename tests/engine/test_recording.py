@@ -19,7 +19,7 @@ from selfless.engine.fleet import Fleet
 from selfless.engine.hooks import Hooks
 from selfless.engine.inhibition import Inhibitions
 from selfless.engine.learner import Learner
-from selfless.engine.native import Inhibition
+from selfless.engine.native.options import Inhibition
 
 PASSING = ("_share", "_task_gradient")  # made by a step for itself
 ROWS = {name: preserve for name, preserve in PRESERVE.items() if preserve.recordable}

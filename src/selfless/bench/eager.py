@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from selfless import functional
 from selfless.bench.rig import Network, mlp
-from selfless.keeper.keeper import attach
+from selfless.keeper import attach
 from selfless.models import build, hidden_layers
 from selfless.preserve import MAS
 from selfless.sparsify import SLNID

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from selfless.data import Augment, Joined, Part, Resident
 from selfless.engine import rng
-from selfless.engine.native import kernels, memory_of
+from selfless.engine.native.hardware import kernels, memory_of
 
 _uploaded: Any = WeakTensorKeyDictionary()  # a source's images → their copy on the GPU
 EVALUATE = 1000  # samples that a CPU takes at a time where it does not matter how many

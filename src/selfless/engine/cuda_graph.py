@@ -1,7 +1,7 @@
-"""A training step as a CUDA graph: recorded once, replayed from then on, at the price of one launch.
+"""A training step as a CUDA graph: captured once, replayed from then on, for the price of one launch.
 
-A recording holds addresses, not values. So a step may only read and write tensors that were there before it and stay there, and read
-nothing back into Python; what it makes for itself lives in the graph. Whoever replaces such a tensor drops the recording.
+A graph holds addresses, not values. So a step may only read and write tensors that were there before it and stay there, and read nothing
+back into Python; what it makes for itself lives in the graph. Whoever replaces such a tensor must drop the graph.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 
-def record(step: Callable[[], object], rewind: Callable[[], object], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-    """The step as a graph. Recording changes nothing, draws included: it takes two steps to warm up, each after a `rewind`, and undoes
-    them."""
+def capture(step: Callable[[], object], rewind: Callable[[], object], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+    """Return the step as a graph. Capturing takes two steps to warm up, each after a `rewind`, and undoes them, random state included."""
     drawn = torch.cuda.get_rng_state()
     with undone(changed):
         stream = torch.cuda.Stream()
@@ -35,7 +34,7 @@ def record(step: Callable[[], object], rewind: Callable[[], object], changed: Se
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage is collected: an old graph that dies while a new one is recorded spoils the recording."""
+    """Collect no garbage: an old graph that dies while a new one is captured spoils it."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -47,7 +46,7 @@ def no_collection() -> Iterator[None]:
 
 @contextmanager
 def undone(changed: Sequence[Tensor]) -> Iterator[None]:
-    """What is in these tensors is put back afterwards."""
+    """Put back the values of these tensors afterwards."""
     before = [t.detach().clone() for t in changed]
     yield
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Closed forms: Σ_m |g_m|ᵖ of one module's parameters from its input a and the gradient δ at its output.
 
 Row m of δ belongs to sample m alone, so a linear layer needs a single matrix product, |δ|ᵀ|a|; convolutions, sequences, embeddings and
-normalisations form g_m a few samples at a time, within a memory bound. `selfless.importance.persample` decides where they apply.
+normalisations form g_m a few samples at a time, within a memory bound. `selfless.importance.reducer` decides where they apply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 Rule = Callable[[Any, Tensor, Tensor, int, int], Iterator[tuple[str, Tensor]]]
 
 
-# ------------------------------------------------------------------------------------------------------------ closed forms
 def linear(module: nn.Linear, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
     """g_m = Σ_t δ_mt a_mtᵀ.  With one position per sample |g| = |δ||a|ᵀ, so the sum over m is one matmul: |δ|ᵀ|a|."""
     a, delta = a.flatten(1, -2) if a.dim() > 2 else a.unsqueeze(1), delta.flatten(1, -2) if delta.dim() > 2 else delta.unsqueeze(1)

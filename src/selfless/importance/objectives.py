@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,19 +12,22 @@ from torch import Tensor
 Fisher = Literal["empirical", "sampled", "exact"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- objectives
 class Objective(Protocol):
     """L: what importance is the gradient of."""
 
     @property
     def power(self) -> int:
-        """Ω = mean_m |∂L_m/∂θ|^power."""
+        """p in Ω = mean_m |∂L_m/∂θ|ᵖ."""
+
+    @property
+    def draws(self) -> bool:
+        """True if `targets` draws random numbers."""
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
-        """The (target, weight) pairs to differentiate, each (M,) or more: one, or one for every class."""
+        """Return the (target, weight) pairs to differentiate, each (M,) or more: one pair, or one for every class."""
 
     def value(self, output: Tensor, target: Tensor | None) -> Tensor:
-        """L_m, (M,)."""
+        """Return L_m, (M,)."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,18 @@ class FunctionNorm:
     """MAS: L = ‖f(x)‖², the squared length of the output. Needs no labels."""
 
     power: int = 1
+    draws: ClassVar[bool] = False
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
         return [(None, None)]
 
     def value(self, output: Tensor, target: Tensor | None) -> Tensor:
         return output.flatten(1).square().sum(1)
+
+
+@dataclass(frozen=True)
+class LayerNorms(FunctionNorm):
+    """MAS in its local form: L = Σ_l ‖y_l‖², y_l the output of layer l with its input held fixed (`importance.layerwise`)."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,10 @@ class LogLikelihood:
     fisher: Fisher = "empirical"
     generator: torch.Generator | None = None
     power: int = 2
+
+    @property
+    def draws(self) -> bool:
+        return self.fisher == "sampled"
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
         if self.fisher == "empirical":

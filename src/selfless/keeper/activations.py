@@ -1,37 +1,59 @@
-"""What the forward passes of a training step gave: the post-activations of the chosen layers, as (samples, neurons).
+"""Collect the post-activations of the chosen layers from a loop's forward passes, as (samples, neurons).
 
-Hooks record passes in training mode with gradients on; eval and no_grad passes, those that activation checkpointing repeats inside
-backward, and those of a deep copy of the model do not count. A layer with an activation module is read at that module's output; one whose
-activation is a function, at the output of the module before, from a copy (it may work in place) to which it is applied in `take`.
+Only passes in training mode with gradients on count. Passes in eval mode or under no_grad, those that activation checkpointing repeats
+inside backward, and those of a deep copy of the model do not. A layer with an activation module is read at that module's output. A layer
+whose activation is a function is read at the output of the module before it, from a copy to which `take` applies the function.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from selfless.keeper.hook import Hook, _forward
+from selfless.keeper.hook import Hook, is_forward_pass
+from selfless.network.calling import Forward, evaluating, run_batch, to_device
 from selfless.network.discovery import Discovery
-from selfless.network.layers import Tap
+from selfless.network.layers import Layers, Tap, is_automatic, resolve
 from selfless.network.roles import neuron_axis
 
-PILE = 64  # forward passes recorded without a penalty() before we say so
-
-
+PILE = 64  # forward passes collected without a penalty() before the user is warned
 Activation = Callable[[Tensor], Tensor]
 
 
-class Recording:
-    """Hooks and what they recorded since the last `take` or `drop`."""
+def resolve_layers(model: nn.Module, layers: Layers, heads: Sequence[str], compiled: bool, needed: bool) -> dict[str, Tap]:
+    """Return the taps of `layers`; {} if none was found, nobody named any, and none is `needed`."""
+    automatic = is_automatic(layers)
+    try:
+        taps = resolve(model, layers, heads)
+    except ValueError:
+        if automatic and not needed:
+            return {}
+        raise
+    open_taps = [name for name, tap in taps.items() if not tap.complete]
+    if compiled and open_taps and not automatic:
+        raise ValueError(
+            f"layer {open_taps[0]!r} is inside a compiled model, where the activation function after it cannot be seen; "
+            "name its activation module instead"
+        )
+    if compiled:
+        taps = {name: tap for name, tap in taps.items() if tap.complete}
+    if needed and not taps:
+        raise ValueError("no layer was found for the sparsifier; pass layers=[names of activation modules]")
+    return taps
+
+
+class Collector:
+    """Hooks, and the activations they collected since the last `take` or `drop`."""
 
     def __init__(self, model: nn.Module, taps: dict[str, Tap], auto: bool, activations: bool, weights: bool) -> None:
         self.model, self.taps, self.auto = model, taps, auto
         self._activations, self._weights = activations, weights
-        self._records: dict[str, list[tuple[Tensor, Activation | None]]] = {}
+        self._passes: dict[str, list[tuple[Tensor, Activation | None]]] = {}
         self.reached: set[str] = set()
         self.silent: str | None = None  # a named layer that no activation follows
         self._watch: Discovery | None = None
@@ -40,8 +62,8 @@ class Recording:
         self.listen()
 
     @property
-    def open(self) -> bool:
-        """Whether a forward pass has still to show something: a layer's activation, or the weights behind it."""
+    def is_open(self) -> bool:
+        """True while a forward pass must still show something: a layer's activation, or the weights before it."""
         return any(not tap.complete or (self._weights and tap.weighted is None) for tap in self.taps.values())
 
     def listen(self) -> None:
@@ -49,29 +71,30 @@ class Recording:
         if self._activations:
             for name, tap in self.taps.items():
                 if tap.complete and name not in self._handles:
-                    self._handles[name] = tap.module.register_forward_hook(Hook(self._recorder(name, tap)))
-        if self.open and (self._activations or self._weights) and not self._model_handles:
+                    self._handles[name] = tap.module.register_forward_hook(Hook(self._collect(name, tap)))
+        if self.is_open and (self._activations or self._weights) and not self._model_handles:
             self._model_handles = [
                 self.model.register_forward_pre_hook(Hook(self._before)),
                 self.model.register_forward_hook(Hook(self._after), always_call=True),
             ]
-        if not self.open:
+        if not self.is_open:
             self._forget_model()
 
     def stop(self) -> None:
+        """Remove the hooks and forget everything."""
         for handle in self._handles.values():
             handle.remove()
         self._forget_model()
-        self._handles, self._records = {}, {}
+        self._handles, self._passes = {}, {}
 
     def _forget_model(self) -> None:
         for handle in self._model_handles:
             handle.remove()
         self._model_handles = []
 
-    # ------------------------------------------------------------------------------------------------------------ discovering
+    # ----------------------------------------------------------------------------------------------------------- find activations
     def _before(self, module: nn.Module, *_: Any) -> None:
-        if module is self.model and self._watch is None and not torch.compiler.is_compiling() and _forward():
+        if module is self.model and self._watch is None and not torch.compiler.is_compiling() and is_forward_pass():
             self._watch = Discovery(self.model)
             self._watch.start()
 
@@ -89,7 +112,7 @@ class Recording:
                 self._add(name, self.taps[name], tensor, activation)
 
     def learn(self, watch: Discovery) -> None:
-        """Take what a watched pass showed. "auto" drops layers that ran and no activation followed; those that did not run stay open."""
+        """Learn from a watched pass. "auto" drops layers that ran without an activation after them; those that did not run stay open."""
         taps = {name: watch.complete(name, tap) for name, tap in self.taps.items()}
         silent = [name for name, tap in taps.items() if not tap.complete and name in watch.reached]
         if self.auto:
@@ -99,34 +122,52 @@ class Recording:
         self.taps = taps
         self.listen()
 
-    # -------------------------------------------------------------------------------------------------------------- recording
-    def _recorder(self, name: str, tap: Tap) -> Callable[..., None]:
+    def show(self, batches: Iterable[Any], forward: Forward | None) -> Iterable[Any]:
+        """Run the first batch if no forward pass has shown the activations yet; return all batches."""
+        if all(tap.complete for tap in self.taps.values()):
+            return batches
+        rest = iter(batches)
+        first = next(rest, None)
+        if first is None:
+            raise ValueError("there is no data to consolidate: the batches are empty (a generator that was used up, perhaps?)")
+        watch = Discovery(self.model)
+        with evaluating(self.model), torch.no_grad():
+            watch.start()
+            try:
+                run_batch(self.model, to_device(first, self.model), forward)
+            finally:
+                watch.stop()
+        self.learn(watch)
+        return itertools.chain([first], rest)
+
+    # ------------------------------------------------------------------------------------------------------------------- collect
+    def _collect(self, name: str, tap: Tap) -> Callable[..., None]:
         def hook(module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            if module.training and torch.is_grad_enabled() and _forward():
+            if module.training and torch.is_grad_enabled() and is_forward_pass():
                 self._add(name, tap, output if tap.activation is None else output.clone(), tap.activation)
 
         return hook
 
     def _add(self, name: str, tap: Tap, tensor: Tensor, activation: Activation | None) -> None:
-        pile = self._records.setdefault(name, [])
+        pile = self._passes.setdefault(name, [])
         if len(pile) == PILE:
             warnings.warn(
-                f"{PILE} forward passes were recorded without keeper.penalty(); call it every step or keeper.detach()", stacklevel=2
+                f"{PILE} forward passes were collected without keeper.penalty(); call it every step or keeper.detach()", stacklevel=2
             )
             pile.clear()
         pile.append((tensor, activation))
 
     def drop(self) -> None:
-        """Forget passes whose graph is over: the optimizer has stepped."""
-        self._records = {}
+        """Forget the passes of a step that is over."""
+        self._passes = {}
 
     def take(self) -> dict[str, Tensor]:
         """{layer: h (samples, neurons)} of the passes since the last take or step, several as one larger batch."""
-        records, self._records = self._records, {}
-        self.reached |= set(records)
-        return {name: self._joined(self.taps[name], parts) for name, parts in records.items()}
+        passes, self._passes = self._passes, {}
+        self.reached |= set(passes)
+        return {name: self._join(self.taps[name], parts) for name, parts in passes.items()}
 
-    def _joined(self, tap: Tap, parts: list[tuple[Tensor, Activation | None]]) -> Tensor:
+    def _join(self, tap: Tap, parts: list[tuple[Tensor, Activation | None]]) -> Tensor:
         hs = [tensor if activation is None else activation(tensor) for tensor, activation in parts]
         rows = [h if h.dim() == 2 else h.movedim(neuron_axis(h, tap.axis), -1).flatten(0, -2) for h in hs]
         if len({r.shape[1] for r in rows}) > 1:

@@ -1,4 +1,4 @@
-"""What LwF and EBLL ask of a model in somebody's loop: old outputs beside new ones on the batch at hand, and the features a head reads."""
+"""Distillation in anybody's loop: old outputs beside new ones on the batch at hand, and the features that a head reads."""
 
 from __future__ import annotations
 
@@ -11,64 +11,59 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfless.keeper.hook import Hook
-from selfless.network.calling import Forward, called_with, evaluating, labels_of, run_batch, to_device
-from selfless.preserve import Preserver, State
+from selfless.network.calling import Forward, call_with, evaluating, labels_of, run_batch, to_device
 from selfless.preserve.base import widened
+from selfless.preserve.capabilities import Distils, Encodes, Features, State
 
 
-def unwarmed(preserve: Preserver, state: State, turned: bool, forward: Forward | None) -> str:
-    """Why a task after the first was not warmed up although its preserver would, and the remedy; nothing where all is well. A head that all
-    tasks share, which needs no `forward`, is not new."""
-    heads = bool(state.get("head"))
-    if not getattr(preserve, "warmup", 0) or (heads and turned) or not (heads or forward):
-        return ""
-    remedy = "call keeper.turn(epoch, epochs) before every epoch" if heads else "name the heads of the tasks: attach(…, heads=[…])"
-    return f"{type(preserve).__name__} warms up the head of a new task, and this task's was not: {remedy}, or set warmup=0"
-
-
-def distillation(model: nn.Module, preserve: Preserver, state: State, forwards: Sequence[Forward | None], batch: Any) -> Tensor:
-    """Σ over the ways in which old tasks were run: their outputs beside those of θ*."""
+def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequence[Forward | None], batch: Any) -> Tensor:
+    """Σ over the different `forwards` of old tasks: the penalty on their outputs, given the teacher's."""
     if batch is None:
         raise RuntimeError(
-            f"{type(preserve).__name__} compares old outputs on the batch at hand: write keeper.penalty((x, y)), not keeper.penalty()"
+            f"{type(term).__name__} compares old outputs on the batch at hand: write keeper.penalty((x, y)), not keeper.penalty()"
         )
     batch = to_device(batch, model)
     costs: list[Tensor] = []
-    read = model if preserve.encodes else None
+    watched = model if isinstance(term, Encodes) else None
     for forward in dict.fromkeys(forwards):
-        with torch.no_grad(), evaluating(model), HeadInput(read) as before:
-            teacher = called_with(model, state["anchor"], batch, forward)
-        with HeadInput(read) as now, _statistics_kept(model):
-            costs.append(preserve.distil(run_batch(model, batch, forward), teacher))
-        if preserve.encodes and len(costs) == 1:  # once: all heads read the same features
-            costs.append(preserve.code_drift(state, now.features, before.features))
+        with torch.no_grad(), evaluating(model), HeadInput(watched) as before:
+            teacher = call_with(model, term.teacher(state), batch, forward)
+        with HeadInput(watched) as now, _frozen_statistics(model):
+            costs.append(term.distil(run_batch(model, batch, forward), teacher))
+        if isinstance(term, Encodes) and len(costs) == 1:  # once: all heads read the same features
+            costs.append(term.code_drift(state, now.features, before.features))
     return torch.stack(costs).sum()
 
 
-def coded(
-    model: nn.Module, preserve: Preserver, batches: Iterable[Any], forward: Forward | None
-) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
-    """The features of a task's batches, over and over, and its loss with others in their place."""
-    for given in _over_and_over(batches):
+def task_features(model: nn.Module, term: Encodes, batches: Iterable[Any], forward: Forward | None) -> Iterator[Features]:
+    """Cycle over the batches of a task; yield the head's features, and the task's loss as a function of features."""
+    for given in _cycle(batches):
         batch = to_device(given, model)
         labels = labels_of(batch)
         if labels is None:
-            raise ValueError(f"{type(preserve).__name__} needs labels: consolidate with (x, y) pairs or dicts with 'labels'")
+            raise ValueError(f"{type(term).__name__} needs labels: consolidate with (x, y) pairs or dicts with 'labels'")
         with torch.no_grad(), evaluating(model), HeadInput(model) as read:
             run_batch(model, batch, forward)
+        yield widened(read.features).unsqueeze(0), _loss_of_features(model, batch, labels, read.head, forward)
 
-        def loss(made: Tensor, batch: Any = batch, y: Tensor = labels, head: nn.Module | None = read.head) -> Tensor:
-            assert head is not None
-            with evaluating(model), HeadInput(model, (head, made[0])):
-                output = run_batch(model, batch, forward)
-            return F.cross_entropy(output.flatten(0, -2).to(made.dtype), y.flatten())
 
-        yield widened(read.features).unsqueeze(0), loss
+def _loss_of_features(
+    model: nn.Module, batch: Any, labels: Tensor, head: nn.Module | None, forward: Forward | None
+) -> Callable[[Tensor], Tensor]:
+    def loss(features: Tensor) -> Tensor:
+        assert head is not None
+        with evaluating(model), HeadInput(model, (head, features[0])):
+            output = run_batch(model, batch, forward)
+        return F.cross_entropy(output.flatten(0, -2).to(features.dtype), labels.flatten())
+
+    return loss
 
 
 class HeadInput:
-    """Within `with`: what the last nn.Linear of a forward pass was given, the features that the head reads; or `instead` in its place.
-    Without a model nothing is looked at."""
+    """Inside `with`: the input of the last nn.Linear that runs, which is what the head reads; `instead` replaces it.
+
+    Without a model nothing is watched.
+    """
 
     def __init__(self, model: nn.Module | None, instead: tuple[nn.Module, Tensor] | None = None) -> None:
         self.model, self.instead = model, instead
@@ -85,14 +80,14 @@ class HeadInput:
 
     def __enter__(self) -> HeadInput:
         linear = [m for m in self.model.modules() if isinstance(m, nn.Linear)] if self.model is not None else []
-        self._handles = [m.register_forward_pre_hook(Hook(self._seen)) for m in linear]
+        self._handles = [m.register_forward_pre_hook(Hook(self._watch)) for m in linear]
         return self
 
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _seen(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _watch(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self.head, self._given = module, inputs[0]
         if self.instead is not None and module is self.instead[0]:
             return (self.instead[1].view(inputs[0].shape).to(inputs[0].dtype), *inputs[1:])
@@ -100,8 +95,8 @@ class HeadInput:
 
 
 @contextmanager
-def _statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Running statistics of batch normalisation are not moved by a pass that the loop did not make."""
+def _frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Keep the running statistics of batch normalisation as they are: this pass is not the loop's."""
     moving = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
     for module in moving:
         module.track_running_stats = False
@@ -112,8 +107,8 @@ def _statistics_kept(model: nn.Module) -> Iterator[None]:
             module.track_running_stats = True
 
 
-def _over_and_over(batches: Iterable[Any]) -> Iterator[Any]:
-    """For ever; of no batches, none."""
+def _cycle(batches: Iterable[Any]) -> Iterator[Any]:
+    """Cycle over the batches; stop at once if there are none."""
     while True:
         count = 0
         for count, batch in enumerate(batches, 1):  # noqa: B007

@@ -1,8 +1,8 @@
-"""Drops: turn nodes off during training."""
+"""Turn nodes of hidden layers off while a loop trains, for preservers with the capability `Drops`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,56 +10,53 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfless.keeper.hook import Hook
-from selfless.network.roles import within
-from selfless.preserve import State
+from selfless.network.roles import nodes
+from selfless.preserve.capabilities import Drops, State
 
 
-class Drops:
-    """Hooks that turn nodes of hidden layers off, towards θ_{k−1}: a layer is linear in its parameters, so with those of `dropped` it gives
+class DroppedNodes:
+    """Hooks that run hidden layers with the parameters of `drop_nodes`: in training mode with gradients on, nodes drawn once a step."""
 
-        y_i of θ_{k−1} if node i is off, else (y_i − p y_i of θ_{k−1})/(1 − p)
-
-    In training mode with gradients on; the nodes are drawn once a step. `skip` names layers that have no nodes, such as heads.
-    """
-
-    def __init__(self, model: nn.Module, rate: float, skip: Sequence[str] = ()) -> None:
-        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        found = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and not any(within(n, s) for s in skip)}
-        last = next((n for n, m in reversed(found.items()) if isinstance(m, nn.Linear)), "") if not skip else ""
-        self.rate, self.draw = rate, torch.rand
-        self._layers = {n: m for n, m in found.items() if n != last}
-        self._anchor: Mapping[str, Tensor] = {}
+    def __init__(self, model: nn.Module, term: Drops, heads: Sequence[str] = ()) -> None:
+        self.term = term
+        self.draw: Callable[[int], Tensor] = torch.rand
+        self._layers: dict[str, Any] = nodes(model, heads)
+        self._state: State = {}
         self._off: dict[str, Tensor] = {}
-        self._handles = [m.register_forward_hook(Hook(self._turned(n)), prepend=True) for n, m in self._layers.items()]
+        self._handles = [m.register_forward_hook(Hook(self._rerun(n)), prepend=True) for n, m in self._layers.items()]
 
     def follow(self, state: State) -> None:
-        """θ_{k−1}."""
-        self._anchor = state["anchor"]
+        """Use this state from now on."""
+        self._state = state
 
-    def renew(self) -> None:
-        """The step is over."""
+    def end_step(self) -> None:
+        """Draw new nodes for the next step."""
         self._off = {}
 
     def _nodes(self, name: str) -> Tensor:
         if not self._off:
             sizes = [m.weight.shape[0] for m in self._layers.values()]
-            drawn = (self.draw(sum(sizes)) < self.rate).split(sizes)
+            drawn = (self.draw(sum(sizes)) < self.term.drop_rate).split(sizes)
             self._off = dict(zip(self._layers, drawn, strict=True))
         return self._off[name]
 
-    def _turned(self, name: str) -> Callable[..., Tensor | None]:
+    def _rerun(self, name: str) -> Callable[..., Tensor | None]:
         def hook(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-            if f"{name}.weight" not in self._anchor or not module.training or not torch.is_grad_enabled():
+            if not self._state or not module.training or not torch.is_grad_enabled():
                 return None
-            weight = self._anchor[f"{name}.weight"].to(module.weight.dtype)
-            bias = None if module.bias is None else self._anchor.get(f"{name}.bias", module.bias).to(module.bias.dtype)
-            linear = isinstance(module, nn.Linear)
-            before = F.linear(inputs[0], weight, bias) if linear else module._conv_forward(inputs[0], weight, bias)
-            off = self._nodes(name).to(output.device).view(-1, *[1] * (0 if linear else module.weight.dim() - 2))
-            return torch.where(off, before, (output - self.rate * before) / (1 - self.rate))
+            live = {f"{name}.{key}": p for key, p in module.named_parameters(recurse=False)}
+            found = self.term.drop_nodes(self._state, live, dict.fromkeys(live, self._nodes(name).to(output.device)))
+            if f"{name}.weight" not in found:
+                return None  # nothing to drop towards: the first task
+            weight, bias = found[f"{name}.weight"], found.get(f"{name}.bias", module.bias)
+            if isinstance(module, nn.Linear):
+                return F.linear(inputs[0], weight, bias)
+            rerun: Tensor = module._conv_forward(inputs[0], weight, bias)
+            return rerun
 
         return hook
 
     def stop(self) -> None:
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()

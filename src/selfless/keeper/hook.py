@@ -1,4 +1,4 @@
-"""A forward hook that belongs to one keeper."""
+"""A forward hook that belongs to one keeper, and the question whether a forward pass is the loop's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Hook:
-    """A forward hook that belongs to one keeper: copies and pickles of the model carry an inert one instead."""
+    """A hook that does nothing in copies and pickles of the model: they are not the keeper's model."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
         self.call = call
@@ -24,6 +24,6 @@ class Hook:
         return Hook, ()
 
 
-def _forward() -> bool:
-    """Whether this is a forward pass of its own, not one that activation checkpointing repeats inside backward."""
+def is_forward_pass() -> bool:
+    """True unless activation checkpointing repeats the pass inside backward."""
     return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1

@@ -1,4 +1,4 @@
-"""Telling the task loss's gradient from the penalties', for path integrals (SI).
+"""Separate the task loss's gradient from the penalties', for path integrals (SI).
 
 A training loop calls `(loss + keeper.penalty()).backward()`, so `p.grad` holds both, perhaps scaled (a GradScaler, a division by the number
 of accumulated batches) and later clipped. What is needed is ∂(task loss)/∂θ at its true scale. The penalty tensor knows: its own gradient
@@ -31,7 +31,7 @@ class PathWatch:
         self._scale: Tensor | float = 0.0
 
     def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Watch these parameters from here (heads may have been added, others frozen or moved to another device since)."""
+        """Watch these parameters from here on: heads may have been added, others frozen or moved to another device."""
         for name in list(self._parameters):
             if self._parameters[name] is not parameters.get(name):
                 self._handles.pop(name).remove()
@@ -45,7 +45,7 @@ class PathWatch:
                 self._mark(name)
 
     def begin(self) -> None:
-        """A task begins here: whatever moved the parameters before is not its doing."""
+        """Start a task: what moved the parameters before does not count."""
         self._reset()
         for name in self._parameters:
             self._mark(name)
@@ -61,8 +61,8 @@ class PathWatch:
         parameter = self._parameters[name]
         self._before[name], self._versions[name] = parameter.detach().clone(), parameter._version
 
-    def penalised(self, penalty: Tensor, parts: Tensor | None) -> None:
-        """Note the penalty of this backward pass; `parts` is what of it depends on the parameters (None: nothing)."""
+    def note_penalty(self, penalty: Tensor, parts: Tensor | None) -> None:
+        """Note the penalty of this backward pass; `parts` is the part that depends on the parameters, or None."""
         leak: dict[str, Tensor] = {}
         if parts is not None and parts.requires_grad:
             grads = torch.autograd.grad(parts, list(self._parameters.values()), retain_graph=True, allow_unused=True)
@@ -78,11 +78,11 @@ class PathWatch:
         penalty.register_hook(note)
 
     def moved(self) -> bool:
-        """Whether parameters were changed in place since the last step that was seen (by hand: optimizers tell of their steps)."""
+        """True if parameters were changed in place since the last step that was seen (optimizers report their own steps)."""
         return any(p._version != self._versions[n] for n, p in self._parameters.items())
 
     def step(self) -> Step:
-        """(θ before, θ after, task-loss gradient) of the step that was just made."""
+        """Return (θ before, θ after, task-loss gradient) of the step just made."""
         raw = self._raw or {n: p.grad.detach().clone() for n, p in self._parameters.items() if p.grad is not None}
         scale = self._scale if isinstance(self._scale, Tensor) else 1.0  # no penalty in the backward pass: nothing to undo
         task = {n: (g - self._leak[n] if n in self._leak else g) / scale for n, g in raw.items() if n in self._parameters}
@@ -95,6 +95,7 @@ class PathWatch:
         self._raw, self._leak, self._scale = {}, {}, 0.0
 
     def stop(self) -> None:
+        """Remove the hooks."""
         for handle in self._handles.values():
             handle.remove()
         self._handles, self._parameters = {}, {}

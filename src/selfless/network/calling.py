@@ -12,7 +12,7 @@ from torch import Tensor, nn
 Forward = Callable[[nn.Module, Any], Any]
 
 
-class _Forward(nn.Module):
+class CalledModel(nn.Module):
     """A model and a way to call it, as one module: `torch.func.functional_call` needs a module."""
 
     def __init__(self, model: nn.Module, forward: Forward | None) -> None:
@@ -23,7 +23,6 @@ class _Forward(nn.Module):
         return run_batch(self.model, batch, self.call)
 
 
-# --------------------------------------------------------------------------------------------------------- models and batches
 def check_batches(batches: Any) -> None:
     """Refuse what is one batch, or none, in place of an iterable of them."""
     if isinstance(batches, Tensor):
@@ -59,11 +58,11 @@ def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None) -> T
     return output
 
 
-def called_with(model: nn.Module, parameters: Mapping[str, Tensor], batch: Any, forward: Forward | None = None) -> Tensor:
+def call_with(model: nn.Module, parameters: Mapping[str, Tensor], batch: Any, forward: Forward | None = None) -> Tensor:
     """`run_batch` with other values of (some) parameters, in their own precision."""
     own = dict(model.named_parameters())
     replaced = {f"model.{n}": t.to(own[n].dtype) for n, t in parameters.items() if n in own}
-    output: Tensor = torch.func.functional_call(_Forward(model, forward), replaced, (batch,))
+    output: Tensor = torch.func.functional_call(CalledModel(model, forward), replaced, (batch,))
     return output
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from selfless.network.layers import Tap
-from selfless.network.roles import NORMS, WEIGHTED, _axis, first_tensor, is_activation
+from selfless.network.roles import NORMS, WEIGHTED, feature_axis, first_tensor, is_activation
 
 # Pointwise functions that count as an activation when they are applied to a layer's output.
 _FUNCTIONS = {
@@ -101,7 +101,7 @@ class Discovery:
         tapped, activation = self._found.get(name, (None, None))
         if not tap.complete and tapped is not None:
             module = self.model.get_submodule(tapped)
-            axis = tap.axis if _axis(module) is None else _axis(module)
+            axis = tap.axis if feature_axis(module) is None else feature_axis(module)
             if isinstance(activation, nn.Module) and self._calls[activation] == 1:
                 tap = replace(tap, module=activation, at_input=True, axis=axis)
             else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from selfless.network.roles import NORMS, UNCALLED, WEIGHTED, _axis, _registered_axis, _sure, is_activation, within
+from selfless.network.roles import NORMS, WEIGHTED, feature_axis, hidden_layers, is_activation, is_known_activation, registered_axis
 
 Layers = str | nn.Module | Iterable[str | nn.Module]
 
@@ -34,8 +34,8 @@ class Tap:
         return self.at_input or self.activation is not None
 
 
-def by_itself(layers: Layers) -> bool:
-    """Whether nobody named them: what a forward pass does not reach, or has no activation, is then left out."""
+def is_automatic(layers: Layers) -> bool:
+    """True for "auto" and "all": layers that a forward pass does not reach, or that have no activation, are then left out."""
     return isinstance(layers, str) and layers in ("auto", "all")
 
 
@@ -45,12 +45,8 @@ def resolve(model: nn.Module, layers: Layers, heads: Iterable[str] = ()) -> dict
     Left to itself it leaves out the `heads`; where none are named, the layer that was registered last, unless heads are still to come (an
     empty ModuleList or ModuleDict)."""
     modules = dict(model.named_modules())
-    if by_itself(layers):
-        kinds = WEIGHTED if layers == "all" else nn.Linear
-        weighted = [name for name, module in modules.items() if isinstance(module, kinds) and not isinstance(module, UNCALLED)]
-        hidden = [name for name in weighted if not any(within(name, head) for head in heads)]
-        coming = any(isinstance(m, nn.ModuleList | nn.ModuleDict) and len(m) == 0 for m in modules.values())
-        hidden = hidden[:-1] if len(hidden) == len(weighted) and not coming else hidden
+    if is_automatic(layers):
+        hidden = hidden_layers(model, heads, WEIGHTED if layers == "all" else nn.Linear)
         if not hidden:
             what = "nn.Linear or convolution" if layers == "all" else "nn.Linear"
             raise ValueError(
@@ -96,15 +92,15 @@ def _static(model: nn.Module, name: str, module: nn.Module) -> Tap:
     if is_activation(module):
         before = _neighbour(model, name, -1)
         weighted = before if isinstance(before, WEIGHTED) else None
-        return Tap(module, at_input=True, weighted=weighted, axis=_axis(before) or _registered_axis(model, name))
+        return Tap(module, at_input=True, weighted=weighted, axis=feature_axis(before) or registered_axis(model, name))
     weighted = module if isinstance(module, WEIGHTED) else None
     after = _neighbour(model, name, +1)
-    if after is not None and _sure(after):
+    if after is not None and is_known_activation(after):
         if _places(model, after) == 1:
-            return Tap(after, at_input=True, weighted=weighted, axis=_axis(module))
+            return Tap(after, at_input=True, weighted=weighted, axis=feature_axis(module))
         if not any(isinstance(m, NORMS) for m in _between(model, name, after)):
-            return Tap(module, at_input=False, weighted=weighted, activation=after, axis=_axis(module))
-    return Tap(module, at_input=False, weighted=weighted, axis=_axis(module))
+            return Tap(module, at_input=False, weighted=weighted, activation=after, axis=feature_axis(module))
+    return Tap(module, at_input=False, weighted=weighted, axis=feature_axis(module))
 
 
 def _places(model: nn.Module, module: nn.Module) -> int:

@@ -27,7 +27,9 @@ from typing import Any, overload
 
 from selfless.data import DataError
 from selfless.data.holding import holding
-from selfless.engine.learner import Alone, Event, Learner
+from selfless.engine.build import CannotShareFleet
+from selfless.engine.learner import Learner
+from selfless.engine.progress import Event
 from selfless.preserve import Preserver
 from selfless.runner.memory import available, most
 from selfless.runner.store import Store
@@ -119,14 +121,14 @@ def fleets(runs: Sequence[Run], most: int | None = None) -> list[list[Run]]:
 
 def _common(run: Run) -> str:
     """What the members of a fleet share, as text: everything but seed, strengths, lr, epochs, ramp and the sparsifier."""
-    preserve: Preserver = run.preserve if run.preserve.alike else dataclasses.replace(run.preserve, strength=0.0)
+    preserve: Preserver = run.preserve if run.preserve.same_strength else dataclasses.replace(run.preserve, strength=0.0)
     fields = run.as_dict() | {"preserve": repr(preserve), "sparsify": None, "seed": None, "lr": None, "epochs": None, "ramp": None}
     stream = run.stream.removeprefix("joint-")
     if stream.startswith(("folders:", "arrays:", "split-mnist", "blurred-mnist")):
         fields["seed"] = run.seed  # unbalanced classes: other seeds, other sizes of tasks
     if stream.startswith("blurred-") or ":" in run.model or run.model_options.get("batch_norm"):
         fields["epochs"] = run.epochs  # draws after the last epoch, or running statistics: a member cannot wait for the others
-    if run.preserve.turns:
+    if run.preserve.has_phases:
         fields["epochs"] = run.epochs  # phases of a task begin at the same epoch for all
     if run.schedule == "plateau" and (":" in run.model or run.model_options.get("batch_norm")):
         fields["key"] = run.key  # running statistics would go on after a member has stopped
@@ -274,7 +276,7 @@ def _learnt(runs: list[Run], report: Callable[[Event], None], **options: Any) ->
         learner = Learner(runs, report=report, **options)
         learner.learn()
         return learner
-    except Alone:
+    except CannotShareFleet:
         if len(runs) == 1:
             raise
     except (RuntimeError, MemoryError) as error:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from selfless.engine.learner import Alone, Learner
+from selfless.engine.build import CannotShareFleet
+from selfless.engine.learner import Learner
 from selfless.spec import Run
 
 FEW = 8  # fleets up to here are not measured: a machine that cannot hold them is told so by its own error, and they are halved
@@ -32,7 +33,7 @@ def most(runs: Sequence[Run], make: Callable[[Sequence[Run]], Learner], device: 
     other = next((run for run in runs if run.seed != runs[0].seed), runs[1])
     try:
         two = _taken([runs[0], other], make, device)
-    except Alone:
+    except CannotShareFleet:
         return 1
     each = max(two - one, 1)
     return max(1, min(len(runs), 1 + int((SPARE * free - one) // each)))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfless.data import DataError
-from selfless.engine.learner import Event
+from selfless.engine.progress import Event
 from selfless.runner.local import train_fleet
 from selfless.runner.store import Store
 from selfless.spec import Run
