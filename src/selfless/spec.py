@@ -122,7 +122,12 @@ class Run:
         kind=Term,
     )
     tasks: int | None = option(
-        None, "What", "How many tasks, from the first on.", kind=int, low=1, shown="5 permuted or rotated ones, else all"
+        None,
+        "What",
+        "How many tasks of the stream to learn, from the first.",
+        kind=int,
+        low=1,
+        shown="5 permuted or rotated ones, else all",
     )
     epochs: int = option(10, "Training", "Epochs per task.", low=1)
     batch: int = option(200, "Training", "Samples per step.", low=1)
