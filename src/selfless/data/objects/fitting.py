@@ -3,10 +3,10 @@ that a worker starts in a tenth of a second, needs no pickle, and never runs the
 
     python -P fitting.py
 
-takes jobs from `selfless.workers.pool`: {"folder", "share", "shares"}, one a line, on standard input. The folder holds job.json (which bytes
-become which row), images.npy (n, 3, 224, 224) and rows.npy (n, 36): of every finished row the SHA-256 of the source's bytes and the CRC-32
-of the result. A row without them is not finished. A worker fits the unfinished rows of its share in chunks. It answers {"fitted": n} after
-each chunk, {"error": message} where an image cannot be read, and {"finished": true} at the end of a job.
+takes jobs from `selfless.workers.pool`: one line {"folder", "share", "shares"} each on standard input. The folder holds job.json (which
+bytes become which row), images.npy (n, 3, 224, 224) and rows.npy (n, 36): of every finished row the SHA-256 of the source's bytes and the
+CRC-32 of the result. A row without them is not finished. A worker fits the unfinished rows of its share in chunks. It answers
+{"fitted": n} after each chunk, {"error": message} where an image cannot be read, and {"finished": true} at the end of a job.
 """
 
 from __future__ import annotations
