@@ -79,7 +79,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         watch=watch,
         waiting=waiting,
     )
-    return train_runs([runs], options)[0] if isinstance(runs, Run) else train_runs(runs, options)
+    return train_runs([runs], options)[0] if isinstance(runs, Run) else train_runs(list(runs), options)
 
 
 def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
