@@ -20,17 +20,18 @@ from pathlib import Path
 from selfless.workers import serve
 def work(job, send):
     print("this goes to standard error")
-    send(pid=os.getpid(), threads=os.environ["OMP_NUM_THREADS"])
-    if job["do"] == "add":
-        send(sum=job["a"] + job["b"])
-    if job["do"] == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if job["do"] == "raise":
-        raise KeyError("a bug")
-    if job["do"] == "sleep":
-        try:
+    try:  # before the first message: after it, a test may stop this process
+        send(pid=os.getpid(), threads=os.environ["OMP_NUM_THREADS"])
+        if job["do"] == "add":
+            send(sum=job["a"] + job["b"])
+        if job["do"] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job["do"] == "raise":
+            raise KeyError("a bug")
+        if job["do"] == "sleep":
             time.sleep(60)
-        finally:
+    finally:
+        if "file" in job:
             Path(job["file"]).write_text("cleared")
 serve(work)
 """
