@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import selfless
 from selfless import MAS, SLNID, Run
-from selfless.cli_data import app
+from selfless.cli.data import app
 from selfless.data import OBJECTS, Altered, MissingData, fetch_objects, prepare_objects, stream, verify_objects
 from selfless.data.objects.preparing import home
 

@@ -44,8 +44,8 @@ from selfless import (
 from selfless.data import stream
 from selfless.engine import rng
 from selfless.engine.learner import Event, Learner
-from selfless.engine.native.options import Inhibition
 from selfless.engine.native.forward import inhibited
+from selfless.engine.native.options import Inhibition
 from selfless.models import build
 from selfless.spec import Result
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from selfless.engine.hooks import Hooks
 from tests.test_contracts import PRESERVE
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from selfless import SLNID, LwF, NoSparsifier, PackNet, Run
 from selfless.engine.cuda_graph import no_collection, undone
 from selfless.engine.fleet import Fleet
-from selfless.engine.hooks import Hooks
 from selfless.engine.inhibition import Inhibitions
 from selfless.engine.learner import Learner
 from selfless.engine.native.options import Inhibition

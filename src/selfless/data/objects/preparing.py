@@ -11,11 +11,8 @@ import contextlib
 import hashlib
 import json
 import os
-import queue
 import shutil
-import subprocess
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Mapping
@@ -33,6 +30,7 @@ from selfless.data.objects.shelf import Shelf, Slice, forget_unpacked
 from selfless.data.places import DataError, cache_dir
 from selfless.data.progress import bar
 from selfless.files import locked, write_json
+from selfless.workers import Pool, WorkerDied
 
 VERSION = 1  # part of the key: a change in how images are fitted must not find the old arrays
 FEW = 64  # so few images are done here, without workers
@@ -181,46 +179,20 @@ def _pictures(part: Path, listing: Listing) -> list[Slice]:
 
 
 def _by_workers(part: Path, count: int, shelf: Shelf, update: Any) -> None:
-    """Starts `count` workers and waits for them; the first error ends them all."""
-    command = [sys.executable, "-P", fitting.__file__, str(part)]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    said: queue.Queue[tuple[int, str]] = queue.Queue()
-    running = [
-        subprocess.Popen([*command, str(i), str(count)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=quiet)
-        for i in range(count)
-    ]
+    """Fit the images in `count` worker processes, a share each; the first error stops all."""
+    jobs = [{"folder": str(part), "share": share, "shares": count} for share in range(count)]
 
-    def listen(worker: int) -> None:
-        stream = running[worker].stdout
-        assert stream is not None
-        for line in stream:
-            said.put((worker, line))
-        said.put((worker, ""))
+    def receive(_: int, message: dict[str, Any]) -> None:
+        if "error" in message:
+            raise Altered(f"{shelf.folder}: {message['error']}")
+        update(message["fitted"])
 
-    threads = [threading.Thread(target=listen, args=(i,), daemon=True) for i in range(count)]
-    for thread in threads:
-        thread.start()
     try:
-        open_ends = count
-        while open_ends:
-            worker, line = said.get()
-            if line.startswith("{"):
-                raise Altered(f"{shelf.folder}: {json.loads(line)['error']}")
-            if line:
-                update(int(line))
-                continue
-            open_ends -= 1
-            if code := running[worker].wait():
-                raise DataError(f"a worker that prepared images ended with status {code}; run it again: it goes on where it stopped")
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-        for thread in threads:
-            thread.join()
-        for process in running:
-            if process.stdout is not None:
-                process.stdout.close()
+        Pool([sys.executable, "-P", fitting.__file__], count).run(jobs, receive)
+    except WorkerDied as death:
+        raise DataError(
+            f"a worker that prepared images ended with status {death.status}; run it again: it goes on where it stopped"
+        ) from death
 
 
 def _finish(part: Path, name: str, shelf: Shelf, listing: Listing, options: Mapping[str, Any]) -> dict[str, Any]:

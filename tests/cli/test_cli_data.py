@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,14 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from published import tiny_contents, write_zip
 from typer.testing import CliRunner
 
-from selfless.cli_data import app
+from selfless.cli import app
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+sys.path.insert(0, str(DATA))  # its conftest and this file use its helpers
+
+from published import tiny_contents, write_zip  # noqa: E402
+
+found = importlib.util.spec_from_file_location("data_conftest", DATA / "conftest.py")
+assert found is not None
+assert found.loader is not None
+fixtures = importlib.util.module_from_spec(found)
+found.loader.exec_module(fixtures)
+walls, small_mnist, put_mnist = fixtures.walls, fixtures.small_mnist, fixtures.put_mnist
 
 
 def run(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(words))
+    result = CliRunner().invoke(app, ["data", *words])
     assert result.exit_code == code, result.output
     return result.output
 
@@ -36,16 +48,16 @@ def test_list(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
 
 @pytest.mark.filterwarnings("always:.*is damaged or another file")
 def test_list_with_damaged_weights(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
-    """The sets are listed, and the file is told; a script sees that there are none."""
+    """The sets are listed, and a note names the file; a script sees that there are none."""
     root = put_mnist(tmp_path / "d")
     (root / "alexnet").mkdir()
     (root / "alexnet" / "alexnet-owt-7be5be79.pth").write_bytes(b"not this")
-    told = run("list", "--data-dir", str(root))
-    assert "ImageNet weights: damaged." in " ".join(told.split())
-    assert "note: " in told
-    assert "alexnet-owt-7be5be79.pth is damaged or another file" in " ".join(told.split())
-    assert "flowers" in told
-    found = CliRunner().invoke(app, ["list", "--json", "--data-dir", str(root)])
+    shown = run("list", "--data-dir", str(root))
+    assert "ImageNet weights: damaged." in " ".join(shown.split())
+    assert "note: " in shown
+    assert "alexnet-owt-7be5be79.pth is damaged or another file" in " ".join(shown.split())
+    assert "flowers" in shown
+    found = CliRunner().invoke(app, ["data", "list", "--json", "--data-dir", str(root)])
     assert json.loads(found.stdout)["weights"] == {"alexnet": None}
 
 
@@ -56,8 +68,8 @@ def test_list_reads_well_at_80_columns(tmp_path: Path, put_mnist: Callable[[Path
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = put_mnist(tmp_path / "a-rather-long-name-of-a-folder-of-data")
-    told, *lines = run("list", "--data-dir", str(root)).splitlines()
-    assert told == f"data folder: {root}"
+    first, *lines = run("list", "--data-dir", str(root)).splitlines()
+    assert first == f"data folder: {root}"
     assert max(map(len, lines)) <= 80
     rows = {line.split()[0]: line.rstrip() for line in lines if line.strip()}
     for item in (*CATALOGUE.values(), *OBJECTS.values()):
@@ -99,5 +111,5 @@ def test_fetch(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
 def test_help_has_examples_and_costs_nothing() -> None:
     for command in ("list", "fetch", "verify", "prepare"):
         assert "Examples" in run(command, "--help")
-    code = "import sys, selfless.cli_data; sys.exit(bool({'torch', 'numpy', 'pooch'} & set(sys.modules)))"
+    code = "import sys, selfless.cli.data; sys.exit(bool({'torch', 'numpy', 'pooch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,7 +1,8 @@
-"""`selfless reproduce`: the paper's tables and figures beside the published values. Heavy imports happen inside."""
+"""`selfless reproduce`: the paper's tables and figures beside the published values."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selfless.cli_common import HOW, AsJson, DataDir, Device, Force, Workers, told, trained
+from selfless.cli.errors import print_error, reporting_errors
+from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Workers
+from selfless.cli.training import train_with_progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from selfless.experiments import Experiment
     from selfless.experiments.reproduce import Train
+    from selfless.runner import TrainOptions
     from selfless.spec import Result, Run
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -23,93 +27,91 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless reproduce --list                        [dim]# every experiment, and how many runs it takes[/dim]
   selfless reproduce fig-2 --quick                 [dim]# all of its code, in seconds, on little data[/dim]
   selfless reproduce table-1 --profile paper       [dim]# the authors' settings[/dim]
-  selfless reproduce rivals                        [dim]# what the paper does not have is named by itself: rivals, rivals-published[/dim]
+  selfless reproduce rivals                        [dim]# not in the paper, so not in `all`: rivals, rivals-published[/dim]
   selfless reproduce all --seeds 5 --out results/reproduction && selfless report results/reproduction
   selfless reproduce all --judge --out results/reproduction [dim]# after a claim was added or reworded: nothing is trained[/dim]"""
-OUT = Path("results")
 
 
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Experiments, or all: those of the paper.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Experiments, or all, which means all of the paper.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="Show every experiment with its number of runs, and stop.")] = False,
     profile: Annotated[str, typer.Option(help="ours, or paper: the authors' settings and selection, marked.")] = "ours",
     quick: Annotated[bool, typer.Option("--quick", help="A small version that runs all of the code; its numbers mean nothing.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds that are reported, from 0 up.", show_default="5; quick: 2")] = None,
-    judge: Annotated[bool, typer.Option("--judge", help="Train nothing: judge today's claims by what is recorded.")] = False,
-    out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = OUT,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds to report, from 0 up.", show_default="5; quick: 2")] = None,
+    judge: Annotated[bool, typer.Option("--judge", help="Train nothing; judge today's claims by the recorded results.")] = False,
+    out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results"),
     data_dir: DataDir = None,
     device: Device = None,
     workers: Workers = None,
     force: Force = False,
     checkpoints: Annotated[
-        bool, typer.Option(help="Keep the trained networks too, which some figures are drawn from.", rich_help_panel=HOW)
+        bool, typer.Option(help="Record the trained networks too; some figures are drawn from them.", rich_help_panel=HOW)
     ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Regenerate tables and figures of the paper beside its published values, and say for each claim whether it holds.
 
-    Strengths are chosen first (on held-out data, by a fleet), then every cell is trained with every seed. What is recorded is not
-    trained again. A failed claim is a result; a failed run makes the exit status 1. Table 2 takes the object sets and AlexNet weights that
-    are in the data folder (selfless data list); without all of them it fills a column of its own and leaves the published one open.
+    Strengths are chosen first (on held-out data, by a fleet), then every cell is trained with every seed. Recorded runs are not trained
+    again. A failed claim is a result; a failed run makes the exit status 1. Table 2 uses the object sets and AlexNet weights in the data
+    folder (selfless data list); if some are missing, it fills a separate column and leaves the published one empty.
     """
-    with told(as_json):
+    with reporting_errors(as_json):
         from rich.console import Console
 
         from selfless.data.holding import holding
         from selfless.experiments import NAMES, PAPER, experiment
+        from selfless.runner import TrainOptions
 
         count = seeds or (2 if quick else 5)
         if listing:
-            _listing(count, data_dir, as_json)
+            _list_experiments(count, data_dir, as_json)
             return
         if not names:
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
+        chosen = _expand(names, PAPER)
         if judge:
-            records = _judged(_named(names, PAPER), profile, quick, out)
-            if as_json:
-                typer.echo(json.dumps({"out": str(out), "experiments": records, "problems": {}}))
-            else:
-                _show(records, out)
+            _show(_judge_again(chosen, profile, quick, out), {}, out, as_json)
             return
-        wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in _named(names, PAPER)]
+        wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in chosen]
         if not any(cell.candidates for one in wanted for cell in one.cells):
             raise ValueError("nothing can be run: " + "; ".join(f"{one.name}: {one.pending}" for one in wanted))
         if not checkpoints:
             _refuse_without_checkpoints(wanted)
-        session = {
-            "data_dir": data_dir,
-            "device": device or "auto",
-            "workers": workers or (1 if quick else None),
-            "checkpoints": checkpoints,
-        }
-        say = Console(stderr=True, quiet=as_json)
+        options = TrainOptions(
+            out=out,
+            data_dir=data_dir,
+            device=device or "auto",
+            workers=workers or (1 if quick else None),
+            checkpoints=checkpoints,
+            force=force,
+        )
         with holding():
-            records, problems = _run(wanted, count, out, session, force, as_json, say)
-        if as_json:
-            typer.echo(json.dumps({"out": str(out), "experiments": records, "problems": problems}))
-        else:
-            _show(records, out)
+            records, problems = _run(wanted, count, options, as_json, Console(stderr=True, quiet=as_json))
+        _show(records, problems, out, as_json)
         for name, problem in problems.items():
-            typer.secho(f"{name}: {problem}", fg=typer.colors.RED, err=True)
+            print_error(f"{name}: {problem}")
         if problems:
             raise typer.Exit(1)
 
 
 def _refuse_without_checkpoints(wanted: Sequence[Experiment]) -> None:
+    """Refuse --no-checkpoints for figures that are drawn from checkpoints."""
     from selfless.experiments.measures import MEASURES
 
     drawn = [one.name for one in wanted if any(MEASURES[cell.value].from_checkpoint for cell in one.cells)]
     if drawn:
-        raise ValueError(f"{', '.join(drawn)}: drawn from the trained networks, which --no-checkpoints does not keep; leave it out")
+        raise ValueError(
+            f"{', '.join(drawn)}: drawn from the trained networks, which --no-checkpoints does not record; leave that flag out"
+        )
 
 
-def _named(names: Sequence[str], paper: Sequence[str]) -> list[str]:
-    """`all` is every experiment of the paper; others may be named beside it."""
+def _expand(names: Sequence[str], paper: Sequence[str]) -> list[str]:
+    """Replace `all` by every experiment of the paper; others may be named beside it."""
     return list(dict.fromkeys(one for name in names for one in (paper if name == "all" else (name,))))
 
 
-def _judged(names: Sequence[str], profile: str, quick: bool, out: Path) -> list[dict[str, Any]]:
-    """Every record of these that is there, judged again and written back."""
+def _judge_again(names: Sequence[str], profile: str, quick: bool, out: Path) -> list[dict[str, Any]]:
+    """Judge today's claims of every recorded experiment among these, and write the records back."""
     from selfless.experiments import experiment
     from selfless.experiments.reproduce import judged_again, record_file
     from selfless.files import write_json
@@ -130,9 +132,9 @@ def _judged(names: Sequence[str], profile: str, quick: bool, out: Path) -> list[
 
 
 def _run(
-    wanted: Sequence[Experiment], seeds: int, out: Path, session: dict[str, Any], force: bool, as_json: bool, say: Console
+    wanted: Sequence[Experiment], seeds: int, options: TrainOptions, as_json: bool, console: Console
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """(the records, what went wrong by experiment): data or checkpoints that are missing stop one experiment, not the others."""
+    """(the records, what went wrong by experiment). Missing data or checkpoints stop one experiment, not the others."""
     from rich.console import Console
 
     from selfless.data import DataError
@@ -140,14 +142,15 @@ def _run(
     from selfless.experiments.reproduce import pooled
     from selfless.experiments.reproduce import reproduce as run_one
 
+    assert options.out is not None
     records, problems = [], {}
-    train = _trainer(session, force, as_json, say)
+    train = _trainer(options, as_json, console)
     if len(wanted) > 1:
-        pooled(wanted, seeds=seeds, out=out, train=train)
-        train = _trainer(session, False, True, Console(quiet=True))  # what is left is to read what was recorded
+        pooled(wanted, seeds=seeds, out=options.out, train=train)
+        train = _trainer(dataclasses.replace(options, force=False), True, Console(quiet=True))  # reads what was just recorded
     for one in wanted:
         try:
-            record = run_one(one, seeds=seeds, out=out, train=train, data_dir=session["data_dir"])
+            record = run_one(one, seeds=seeds, out=options.out, train=train, data_dir=options.data_dir)
         except (DataError, MissingCheckpoint) as error:
             if len(wanted) == 1:
                 raise
@@ -160,26 +163,32 @@ def _run(
     return records, problems
 
 
-def _trainer(session: dict[str, Any], force: bool, as_json: bool, say: Console) -> Train:
-    """The runner with live progress; `--force` trains each run again once, however many experiments share it. Of the runs that only
-    choose strengths, the numbers are kept and no checkpoints."""
+def _trainer(options: TrainOptions, as_json: bool, console: Console) -> Train:
+    """The function that experiments train with: train(runs, folder, what).
+
+    `--force` trains each run again once, however many experiments share it. Runs that only choose strengths keep no checkpoints.
+    """
     from selfless.experiments.reproduce import CHOOSING
 
     fresh: set[tuple[Path, Run]] = set()
 
     def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
-        say.print(f"[bold]{what}[/bold], {len(runs)} run{'s' * (len(runs) > 1)}")
-        again = [run for run in runs if force and (place, run) not in fresh]
-        how = {**session, "as_json": as_json, "out": place, "checkpoints": session["checkpoints"] and place.name != CHOOSING}
+        console.print(f"[bold]{what}[/bold], {len(runs)} run{'s' * (len(runs) > 1)}")
+        here = dataclasses.replace(options, out=place, checkpoints=options.checkpoints and place.name != CHOOSING)
+        again = [run for run in runs if options.force and (place, run) not in fresh]
         if again:
-            trained(again, force=True, **how)
+            train_with_progress(again, here, as_json=as_json)
             fresh.update((place, run) for run in again)
-        return trained(runs, force=False, **how)
+        return train_with_progress(runs, dataclasses.replace(here, force=False), as_json=as_json)
 
     return train
 
 
-def _show(records: Sequence[dict[str, Any]], out: Path) -> None:
+def _show(records: Sequence[dict[str, Any]], problems: dict[str, str], out: Path, as_json: bool) -> None:
+    """Print the records as JSON, or as tables with the number of claims that hold."""
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "experiments": records, "problems": problems}))
+        return
     from rich.console import Console
 
     from selfless.report import experiments as reporting
@@ -193,7 +202,8 @@ def _show(records: Sequence[dict[str, Any]], out: Path) -> None:
     console.print(f"records: {out / 'experiments'}    page: selfless report {out}", highlight=False, soft_wrap=True)
 
 
-def _listing(seeds: int, data_dir: Path | None, as_json: bool) -> None:
+def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool) -> None:
+    """Print every experiment with its claims and the number of its runs."""
     from selfless.experiments import NAMES, PAPER, experiment
     from selfless.experiments.base import PROFILES
     from selfless.experiments.reproduce import count

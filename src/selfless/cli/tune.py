@@ -1,4 +1,4 @@
-"""`selfless tune`: the paper's rule of thumb for λ, by one fleet. Heavy imports happen inside."""
+"""`selfless tune`: the paper's rule of thumb for λ, by one fleet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from selfless.cli_common import HOW, AsJson, DataDir, Device, Force, Workers, told, trained
+from selfless.cli.errors import reporting_errors
+from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Workers
+from selfless.cli.training import train_with_progress
 
 if TYPE_CHECKING:
     from selfless.spec import Run
@@ -21,16 +23,18 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 def tune(
-    stream: Annotated[str, typer.Option(help="The stream whose first task is tried.")] = "permuted-mnist",
+    stream: Annotated[str, typer.Option(help="The stream whose first task is learned.")] = "permuted-mnist",
     model: Annotated[str, typer.Option(help="The network.")] = "mlp-128",
-    sparsify: Annotated[str, typer.Option(help="The sparsifier whose strength is sought.")] = "slnid",
-    strengths: Annotated[str, typer.Option(help="The grid, separated by commas.")] = "1e-5,3e-5,1e-4,3e-4,1e-3,3e-3,1e-2,3e-2",
-    tolerance: Annotated[float, typer.Option(min=0, help="Points below the unregularised accuracy that still count as keeping it.")] = 0.5,
-    epochs: Annotated[int, typer.Option(min=1)] = 10,
-    batch: Annotated[int, typer.Option(min=1)] = 200,
-    lr: Annotated[float, typer.Option()] = 1e-2,
-    schedule: Annotated[str, typer.Option(help="constant, cosine.")] = "constant",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many images of the task.")] = None,
+    sparsify: Annotated[str, typer.Option(help="The sparsifier whose strength is chosen.")] = "slnid",
+    strengths: Annotated[str, typer.Option(help="The grid of strengths, separated by commas.")] = "1e-5,3e-5,1e-4,3e-4,1e-3,3e-3,1e-2,3e-2",
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="How many points below the unregularised accuracy still count as keeping it.")
+    ] = 0.5,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs per task.")] = 10,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 200,
+    lr: Annotated[float, typer.Option(help="Learning rate of SGD.")] = 1e-2,
+    schedule: Annotated[str, typer.Option(help="Learning rate over a task: constant, cosine.")] = "constant",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only so many images of the task.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 up.")] = 2,
     out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results/tune"),
     data_dir: DataDir = None,
@@ -43,10 +47,11 @@ def tune(
 
     The paper says the smallest that does, and means the one that leaves most room: the largest. Both are shown; the largest is suggested.
     """
-    with told(as_json):
+    with reporting_errors(as_json):
         from selfless.experiments.base import Choice
         from selfless.experiments.choosing import choose, trials
         from selfless.experiments.rule import tuning
+        from selfless.runner import TrainOptions
         from selfless.spec import Run
 
         base = Run(
@@ -59,17 +64,17 @@ def tune(
             schedule=schedule,  # type: ignore[arg-type]
             stream_options={} if limit is None else {"limit": limit},
         )
-        grid = _numbers(strengths)
+        grid = _parse_strengths(strengths)
         cell = tuning(base, grid, Choice("rule-largest", tuple(range(seeds)), tolerance=tolerance))
         runs = list(dict.fromkeys(trials(cell)))
-        session = {"data_dir": data_dir, "device": device or "auto", "workers": workers}
-        results = dict(zip(runs, trained(runs, force=force, as_json=as_json, out=out, **session), strict=True))
+        options = TrainOptions(out=out, data_dir=data_dir, device=device or "auto", workers=workers, force=force)
+        results = dict(zip(runs, train_with_progress(runs, options, as_json=as_json), strict=True))
         largest = choose(cell, results)
         smallest = choose(tuning(base, grid, Choice("rule-smallest", tuple(range(seeds)), tolerance=tolerance)), results)
-        _tuned(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json)
+        show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def _parse_strengths(text: str) -> tuple[float, ...]:
     try:
         found = tuple(sorted({float(word) for word in text.split(",")}))
     except ValueError:
@@ -79,7 +84,7 @@ def _numbers(text: str) -> tuple[float, ...]:
     return found
 
 
-def _tuned(
+def show_tuning(
     candidates: Sequence[Run],
     scores: Sequence[Sequence[float]],
     largest: int | None,
@@ -87,6 +92,11 @@ def _tuned(
     tolerance: float,
     as_json: bool,
 ) -> None:
+    """Print the held-out accuracy of every candidate (the first has no sparsifier) and the strength to take.
+
+    scores[i] are the accuracies of candidate i over seeds, in percent, NaN for a failed run. `largest` and `smallest` are the candidates
+    that the two readings of the rule choose; None: all failed.
+    """
     from selfless.metrics import spread
 
     means = [spread(row) for row in scores]
@@ -115,23 +125,18 @@ def _tuned(
     for heading in ("accuracy", "± std", "to none"):
         table.add_column(heading, justify="right")
     table.add_column("")
+    marks = {smallest: "← smallest", largest: "← largest that keeps it"} if any(kept[1:]) else {}
     for i, (run, (mean, std), ok) in enumerate(zip(candidates, means, kept, strict=True)):
-        mark = "← largest that keeps it" if i == largest and any(kept[1:]) else "← smallest" if i == smallest and any(kept[1:]) else ""
-        texts = (
-            [f"{mean:.2f}", f"{std:.2f}" if std == std else "–", f"{mean - reference:+.2f}" if i else ""]
-            if mean == mean
-            else ["failed", "–", ""]
-        )
-        table.add_row(str(run.sparsify), *texts, mark, style=None if ok else "dim")
+        cells = ["failed", "–", ""]
+        if mean == mean:
+            cells = [f"{mean:.2f}", f"{std:.2f}" if std == std else "–", f"{mean - reference:+.2f}" if i else ""]
+        table.add_row(str(run.sparsify), *cells, marks.get(i, ""), style=None if ok else "dim")
     console = Console()
     console.print(table)
     if len({mean for mean, _ in means}) == 1:
-        console.print(
-            "Nothing to suggest: every strength gives the same. Was anything learnt? Train longer, or on more data.", highlight=False
-        )
+        advice = "Nothing to suggest: every strength gives the same. Was anything learnt? Train longer, or on more data."
     elif any(kept[1:]):
-        console.print(f"Suggested: --sparsify {candidates[largest].sparsify}", highlight=False)
+        advice = f"Suggested: --sparsify {candidates[largest].sparsify}"
     else:
-        console.print(
-            f"No strength keeps the accuracy within {tolerance:g} points; the weakest is {candidates[smallest].sparsify}", highlight=False
-        )
+        advice = f"No strength keeps the accuracy within {tolerance:g} points; the weakest is {candidates[smallest].sparsify}"
+    console.print(advice, highlight=False)

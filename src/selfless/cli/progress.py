@@ -1,4 +1,4 @@
-"""Live progress of training in the terminal: one line a fleet; silence where there is no terminal."""
+"""Live progress of training in the terminal: one bar per fleet, nothing where there is no terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def watching(runs: Sequence[Run], console: Console) -> Iterator[Any]:
-    """Yields `watch(runs of a fleet, event)`: a bar with task, epoch, loss, training (then test) accuracy and the time left."""
+def progress_bars(console: Console) -> Iterator[Any]:
+    """Yield `watch(runs of a fleet, event)`, which shows task, epoch, loss, accuracy and the time left; None without a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     if not console.is_terminal:
@@ -50,6 +50,7 @@ def watching(runs: Sequence[Run], console: Console) -> Iterator[Any]:
 
 
 def label(members: Sequence[Run]) -> str:
+    """What a bar is called: the method and the number of runs."""
     methods = list(dict.fromkeys(r.method for r in members))
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     return what if len(members) == 1 else f"{what} × {len(members)} runs"

@@ -1,91 +1,30 @@
-"""`selfless data`: what there is, fetching it, checking it, preparing it. Heavy imports happen inside the commands."""
+"""`selfless data`: list, fetch, prepare and verify data sets."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from selfless.cli_common import noted, piped
+from selfless.cli.errors import print_error, reporting_errors
+from selfless.cli.options import AsJson, DataDir
 
 app = typer.Typer(help="Published data sets: what is here, fetch it, check it, prepare it.", no_args_is_help=True, rich_markup_mode="rich")
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Where data lies (default: $SELFLESS_DATA, else the user's cache)."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-@contextmanager
-def _told(as_json: bool) -> Iterator[None]:
-    """An error the user can do something about is one message and exit code 1, never a traceback."""
-    from selfless.data import DataError
-
-    try:
-        with piped(), noted():
-            yield
-    except typer.Exit:
-        raise
-    except (DataError, ValueError, OSError) as error:
-        if as_json:
-            typer.echo(json.dumps({"error": str(error)}))
-        else:
-            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(1) from None
-
-
-def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], caption: str, wraps: tuple[str, ...] = ("what",)) -> None:
-    """Where it is narrow only the columns in `wraps` give way: names and numbers stay whole."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column not in wraps)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+STOPPED = "stopped; the same command goes on where it stopped"
 
 
 @app.command("list", epilog="Examples:  selfless data list  ·  selfless data list --json")
 def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The data sets that are known by name, whether they are here, and the streams made of them."""
-    with _told(as_json):
+    with reporting_errors(as_json, STOPPED):
         from selfless import data
-        from selfless.data.places import roots
-        from selfless.data.verifying import located
-        from selfless.data.weights import pretrained
 
-        sets: list[dict[str, Any]] = []
-        for item in data.CATALOGUE.values():
-            found = located(item, roots(data_dir))
-            sets.append(
-                {
-                    "name": item.name,
-                    "title": item.title,
-                    "here": bool(found),
-                    "place": str(found[0]) if found else None,
-                    "bytes": item.size,
-                    "train": item.train,
-                    "test": item.test,
-                    "classes": item.classes,
-                    "shape": list(item.shape),
-                }
-            )
-        objects = _objects_here(data_dir)
-        weights, otherwise = None, "not here"
-        try:
-            weights = pretrained("alexnet", data_dir)
-        except data.DataError as error:
-            otherwise = "damaged"
-            warnings.warn(str(error), stacklevel=2)
+        sets, objects = _known_sets(data_dir), _object_sets(data_dir)
+        weights, state = _alexnet_weights(data_dir)
         if as_json:
             folders = {"data_dir": str(data.data_dir(data_dir)), "cache_dir": str(data.cache_dir())}
             known = {"sets": sets, "objects": objects, "weights": {"alexnet": weights}, "streams": [*data.stream_names(), "objects"]}
@@ -107,7 +46,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             for s in sets
         ]
         kinds = "permuted-, rotated-, split-, blurred- before a name; joint- before that: the upper bound"
-        _table(("name", "what", "train + test", "shape", "download", "where"), rows, f"Streams: {kinds}.\n")
+        _print_table(("name", "what", "train + test", "shape", "download", "where"), rows, f"Streams: {kinds}.\n")
         rows = [
             (
                 o["name"],
@@ -119,19 +58,39 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             )
             for o in objects
         ]
-        _table(
+        _print_table(
             ("object set", "what", "classes", "download", "where", "prepared"),
             rows,
-            f"Stream: objects, those that are here, in this order. AlexNet's ImageNet weights: {weights or otherwise}.",
+            f"Stream: objects, those that are here, in this order. AlexNet's ImageNet weights: {weights or state}.",
         )
 
 
-def _where(place: str | None, first: Path) -> str:
-    """One of the two folders that data is looked for in, in a word: paths are too long for a cell."""
-    return "not here" if place is None else "here" if Path(place).is_relative_to(first) else "in cache"
+def _known_sets(data_dir: Path | None) -> list[dict[str, Any]]:
+    """The sets of the catalogue, and where they are."""
+    from selfless.data import CATALOGUE
+    from selfless.data.places import roots
+    from selfless.data.verifying import located
+
+    sets = []
+    for item in CATALOGUE.values():
+        found = located(item, roots(data_dir))
+        sets.append(
+            {
+                "name": item.name,
+                "title": item.title,
+                "here": bool(found),
+                "place": str(found[0]) if found else None,
+                "bytes": item.size,
+                "train": item.train,
+                "test": item.test,
+                "classes": item.classes,
+                "shape": list(item.shape),
+            }
+        )
+    return sets
 
 
-def _objects_here(data_dir: Path | None) -> list[dict[str, Any]]:
+def _object_sets(data_dir: Path | None) -> list[dict[str, Any]]:
     """The eight object sets: where their files are, and whether a prepared copy is in the cache."""
     from selfless import data
     from selfless.data.objects.finding import folders
@@ -154,8 +113,39 @@ def _objects_here(data_dir: Path | None) -> list[dict[str, Any]]:
     return found
 
 
-def _named(names: list[str]) -> list[str]:
-    """`objects` stands for all eight."""
+def _alexnet_weights(data_dir: Path | None) -> tuple[str | None, str]:
+    """(the name of the file with AlexNet's ImageNet weights or None, what to say without one)."""
+    from selfless.data import DataError
+    from selfless.data.weights import pretrained
+
+    try:
+        return pretrained("alexnet", data_dir), "not here"
+    except DataError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return None, "damaged"
+
+
+def _where(place: str | None, first: Path) -> str:
+    """A place in a word, because paths are too long for a cell: in the data folder `first`, in the cache, or nowhere."""
+    return "not here" if place is None else "here" if Path(place).is_relative_to(first) else "in cache"
+
+
+def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], caption: str, wraps: tuple[str, ...] = ("what",)) -> None:
+    """Print a table. On a narrow terminal only the columns in `wraps` are wrapped; names and numbers stay whole."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column not in wraps)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _expand(names: list[str]) -> list[str]:
+    """Replace `objects` by the names of the eight object sets."""
     from selfless.data import OBJECTS
 
     return list(dict.fromkeys(one for name in names for one in (OBJECTS if name == "objects" else (name,))))
@@ -167,26 +157,26 @@ def fetch(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch data sets from their public mirrors, checked by checksum; what is here already is left alone.
+    """Fetch data sets from their public mirrors and check their checksums; sets that are here already are not changed.
 
-    `objects` stands for the eight object sets: each is tried, and what cannot be downloaded is named, with the folder it belongs in.
+    `objects` means the eight object sets: each is tried. Sets that cannot be downloaded are named, with the folder they belong in.
     """
-    with _told(as_json):
+    with reporting_errors(as_json, STOPPED):
         from selfless import data
 
-        places, lacking = {}, {}
-        for name in _named(names):
+        places, missing = {}, {}
+        for name in _expand(names):
             try:
                 places[name] = str((data.fetch_objects if name in data.OBJECTS else data.fetch)(name, data_dir=data_dir))
             except data.DataError as error:
                 if "objects" not in names or name not in data.OBJECTS:
                     raise
-                lacking[name] = str(error)
+                missing[name] = str(error)
             if not as_json:
-                typer.echo(lacking.get(name) or f"{name}: {places[name]}")
+                typer.echo(missing.get(name) or f"{name}: {places[name]}")
         if as_json:
-            typer.echo(json.dumps({"fetched": places} | ({"by_hand": lacking} if lacking else {})))
-        if lacking:
+            typer.echo(json.dumps({"fetched": places} | ({"by_hand": missing} if missing else {})))
+        if missing:
             raise typer.Exit(1)
 
 
@@ -195,15 +185,16 @@ def prepare(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Object sets, or `objects` for those that are here.")],
     boxes: Annotated[bool, typer.Option("--boxes", help="Crop birds, cars and aircraft to their bounding boxes.")] = False,
     aircraft: Annotated[str, typer.Option(help="Aircraft by variant (100 classes) or family (70).")] = "variant",
-    workers: Annotated[int | None, typer.Option(help="Processes (default: one a core).")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes.", show_default="one per core")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring object sets to 224×224 once, into a memory map in the cache. Goes on where it was stopped; what is prepared is left alone.
+    """Resize object sets to 224×224 once, into a memory map in the cache.
 
-    A set that cannot be prepared does not keep the others from it; it is named at the end, and the exit code is 1.
+    The command goes on where it was stopped, and does not prepare a set again. A set that cannot be prepared does not stop the others: it
+    is named at the end, and the exit status is 1.
     """
-    with _told(as_json):
+    with reporting_errors(as_json, STOPPED):
         from selfless import data
         from selfless.data.objects.finding import present
 
@@ -229,21 +220,10 @@ def prepare(
         if as_json:
             typer.echo(json.dumps({"prepared": done} | ({"failed": failed} if failed else {})))
         elif failed:
-            told = "\n".join(f"{name}: {why}" for name, why in failed.items())
-            typer.secho(f"error: not prepared: {', '.join(failed)}\n{told}", fg=typer.colors.RED, err=True)
+            reasons = "\n".join(f"{name}: {why}" for name, why in failed.items())
+            print_error(f"error: not prepared: {', '.join(failed)}\n{reasons}")
         if failed:
             raise typer.Exit(1)
-
-
-def _checks(name: str | None, data_dir: Path | None) -> tuple[Any, ...]:
-    """One set; without a name the catalogue's, and those of the object sets that are here."""
-    from selfless import data
-    from selfless.data.objects.finding import present
-
-    if name is not None and (name in data.OBJECTS or name == "objects"):
-        return tuple(data.verify_objects(one, data_dir=data_dir) for one in _named([name]))
-    some = tuple(data.verify_objects(one, data_dir=data_dir) for one in present(data_dir)) if name is None else ()
-    return (*data.verify(name, data_dir=data_dir), *some)
 
 
 @app.command(epilog="Examples:  selfless data verify  ·  selfless data verify mnist --json")
@@ -252,19 +232,30 @@ def verify(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every file and compare it with what was published. Exit code 1 if one is altered, or NAME is absent."""
-    with _told(as_json):
-        checks = _checks(name, data_dir)
-    failed = any(c.status == "altered" or (name and not c.usable) for c in checks)
-    if as_json:
-        found = [{"name": c.name, "status": c.status, "place": str(c.place) if c.place else None, "detail": c.detail} for c in checks]
-        typer.echo(json.dumps({"ok": not failed, "sets": found}))
-    else:
-        _table(
-            ("name", "status", "where", "detail"),
-            [(c.name, c.status, str(c.place or "–"), c.detail) for c in checks],
-            "ok and reduced sets are used; altered ones never are.",
-            wraps=("where", "detail"),
-        )
-    if failed:
-        raise typer.Exit(1)
+    """Read every file and compare it with the published one. The exit status is 1 if a file is altered, or NAME is absent."""
+    with reporting_errors(as_json, STOPPED):
+        checks = _verify(name, data_dir)
+        failed = any(c.status == "altered" or (name and not c.usable) for c in checks)
+        if as_json:
+            found = [{"name": c.name, "status": c.status, "place": str(c.place) if c.place else None, "detail": c.detail} for c in checks]
+            typer.echo(json.dumps({"ok": not failed, "sets": found}))
+        else:
+            _print_table(
+                ("name", "status", "where", "detail"),
+                [(c.name, c.status, str(c.place or "–"), c.detail) for c in checks],
+                "ok and reduced sets are used; altered ones never are.",
+                wraps=("where", "detail"),
+            )
+        if failed:
+            raise typer.Exit(1)
+
+
+def _verify(name: str | None, data_dir: Path | None) -> tuple[Any, ...]:
+    """Check one set; without a name, all of the catalogue and the object sets that are here."""
+    from selfless import data
+    from selfless.data.objects.finding import present
+
+    if name is not None and (name in data.OBJECTS or name == "objects"):
+        return tuple(data.verify_objects(one, data_dir=data_dir) for one in _expand([name]))
+    some = tuple(data.verify_objects(one, data_dir=data_dir) for one in present(data_dir)) if name is None else ()
+    return (*data.verify(name, data_dir=data_dir), *some)
