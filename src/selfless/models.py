@@ -30,7 +30,7 @@ __all__ = ["Network", "build", "hidden_layers", "names"]
 
 Shape = tuple[int, int, int]  # (C, H, W)
 Padding = Literal["same-valid", "same"]
-Start = Literal["pretrained", "random"]
+Init = Literal["pretrained", "random"]
 File = str | os.PathLike[str]
 
 
@@ -180,7 +180,7 @@ def _vgg_slim(*, outputs: int, input_shape: Shape, pools: int = 4, batch_norm: b
 
 
 def _alexnet(
-    *, outputs: int, input_shape: Shape, weights: File | None = None, fc: Start | None = None, dropout: float = 0.0, fc_units: int = 4096
+    *, outputs: int, input_shape: Shape, weights: File | None = None, fc: Init | None = None, dropout: float = 0.0, fc_units: int = 4096
 ) -> Network:
     """torchvision's AlexNet; its last layer (classifier.6) is called `head`.
 
