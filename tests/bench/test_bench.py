@@ -31,6 +31,7 @@ def tiny() -> Plan:
     """Sizes at which a part takes a second or two."""
     return dataclasses.replace(
         plan(CPU, quick=True),
+        rounds=1,
         mlp_samples=40,
         cnn_samples=10,
         eager_samples=(40, 10),
@@ -199,12 +200,12 @@ def test_a_fleet_is_drawn_with_its_eager_line(tiny: Plan) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- the command line
 def test_json_is_one_object(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: tiny)
+    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: dataclasses.replace(tiny, penalty_widths=(16,)))
     done = runner.invoke(app, ["bench", "--quick", "--only", "penalty", "--device", "cpu", "--threads", "1", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["quick"] is True
-    assert [r["n"] for r in found["penalty"] if r["kind"] == "formula"] == [16, 32]
+    assert [(r["n"], r["kind"]) for r in found["penalty"]] == [(16, "formula"), (16, "share")]
 
 
 def test_a_table_for_people(tiny: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
