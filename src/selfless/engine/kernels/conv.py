@@ -85,9 +85,9 @@ def conv(
     pixels, s = batch * ho * wo, x.stride()
     _conv[(triton.cdiv(pixels, 128), members)](
         x, weight, weight if bias is None else bias, weight if mask is None else _channels_last(mask), y, pixels,
-        s[0], s[1], s[3], s[4], s[2], height, width, HO=ho, WO=wo, PAD=padding, CI=inputs, CO=outputs, IN=_tile(9 * inputs if flat else inputs), OUT=_tile(outputs),
-        FLAT=flat, FLIP=flip, BP=128, BIAS=bias is not None, RELU=relu, MASK=mask is not None, PREC=_precision(), num_warps=4,
-        num_stages=4 if x.dtype == torch.bfloat16 else 2,
+        s[0], s[1], s[3], s[4], s[2], height, width, HO=ho, WO=wo, PAD=padding, CI=inputs, CO=outputs,
+        IN=_tile(9 * inputs if flat else inputs), OUT=_tile(outputs), FLAT=flat, FLIP=flip, BP=128, BIAS=bias is not None,
+        RELU=relu, MASK=mask is not None, PREC=_precision(), num_warps=4, num_stages=4 if x.dtype == torch.bfloat16 else 2,
     )  # fmt: skip
     return y.permute(0, 1, 4, 2, 3)
 
@@ -242,8 +242,8 @@ def weight_sums(x: Tensor, dz: Tensor, padding: int, power: int = 0) -> tuple[Te
     kernel = _sums_flat if flat else _sums
     kernel[(parts, 1 if flat else 3, members)](
         x, _channels_last(dz), sums, pixels, length, count, segments, s[0], s[1], s[3], s[4], s[2], height, width, HO=ho, WO=wo,
-        PAD=padding, CI=inputs, CO=outputs, IN=_tile(9 * inputs if flat else inputs), OUT=_tile(outputs), BP=block, POWER=power, PREC=_precision(),
-        num_warps=8 if power and inputs * outputs > 2048 else 4, num_stages=4,
+        PAD=padding, CI=inputs, CO=outputs, IN=_tile(9 * inputs if flat else inputs), OUT=_tile(outputs), BP=block, POWER=power,
+        PREC=_precision(), num_warps=8 if power and inputs * outputs > 2048 else 4, num_stages=4,
     )  # fmt: skip
     dw, db = sums.sum(0).split([weights, outputs], 1)
     return dw.contiguous().view(members, outputs, inputs, 3, 3), db
