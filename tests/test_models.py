@@ -1,6 +1,7 @@
 """The networks: sizes computed by hand, seeds, fleets under vmap, weights from files, custom networks."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -301,7 +302,7 @@ def build_custom(tmp_path, monkeypatch):
     (tmp_path / f"{name}.py").write_text(CUSTOM)
     (tmp_path / f"{name}_broken.py").write_text("import selfless_has_no_such_module")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if p != str(tmp_path)])
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p != str(tmp_path)])  # importing adds the folder; this undoes it
 
     def call(factory, suffix="", **options):
         return build(f"{name}{suffix}:{factory}", outputs=6, input_shape=(1, 2, 2), **options)
