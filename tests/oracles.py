@@ -182,7 +182,7 @@ def merged(optima: list[dict[str, Tensor]], weights: list[dict[str, Tensor]] | N
 
 
 def drop_transfer(theta: Tensor, before: Tensor, off: list[bool], p: float) -> Tensor:
-    """θ̃ = θ*, where a node is off, else (θ − p θ*)/(1 − p): IMM's drop-transfer of a layer, entry by entry."""
+    """θ̃ = θ* where a node is off, else (θ − p θ*)/(1 − p): IMM's drop-transfer of a layer, entry by entry."""
     rows = [
         [float(b) if gone else float(t) / (1 - p) - p / (1 - p) * float(b) for t, b in zip(row.flatten(), old.flatten(), strict=True)]
         for row, old, gone in zip(theta, before, off, strict=True)
@@ -191,7 +191,7 @@ def drop_transfer(theta: Tensor, before: Tensor, off: list[bool], p: float) -> T
 
 
 def packed(weights: list[float], owner: list[int], task: int, share: float) -> list[int]:
-    """PackNet's owner of each weight after a task. The smallest `share` of the free weights (owner 0) stays free; the task gets the rest."""
+    """PackNet's owner of each weight after a task. The smallest `share` of the free ones (owner 0) stays free; the task gets the rest."""
     free = sorted((abs(w), i) for i, w in enumerate(weights) if owner[i] == 0)
     gone = {i for _, i in free[: int(share * len(free))]}
     return [task if owner[i] == 0 and i not in gone else owner[i] for i in range(len(weights))]
