@@ -211,7 +211,8 @@ def test_paragraphs_are_short(page: Path) -> None:
 
 @pytest.mark.parametrize("name", LONGEST)
 def test_page_is_short(name: str) -> None:
-    assert len(read(name).splitlines()) <= LONGEST[name]
+    written = re.sub(r"(<!-- rooms -->\n).*?(<!-- /rooms -->)", r"\1\2", read(name), flags=re.S)  # the picture is generated
+    assert len(written.splitlines()) <= LONGEST[name]
 
 
 @every_page
