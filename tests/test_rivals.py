@@ -234,7 +234,7 @@ def test_a_warm_up_that_a_loop_leaves_out_is_told_with_the_remedy() -> None:
 
     for kept in (LwF(0.1, warmup=1), EBLL(0.1, code=3)):
         train(kept, NAMES, turn=True)
-        with pytest.warns(UserWarning, match=r"call keeper.turn\(epoch, epochs\)"):
+        with pytest.warns(UserWarning, match=r"call keeper.begin_epoch\(epoch, epochs\)"):
             train(kept, NAMES, turn=False)
         with pytest.warns(UserWarning, match=r"heads=\[…\]"):
             train(kept, (), turn=True)

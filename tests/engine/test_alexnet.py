@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import selfless
 from selfless import MAS, SLNID, NoPreserver, Run, importance
 from selfless.engine.learner import Learner
-from selfless.engine.native.forward import in_order, native
+from selfless.engine.native.forward import in_order, is_native
 from selfless.models import build
 from selfless.runner.plan import fleets
 
@@ -40,13 +40,13 @@ def run(photos: str, **changes: Any) -> Run:
 
 def test_its_layers_run_on_the_stack_in_their_order() -> None:
     model = build("alexnet", outputs=5, input_shape=(3, 64, 64), **NARROW)
-    assert native(model)
+    assert is_native(model)
     names = [name for name, _ in in_order(model)]
     assert names[0] == "features.0"
     assert names[-4:] == ["classifier.3", "classifier.4", "classifier.5", "head"]
-    assert not native(nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Linear(2, 2)))
+    assert not is_native(nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Linear(2, 2)))
     shared = nn.ReLU()
-    assert not native(nn.Sequential(nn.Sequential(nn.Linear(2, 2), shared), shared))
+    assert not is_native(nn.Sequential(nn.Sequential(nn.Linear(2, 2), shared), shared))
 
 
 def test_a_member_of_a_fleet_is_the_run_alone(photos: str) -> None:

@@ -50,14 +50,14 @@ def test_a_gpu_computes_what_a_cpu_does(tasks_npz: str, change: dict[str, Any], 
         assert_close(gpu.fleet.params[name].cpu(), p, rtol=1e-2, atol=1e-3)
 
 
-def recorded_and_eager(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def captured_and_eager(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that is replayed does what the same step does when it is called, over several tasks and phases."""
-    recorded = Learner(runs, device="cuda")
-    found = recorded.learn()
-    if runs[0].preserve.recordable:
-        assert recorded.fleet.graphs
+    captured = Learner(runs, device="cuda")
+    found = captured.learn()
+    if runs[0].preserve.capturable:
+        assert captured.fleet.graphs
     with monkeypatch.context() as patch:
-        patch.setattr(Fleet, "recordable", False)
+        patch.setattr(Fleet, "capturable", False)
         eager = Learner(runs, device="cuda")
         wanted = eager.learn()
     assert not eager.fleet.graphs
@@ -65,30 +65,30 @@ def recorded_and_eager(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None
         assert_allclose(a.accuracy, b.accuracy, atol=0.051)
         assert [len(task) for task in a.history] == [len(task) for task in b.history]
     for name, p in eager.fleet.params.items():
-        assert_close(recorded.fleet.params[name], p, rtol=1e-2, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+        assert_close(captured.fleet.params[name], p, rtol=1e-2, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
     for group, held in eager.fleet.state.items():
         for name, value in held.items():
-            assert_close(recorded.fleet.state[group][name], value, rtol=2e-2, atol=1e-3, msg=lambda m, n=(group, name): f"{n}: {m}")
+            assert_close(captured.fleet.state[group][name], value, rtol=2e-2, atol=1e-3, msg=lambda m, n=(group, name): f"{n}: {m}")
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("name", PRESERVE)
-def test_a_recorded_step_is_the_step(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, name: str, members: int, schedule: Any) -> None:
+def test_a_captured_step_is_the_step(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, name: str, members: int, schedule: Any) -> None:
     kinds = [SLNID(1e-2), NoSparsifier(), DeCov(1e-3)]
     runs = [small(tasks_npz, preserve=PRESERVE[name], sparsify=kinds[m], seed=m, schedule=schedule, epochs=3) for m in range(members)]
-    recorded_and_eager(runs, monkeypatch)
+    captured_and_eager(runs, monkeypatch)
 
 
 @pytest.mark.parametrize("preserve", [LwF(1.0, warmup=1), RWalk(0.5), PackNet(0.5), HAT(0.1, s_max=50.0)], ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_recorded_step_of_the_rivals_with_convolutions(
+def test_a_captured_step_of_the_rivals_with_convolutions(
     tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preserve: Any, precision: Any
 ) -> None:
     (tmp_path / "gpunets.py").write_text(NETWORK)
     monkeypatch.chdir(tmp_path)
     kinds, chosen = [SLNID(1e-2), NoSparsifier()], {"preserve": preserve, "precision": precision, "model": "gpunets:net"}
-    recorded_and_eager([small(tasks_npz, sparsify=kinds[m], seed=m, epochs=2, **chosen) for m in range(2)], monkeypatch)
+    captured_and_eager([small(tasks_npz, sparsify=kinds[m], seed=m, epochs=2, **chosen) for m in range(2)], monkeypatch)
 
 
 NETWORK = """

@@ -45,8 +45,9 @@ from selfless.data import stream
 from selfless.engine import rng
 from selfless.engine.learner import Event, Learner
 from selfless.engine.native.forward import inhibited
-from selfless.engine.native.options import Inhibition
+from selfless.engine.native.options import PairGradient
 from selfless.models import build
+from selfless.preserve.capabilities import Encodes, KnowsHeads
 from selfless.spec import Result
 
 
@@ -57,7 +58,7 @@ def small(data: str, **changes: Any) -> Run:
 
 def own_rows(keeper: selfless.Keeper, heads: list[range]) -> None:
     """Whose head each row of the output layer is: `heads=` speaks of whole parameters."""
-    if keeper.preserve.owns:
+    if isinstance(keeper.preserve, KnowsHeads):
         owner = torch.tensor([t for t, head in enumerate(heads) for _ in head], dtype=torch.int16)
         for name, p in keeper.model.named_parameters():
             if name.startswith("head."):
@@ -84,22 +85,19 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
             keeper.anchor_with(opt)
         model.train()
         for epoch in range(run.epochs):
-            if keeper.preserve.gates and epoch == 0:
-                keeper.draw_gates(
-                    rng.normal(rng.stream_key(torch.tensor([run.seed]), "gates", t, 0), keeper.state["fresh"]["all"].numel())[0]
-                )
+            keeper.parts[0].draw_noise = lambda n, t=t: rng.normal(rng.stream_key(torch.tensor([run.seed]), "gates", t, 0), n)[0]
             keeper.begin_epoch(epoch, run.epochs, batches=-(-len(data) // run.batch))
             order = rng.order(rng.stream_key(torch.tensor([run.seed]), "order", t, epoch), len(data))[0]
             for place, index in enumerate(order.split(run.batch)):
                 x, y = data.batch(index)
-                if keeper._drops is not None:
-                    keeper._drops.draw = nodes(run, t, epoch, place)
+                if keeper.parts[0].drops is not None:
+                    keeper.parts[0].drops.draw = nodes(run, t, epoch, place)
                 loss = F.cross_entropy(model(x)[:, head], y - head.start) + keeper.penalty((x, y))
                 opt.zero_grad()
                 loss.backward()
                 opt.step()
         order = torch.arange(len(data))
-        if run.preserve.encodes:  # in this order
+        if isinstance(run.preserve, Encodes):  # in this order
             order = rng.order(rng.stream_key(torch.tensor([run.seed]), "encoder", t), len(data))[0]
         batches = [data.batch(index) for index in order.split(run.batch)]
         keeper.consolidate([(x, y - head.start) for x, y in batches], forward=lambda m, b, head=head: m(b[0])[:, head])
@@ -313,7 +311,7 @@ def test_channels_inhibit_each_other_at_every_position(dtype: torch.dtype) -> No
     gen = torch.Generator().manual_seed(0)
     h, pairs = torch.randn(2, 3, 4, 5, 5, generator=gen).relu().to(dtype), torch.rand(2, 4, 4, generator=gen)
     x = h.clone().requires_grad_()
-    inhibited(x, Inhibition(pairs=pairs)).sum().backward()
+    inhibited(x, [PairGradient(matrix=pairs)]).sum().backward()
     assert x.grad is not None
     want = 1 + torch.einsum("fbchw,fcd->fbdhw", h.float(), pairs) / (3 * 25)
     assert_close(x.grad.float(), want, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=0)
@@ -572,7 +570,7 @@ def test_a_ramp_begins_at_nothing_and_ends_at_the_strength(
 
     def watched(task: int, epoch: int) -> None:
         begin(task, epoch)
-        seen.append((fleet.inhibition.tolist(), fleet.pressure.tolist()))
+        seen.append((fleet.rates.sparsify[0].tolist(), fleet.rates.lr_lambda[0].tolist()))
 
     monkeypatch.setattr(fleet, "begin_epoch", watched)
     together = learner.learn()

@@ -135,7 +135,7 @@ def test_a_formula_of_ones_own_is_not_the_parents(tasks_npz: str, base: type[Spa
 
 
 def test_a_quadratic_penalty_that_is_none_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Cubic has a penalty of its own.*subclass selfless\.preserve\.Preserver"):
+    with pytest.raises(TypeError, match=r"Cubic has its own penalty.*subclass selfless\.preserve\.Preserver"):
 
         class Cubic(MAS):
             def penalty(self, state: State, parameters: Mapping[str, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is known when a task is judged: the engine's columns against loops over the test images."""
+"""What is known when a task is evaluated: the engine's columns against loops over the test images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from selfless import HAT, IMM, MAS, LwF, NoPreserver, NoSparsifier, PackNet, Run
 from selfless.data import stream
 from selfless.engine import draws
 from selfless.engine.learner import Learner
-from selfless.engine.scenario import arranged
+from selfless.engine.scenario import arrange
 from selfless.models import build
 from selfless.runner.plan import fleets
 
@@ -48,8 +48,8 @@ def test_columns_and_labels_are_those_of_the_scenario(tasks_npz: str, scenario: 
         assert result.accuracy[-1, u] == pytest.approx(hits / len(x), abs=1e-6)
 
 
-def test_class_is_judged_among_the_classes_seen_so_far_and_trained_among_them(tasks_npz: str) -> None:
-    made = arranged(stream(tasks_npz), "class")
+def test_class_is_evaluated_among_the_classes_seen_so_far_and_trained_among_them(tasks_npz: str) -> None:
+    made = arrange(stream(tasks_npz), "class")
     assert [task.heads for task in made.tasks] == [(range(2),), (range(4),), (range(6),)]
     result = Learner([small(tasks_npz, scenario="class", preserve=NoPreserver(), epochs=6)]).learn()[0]
     assert result.accuracy[0, 0] > 0.8  # two classes seen, two columns
@@ -61,21 +61,21 @@ def test_class_is_judged_among_the_classes_seen_so_far_and_trained_among_them(ta
 
 
 def test_domain_gives_all_tasks_the_same_outputs(tasks_npz: str) -> None:
-    made = arranged(stream(tasks_npz, held_out=0.2), "domain")
+    made = arrange(stream(tasks_npz, held_out=0.2), "domain")
     assert made.outputs == 2
     for task in made.tasks:
         assert task.heads == (range(2),)
         assert task.held_out is not None
         for part in (task.train, task.test, task.held_out):
             assert sorted(set(part.targets.tolist())) == [0, 1]
-    joint = arranged(stream(f"joint-{tasks_npz}"), "domain")
+    joint = arrange(stream(f"joint-{tasks_npz}"), "domain")
     assert sorted(set(joint.tasks[0].train.targets.tolist())) == [0, 1]
     result = Learner([small(f"joint-{tasks_npz}", scenario="domain", preserve=NoPreserver(), epochs=30)]).learn()[0]
     assert result.accuracy.min() > 0.8
     made = stream(tasks_npz)
     uneven = (dataclasses.replace(made.tasks[0], heads=(range(3),)), *made.tasks[1:])
     with pytest.raises(ValueError, match="as many"):
-        arranged(dataclasses.replace(made, tasks=uneven, evaluate=uneven), "domain")
+        arrange(dataclasses.replace(made, tasks=uneven, evaluate=uneven), "domain")
 
 
 @pytest.mark.parametrize("scenario", ["domain", "class"])

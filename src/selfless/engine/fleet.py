@@ -63,6 +63,12 @@ class Fleet:
         return [part.state for part in self.parts]
 
     @property
+    def state(self) -> State:
+        """The stacked state of the only preserver; of a sum, see `states`."""
+        (part,) = self.parts
+        return part.state
+
+    @property
     def lr(self) -> Tensor:
         return self.rates.lr
 

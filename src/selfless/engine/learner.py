@@ -89,9 +89,9 @@ class Learner:
 
     def rehearse(self) -> None:
         """One step with everything in place that training needs: for measuring how much memory that is. Do not train afterwards."""
-        tests = [self._data([s.evaluate[u].test for s in self.streams]) for u in range(len(self.streams[0].evaluate))]
+        tests = [self.load([s.evaluate[u].test for s in self.streams]) for u in range(len(self.streams[0].evaluate))]
         task = self.streams[0].tasks[0]
-        self.fleet.begin_task(self._data([s.tasks[0].train for s in self.streams]), task.heads, self.streams[0].outputs)
+        self.fleet.begin_task(self.load([s.tasks[0].train for s in self.streams]), task.heads, self.streams[0].outputs)
         self.fleet.begin_epoch(0, 0)
         self.fleet.stack.module.train()
         self.fleet.step(min(self.run.batch, self.fleet.step.data.n))
@@ -99,14 +99,14 @@ class Learner:
 
     def _learn(self) -> list[Result]:
         first, begun = self.streams[0], time.perf_counter() - self.progress.seconds
-        tests = [self._data([s.evaluate[u].test for s in self.streams]) for u in range(len(first.evaluate))]
+        tests = [self.load([s.evaluate[u].test for s in self.streams]) for u in range(len(first.evaluate))]
         asides = []
         if all(task.held_out is not None for task in first.evaluate):
-            asides = [self._data([s.evaluate[u].held_out for s in self.streams]) for u in range(len(first.evaluate))]
+            asides = [self.load([s.evaluate[u].held_out for s in self.streams]) for u in range(len(first.evaluate))]
         if not self.progress.baseline:
             self.progress.baseline = self._evaluate(tests)
         for t in range(self.progress.task, len(first.tasks)):
-            self._task(t, begun)
+            self.learn_task(t, begun)
             self.progress.accuracy.append(self._evaluate(tests))
             if any(task.group is not None for task in first.evaluate):
                 self.progress.accuracy_all.append([self.fleet.evaluate(d, None, u) for u, d in enumerate(tests)])
@@ -134,14 +134,12 @@ class Learner:
         """One a run, as far as the fleet has come."""
         return [self._result(m) for m in range(len(self.runs))]
 
-    def _task(self, t: int, begun: float) -> None:
+    def learn_task(self, t: int, begun: float) -> None:
         """Train task t from where it stands, keep the chosen epoch, consolidate."""
         task, fleet, progress = self.streams[0].tasks[t], self.fleet, self.progress
-        data = self._data([s.tasks[t].train for s in self.streams])
+        data = self.load([s.tasks[t].train for s in self.streams])
         chosen = {"last": None, "held-out": "held_out", "best-on-test": "test"}[self.run.select]
-        watched = {
-            w: self._data([getattr(s.tasks[t], w) for s in self.streams]) for w in _watched(self.run) if getattr(task, w) is not None
-        }
+        watched = {w: self.load([getattr(s.tasks[t], w) for s in self.streams]) for w in _watched(self.run) if getattr(task, w) is not None}
         fresh = progress.epoch == 0
         saved = (fleet.lr.clone(), fleet.step_number.clone(), {n: v.clone() for n, v in fleet.momentum.items()})
         past = [head for earlier in self.streams[0].tasks[:t] for head in earlier.heads]
@@ -222,7 +220,8 @@ class Learner:
             neurons = {n: free_share(a[m]) for n, a in alpha.items()}
             self.progress.capacity[m].append(Capacity(parameters, neurons, self.fleet.tasks).as_dict())
 
-    def _data(self, parts: Sequence[Any]) -> FleetData:
+    def load(self, parts: Sequence[Any]) -> FleetData:
+        """One part of the data for every member, on the device."""
         return FleetData(parts, self.device, self.budget)
 
     # ------------------------------------------------------------------------------------------------------------- results

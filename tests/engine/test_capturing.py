@@ -1,4 +1,4 @@
-"""What a GPU's recording asks of a step, looked at on a CPU: it writes in place, reads nothing back, and can be undone."""
+"""What a CUDA graph needs of a step, checked on a CPU: it writes in place, reads nothing back, and can be undone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from selfless.engine.hooks import Hooks
 from tests.test_contracts import PRESERVE
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,12 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from selfless import SLNID, LwF, NoSparsifier, PackNet, Run
 from selfless.engine.cuda_graph import no_collection, undone
 from selfless.engine.fleet import Fleet
-from selfless.engine.inhibition import Inhibitions
+from selfless.engine.inhibition import Slot
 from selfless.engine.learner import Learner
-from selfless.engine.native.options import Inhibition
+from selfless.engine.native.options import PairGradient
+from selfless.engine.part import Part
+from selfless.engine.rates import Rates
+from selfless.engine.step import Step
 
-PASSING = ("_share", "_task_gradient")  # made by a step for itself
-ROWS = {name: preserve for name, preserve in PRESERVE.items() if preserve.recordable}
+PASSING = ("_share", "_task_gradient", "fleet")  # made by a step for itself; the way back to the fleet
+ROWS = {name: preserve for name, preserve in PRESERVE.items() if preserve.capturable}
 
 
 def held(thing: Any, name: str = "fleet") -> Iterator[tuple[str, Tensor]]:
@@ -35,7 +37,7 @@ def held(thing: Any, name: str = "fleet") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(thing, list | tuple):
         for k, value in enumerate(thing):
             yield from held(value, f"{name}.{k}")
-    elif isinstance(thing, Fleet | Hooks | Inhibitions | Inhibition):
+    elif isinstance(thing, Fleet | Part | Rates | Slot | Step | PairGradient):
         for key, value in vars(thing).items():
             if key not in PASSING:
                 yield from held(value, f"{name}.{key}")
@@ -46,9 +48,9 @@ def in_the_second_task(data: str, preserve: Any, members: int = 2) -> Fleet:
     kinds = [SLNID(1e-2), NoSparsifier()]
     runs = [Run(data, "mlp-12", preserve, kinds[m], epochs=2, batch=40, lr=0.05, schedule="cosine", seed=m) for m in range(members)]
     learner = Learner(runs)
-    learner._task(0, time.perf_counter())
+    learner.learn_task(0, time.perf_counter())
     fleet, tasks = learner.fleet, [s.tasks for s in learner.streams]
-    fleet.begin_task(learner._data([t[1].train for t in tasks]), tasks[0][1].heads, learner.streams[0].outputs, tasks[0][0].heads)
+    fleet.begin_task(learner.load([t[1].train for t in tasks]), tasks[0][1].heads, learner.streams[0].outputs, tasks[0][0].heads)
     fleet.begin_epoch(1, 0)
     fleet.stack.module.train()
     fleet.step(40)
@@ -67,15 +69,16 @@ def test_a_step_writes_in_place_and_can_be_undone(tasks_npz: str, name: str, mem
             fleet.step(40)
             moved |= {n for n, t in held(fleet) if not torch.equal(t.detach(), values[n])}
         assert {n: t.data_ptr() for n, t in held(fleet)} == places
-        for group in fleet.preserve.stepped:
-            assert any(n.startswith(f"fleet.hooks.state.{group}.") for n in moved), group
-        assert not [n for n in moved if n.startswith("fleet.hooks.state.") and n.split(".")[3] not in fleet.preserve.stepped]
+        groups, start = fleet.parts[0].step_groups, "fleet.parts.0.state."
+        for group in groups:
+            assert any(n.startswith(f"{start}{group}.") for n in moved), group
+        assert not [n for n in moved if n.startswith(start) and n.removeprefix(start).split(".")[0] not in groups]
     left = [n for n, t in held(fleet) if not torch.equal(t.detach(), values[n])]
     assert not left
 
 
 class Unread(TorchDispatchMode):
-    """Raises where a tensor's value would be waited for, or a Python number turned into a tensor: neither can be recorded."""
+    """Raises where a tensor's value would be waited for, or a Python number turned into a tensor: neither can be captured."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         word = func.name().partition("::")[2].partition(".")[0]
@@ -91,20 +94,20 @@ def test_a_step_reads_nothing_back(tasks_npz: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("preserve", [LwF(1.0, warmup=1), PackNet(0.5, retrain=0.5)], ids=str)
-def test_a_new_phase_is_recorded_anew(tasks_npz: str, preserve: Any) -> None:
+def test_a_new_phase_is_captured_anew(tasks_npz: str, preserve: Any) -> None:
     fleet = in_the_second_task(tasks_npz, preserve)
-    fleet.graphs = {40: "what was recorded in the first epoch"}  # type: ignore[dict-item]
+    fleet.graphs = {40: "what was captured in the first epoch"}  # type: ignore[dict-item]
     fleet.begin_epoch(1, 1)
     assert not fleet.graphs
 
 
-def test_nothing_is_collected_while_a_graph_is_recorded() -> None:
-    """A ring of garbage, as an old fleet is, lives until the recording is over; and a failed recording leaves the collector on."""
+def test_nothing_is_collected_while_a_graph_is_captured() -> None:
+    """A ring of garbage, as an old fleet is, lives until the capture is over; and a failed capture leaves the collector on."""
     gone: list[bool] = []
     thresholds = gc.get_threshold()
     gc.set_threshold(1)
     try:
-        with pytest.raises(RuntimeError, match="recording"):
+        with pytest.raises(RuntimeError, match="capture"):
             failing(gone)
     finally:
         gc.set_threshold(*thresholds)
@@ -120,7 +123,7 @@ def failing(gone: list[bool]) -> None:
         del ring
         assert [[k] for k in range(1000)]
         assert not gone
-        raise RuntimeError("recording")
+        raise RuntimeError("capture")
 
 
 class Dying:
