@@ -59,8 +59,8 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The data sets that are known by name, whether they are here, and the streams made of them."""
     with _told(as_json):
         from selfless import data
-        from selfless.data.places import roots
-        from selfless.data.verifying import located
+        from selfless.data.paths import roots
+        from selfless.data.verify import located
         from selfless.data.weights import pretrained
 
         sets: list[dict[str, Any]] = []
@@ -134,8 +134,8 @@ def _where(place: str | None, first: Path) -> str:
 def _objects_here(data_dir: Path | None) -> list[dict[str, Any]]:
     """The eight object sets: where their files are, and whether a prepared copy is in the cache."""
     from selfless import data
-    from selfless.data.objects.finding import folders
-    from selfless.data.objects.preparing import copies
+    from selfless.data.objects import folders
+    from selfless.data.sources.objects.preparing import copies
 
     found = []
     for item in data.OBJECTS.values():
@@ -205,7 +205,7 @@ def prepare(
     """
     with _told(as_json):
         from selfless import data
-        from selfless.data.objects.finding import present
+        from selfless.data.objects import present
 
         every = present(data_dir) if "objects" in names else ()
         if "objects" in names and not every:
@@ -238,7 +238,7 @@ def prepare(
 def _checks(name: str | None, data_dir: Path | None) -> tuple[Any, ...]:
     """One set; without a name the catalogue's, and those of the object sets that are here."""
     from selfless import data
-    from selfless.data.objects.finding import present
+    from selfless.data.objects import present
 
     if name is not None and (name in data.OBJECTS or name == "objects"):
         return tuple(data.verify_objects(one, data_dir=data_dir) for one in _named([name]))

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from published import cifar_contents, mnist_contents
 
-from selfless.data import cifar
-from selfless.data.catalogue import CATALOGUE, File
-from selfless.data.objects.published import OBJECTS
+from selfless.data.sources import cifar
+from selfless.data.sources.base import CATALOGUE, File
+from selfless.data.sources.objects.base import OBJECTS
 
 
 @pytest.fixture(autouse=True)

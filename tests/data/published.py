@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from selfless.data import cifar
+from selfless.data.sources import cifar
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

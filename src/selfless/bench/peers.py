@@ -26,9 +26,9 @@ from selfless.bench.plan import Plan, Unavailable
 from selfless.bench.rig import mlp
 from selfless.bench.rows import Row, aim, many, row
 from selfless.data import DataError, load
-from selfless.data.catalogue import entry
-from selfless.data.places import roots
-from selfless.data.verifying import located
+from selfless.data.paths import roots
+from selfless.data.sources.base import entry
+from selfless.data.verify import located
 from selfless.engine.learner import Learner
 from selfless.preserve import MAS
 from selfless.sparsify import SLNID, NoSparsifier, Sparsifier

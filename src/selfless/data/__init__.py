@@ -11,21 +11,21 @@ tiny_imagenet (formats) → verifying, fetching → source → part, augment →
 """
 
 from selfless.data.augment import Augment
-from selfless.data.catalogue import CATALOGUE, Entry, sources
-from selfless.data.checking import Altered
-from selfless.data.fetching import fetch
-from selfless.data.folders import from_folders
+from selfless.data.cache import Source, load
+from selfless.data.checksums import Altered
+from selfless.data.custom import from_arrays, from_datasets, from_npz, grouped
+from selfless.data.fetch import fetch
 from selfless.data.named import stream, stream_names
-from selfless.data.objects.finding import fetch as fetch_objects
-from selfless.data.objects.finding import load as prepare_objects
-from selfless.data.objects.finding import verify as verify_objects
-from selfless.data.objects.published import OBJECTS, ObjectSet
-from selfless.data.own import from_arrays, from_datasets, from_npz, grouped
+from selfless.data.objects import fetch as fetch_objects
+from selfless.data.objects import load as prepare_objects
+from selfless.data.objects import verify as verify_objects
 from selfless.data.part import Joined, Part, Resident
-from selfless.data.places import DataError, MissingData, cache_dir, data_dir
-from selfless.data.source import Source, load
+from selfless.data.paths import DataError, MissingData, cache_dir, data_dir
+from selfless.data.sources.base import CATALOGUE, Entry, sources
+from selfless.data.sources.folders import from_folders
+from selfless.data.sources.objects.base import OBJECTS, ObjectSet
 from selfless.data.streams import Stream, Task, blurred, joint, permuted, rotated, split
-from selfless.data.verifying import Check, verify
+from selfless.data.verify import Check, verify
 
 __all__ = [
     "CATALOGUE",

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
-from selfless.data.checking import Altered
-from selfless.data.places import DataError
+from selfless.data.checksums import Altered
+from selfless.data.paths import DataError
 from selfless.data.progress import bar
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from selfless.data.checking import Altered, digest
-from selfless.data.places import cache_dir, making
+from selfless.data.checksums import Altered, digest
+from selfless.data.paths import cache_dir, making
 from selfless.data.progress import bar
 
 Bytes = npt.NDArray[np.uint8]

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from selfless.data.catalogue import CATALOGUE, suggestion
-from selfless.data.folders import from_folders
-from selfless.data.objects.stream import objects_stream, parse
-from selfless.data.own import KINDS, from_arrays, from_npz, grouped
-from selfless.data.source import load
+from selfless.data.cache import load
+from selfless.data.custom import KINDS, from_arrays, from_npz, grouped
+from selfless.data.object_stream import objects_stream, parse
+from selfless.data.sources.base import CATALOGUE, suggestion
+from selfless.data.sources.folders import from_folders
 from selfless.data.streams import Stream, joint, limited
 
 

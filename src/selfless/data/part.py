@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from selfless.data.augment import Augment
-from selfless.data.places import DataError, cache_dir
+from selfless.data.paths import DataError, cache_dir
 from selfless.data.rotation import table, turned
 
 ROWS_AT_ONCE = 4096

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from selfless.data.cache import Source
 from selfless.data.part import Joined, Part
-from selfless.data.seeding import ordering, stratified, uniform
-from selfless.data.source import Source
+from selfless.data.rng import ordering, stratified, uniform
 
 
 @dataclass(frozen=True, eq=False)

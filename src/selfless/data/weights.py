@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from selfless.data.checking import Altered, digest
-from selfless.data.places import MissingData, data_dir, roots
+from selfless.data.checksums import Altered, digest
+from selfless.data.paths import MissingData, data_dir, roots
 
 DIGITS = 12
 KNOWN = {  # the most complete first; the digits in torchvision's names are its own checksum

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from selfless.data import OBJECTS, DataError
-from selfless.data.objects.finding import load, present, ready, reduced
+from selfless.data.objects import load, present, ready, reduced
 from selfless.data.weights import pretrained
 from selfless.experiments.base import Cell, Choice, Claim, Experiment, Profile, more
 from selfless.preserve import EBLL, EWC, IMM, MAS, SI, LwF, NoPreserver, Preserver

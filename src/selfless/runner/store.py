@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfless.data.objects.stream import contents
+from selfless.data.object_stream import contents
 from selfless.data.weights import checksum
 from selfless.files import locked, write_atomically, write_json
 from selfless.own import NotHere

@@ -1,0 +1,1 @@
+"""Data sources: one module per published data set."""
