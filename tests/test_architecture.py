@@ -48,7 +48,7 @@ def test_data_comes_in_layers() -> None:
     """The object sets stand on the rest of data; of data, only the streams by name and the package itself know them."""
     objects = SOURCE / "data" / "objects"
     for path in (SOURCE / "data").glob("*.py"):
-        knows = "selfless.data.sources.objects" in path.read_text(encoding="utf-8")
+        knows = "selfless.data.objects" in path.read_text(encoding="utf-8")
         assert knows == (path.name in ("__init__.py", "named.py")), path.name
     order = (
         "matlab shelf listing flowers scenes birds cars aircraft actions letters svhn published fitting preparing finding stream".split()
@@ -56,7 +56,7 @@ def test_data_comes_in_layers() -> None:
     assert {path.stem for path in objects.glob("*.py")} - {"__init__"} == set(order)
     for path in objects.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("selfless.data.sources.objects"):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("selfless.data.objects"):
                 below = node.module.split(".")[3:4] if node.module else []
                 for other in below or [alias.name for alias in node.names]:
                     assert order.index(other) < order.index(path.stem), f"{path.name} imports {other}, which comes after it"
@@ -65,7 +65,7 @@ def test_data_comes_in_layers() -> None:
 def test_a_worker_needs_nothing_of_the_package() -> None:
     """It is run by its path, in a tenth of a second."""
     code = "import runpy, sys; runpy.run_path(sys.argv[1]); sys.exit(any(m.split('.')[0] in ('torch', 'selfless') for m in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code, str(SOURCE / "data/sources/objects/fitting.py")]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code, str(SOURCE / "data/objects/fitting.py")]).returncode == 0
 
 
 def test_the_report_and_the_experiments_do_not_know_each_other() -> None:

@@ -59,13 +59,11 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The data sets that are known by name, whether they are here, and the streams made of them."""
     with _told(as_json):
         from selfless import data
-        from selfless.data.paths import roots
-        from selfless.data.verify import located
-        from selfless.data.weights import pretrained
+        from selfless.data import find_pretrained as pretrained
 
         sets: list[dict[str, Any]] = []
         for item in data.CATALOGUE.values():
-            found = located(item, roots(data_dir))
+            found = item.find(data.data_dirs(data_dir))
             sets.append(
                 {
                     "name": item.name,
@@ -134,12 +132,11 @@ def _where(place: str | None, first: Path) -> str:
 def _objects_here(data_dir: Path | None) -> list[dict[str, Any]]:
     """The eight object sets: where their files are, and whether a prepared copy is in the cache."""
     from selfless import data
-    from selfless.data.objects import folders
-    from selfless.data.sources.objects.preparing import copies
+    from selfless.data import all_prepared as copies
 
     found = []
     for item in data.OBJECTS.values():
-        places, ready = folders(item.name, data_dir), copies(item.name)
+        places, ready = item.find(data_dir), copies(item.name)
         found.append(
             {
                 "name": item.name,
@@ -205,7 +202,7 @@ def prepare(
     """
     with _told(as_json):
         from selfless import data
-        from selfless.data.objects import present
+        from selfless.data import present_objects as present
 
         every = present(data_dir) if "objects" in names else ()
         if "objects" in names and not every:
@@ -238,7 +235,7 @@ def prepare(
 def _checks(name: str | None, data_dir: Path | None) -> tuple[Any, ...]:
     """One set; without a name the catalogue's, and those of the object sets that are here."""
     from selfless import data
-    from selfless.data.objects import present
+    from selfless.data import present_objects as present
 
     if name is not None and (name in data.OBJECTS or name == "objects"):
         return tuple(data.verify_objects(one, data_dir=data_dir) for one in _named([name]))

@@ -55,7 +55,7 @@ def reproduce(
     with told(as_json):
         from rich.console import Console
 
-        from selfless.data.holding import holding
+        from selfless.data import holding
         from selfless.experiments import NAMES, PAPER, experiment
 
         count = seeds or (2 if quick else 5)

@@ -21,7 +21,7 @@ from selfless.bench.rows import aim, duration, many, size
 from selfless.bench.table import table
 from selfless.bench.timing import Times, interleaved, peak
 from selfless.cli import app
-from selfless.data.cache import offer
+from selfless.data import offer
 
 CPU = torch.device("cpu")
 runner = CliRunner()

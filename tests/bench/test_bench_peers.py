@@ -17,7 +17,7 @@ from selfless import importance
 from selfless.bench import peers
 from selfless.bench.plan import Plan, Unavailable, plan
 from selfless.bench.rig import made_up, mlp
-from selfless.data.cache import offer
+from selfless.data import offer
 from selfless.preserve import MAS
 from selfless.sparsify import Sparsifier
 from selfless.spec import Run

@@ -1,4 +1,4 @@
-"""One's own data: arrays, .npz, torch datasets, folders of images."""
+"""A user's own data: arrays, .npz, torch data sets, folders of images."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from selfless.data import DataError, MissingData, from_arrays, from_datasets, from_folders, stream
-from selfless.data.custom import as_images
-from selfless.data.sources.folders import natural
+from selfless.data.sources.arrays import as_images
+from selfless.data.sources.folders import natural_key
 
 
 def arrays(n: int = 40, classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -39,7 +39,7 @@ def test_arrays_without_tasks_make_any_kind_of_stream() -> None:
     assert [t.classes for t in made.tasks] == [("10", "11"), ("12", "13")]
     assert len(from_arrays(x, y, x, y, kind="permuted", tasks=3).tasks) == 3
     assert len(from_arrays(x, y, x, y, tasks=2).tasks) == 2
-    with pytest.raises(ValueError, match="say classes_per_task="):
+    with pytest.raises(ValueError, match="set classes_per_task="):
         from_arrays(x, y, x, y)
     with pytest.raises(ValueError, match="no kind of stream"):
         from_arrays(x, y, x, y, kind="splitt")
@@ -198,4 +198,4 @@ def test_a_class_only_in_the_test_set_is_an_error(folders: Path) -> None:
 
 
 def test_natural_order() -> None:
-    assert sorted(["b10", "b9", "a", "10", "9"], key=natural) == ["9", "10", "a", "b9", "b10"]
+    assert sorted(["b10", "b9", "a", "10", "9"], key=natural_key) == ["9", "10", "a", "b9", "b10"]

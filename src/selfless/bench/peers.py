@@ -25,10 +25,7 @@ from selfless.bench.eager import images, network
 from selfless.bench.plan import Plan, Unavailable
 from selfless.bench.rig import mlp
 from selfless.bench.rows import Row, aim, many, row
-from selfless.data import DataError, load
-from selfless.data.paths import roots
-from selfless.data.sources.base import entry
-from selfless.data.verify import located
+from selfless.data import DataError, data_dirs, find_entry, load
 from selfless.engine.learner import Learner
 from selfless.preserve import MAS
 from selfless.sparsify import SLNID, NoSparsifier, Sparsifier
@@ -47,7 +44,7 @@ def run(plan: Plan) -> Iterator[Row]:
         held = load("mnist", data_dir=plan.data_dir, download=False)
     except DataError as error:
         raise Unavailable(f"{error}; or: selfless data fetch mnist") from error
-    folder = located(entry("mnist"), roots(plan.data_dir))[0]
+    folder = find_entry("mnist").find(data_dirs(plan.data_dir))[0]
     yield from _runs(plan, python, folder)
     yield from _fisher(plan, python)
     del held

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from selfless.data import Source
-from selfless.data.cache import offer
+from selfless.data import Source, offer
 from selfless.data.sources.cifar import MEAN, STD
 from selfless.engine.batches import FleetData
 from selfless.engine.learner import Learner

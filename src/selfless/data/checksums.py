@@ -1,4 +1,4 @@
-"""Checksums: what decides whether a file is used."""
+"""Checksums and checked decompression: they decide whether a file is used."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import hashlib
 import zlib
 from pathlib import Path
 
-from selfless.data.paths import DataError
+from selfless.data.errors import Altered
 
 CHUNK = 1 << 20
 
 
-class Altered(DataError):
-    """A file that is not what was published: half-written, damaged or changed. It is never used."""
-
-
-def digest(path: Path, algorithm: str = "sha256") -> str:
-    """Hex digest of a file, read in pieces."""
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """Return the hex digest of a file. Reads it in pieces, so it may be larger than memory."""
     total = hashlib.new(algorithm)
     with path.open("rb") as f:
         while piece := f.read(CHUNK):
@@ -25,8 +21,8 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
     return total.hexdigest()
 
 
-def expect(found: str, wanted: str, what: str) -> None:
-    """Raises `Altered` unless the two digests agree."""
+def require_digest(found: str, wanted: str, what: str) -> None:
+    """Raise Altered unless the two digests are equal."""
     if found != wanted:
         raise Altered(
             f"{what} is not the published file: its checksum is {found[:12]}…, expected {wanted[:12]}…; "
@@ -35,7 +31,7 @@ def expect(found: str, wanted: str, what: str) -> None:
 
 
 def gunzip(data: bytes, what: str) -> bytes:
-    """Decompressed bytes; a truncated or damaged stream is `Altered`, not a zlib traceback."""
+    """Decompress gzip data. Raise Altered if it is truncated or damaged."""
     try:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:

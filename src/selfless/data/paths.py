@@ -1,37 +1,29 @@
-"""Where data lies, and how a file comes into being.
+"""Where data files lie, and how they are written.
 
-Data is looked for in an explicit folder, else in `SELFLESS_DATA`, and always in the per-user cache as well, because a
-shared data folder is often read-only: whatever is unpacked or decoded from it goes to the cache. Every file is
-written under a temporary name and renamed, so a file with its proper name is a whole file.
+Data is looked up in the folder that the caller names, else in `SELFLESS_DATA`, and after that in the user's cache. A shared data
+folder is often read-only, so everything that is unpacked, decoded or prepared is written to the cache.
 """
 
 from __future__ import annotations
 
+import glob
 import os
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-STALE_S = 24 * 3600.0  # what a killed process left behind is removed after a day
+from selfless.data.errors import DataError
+from selfless.files import write_atomically
 
+STALE_S = 24 * 3600.0  # age at which the temporary files of killed processes are removed
 
-class DataError(RuntimeError):
-    """Data that is there but cannot be used; the message says which file, why, and the remedy."""
-
-
-class MissingData(DataError, FileNotFoundError):
-    """Data that is not there and could not be fetched; the message says which file to put where."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
+Place = str | os.PathLike[str] | None  # a data folder; None: `SELFLESS_DATA`, else the cache
 
 
 def cache_dir() -> Path:
-    """The per-user cache: `$XDG_CACHE_HOME/selfless` where that is set, else the platform's usual folder."""
+    """Return the user's cache folder: `$XDG_CACHE_HOME/selfless` if that is set, else the platform's usual folder."""
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base).expanduser() / "selfless"
     if sys.platform == "darwin":
@@ -41,8 +33,8 @@ def cache_dir() -> Path:
     return Path.home() / ".cache" / "selfless"
 
 
-def data_dir(explicit: str | os.PathLike[str] | None = None) -> Path:
-    """The folder data is looked for in first: the one given, else `SELFLESS_DATA`, else the cache's `data`."""
+def data_dir(explicit: Place = None) -> Path:
+    """Return the first folder to look in: the given one, else `SELFLESS_DATA`, else `data` in the cache."""
     if explicit is not None:
         return Path(explicit).expanduser()
     if named := os.environ.get("SELFLESS_DATA"):
@@ -50,49 +42,47 @@ def data_dir(explicit: str | os.PathLike[str] | None = None) -> Path:
     return cache_dir() / "data"
 
 
-def roots(explicit: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
-    """Every folder data is looked for in, in order: `data_dir` and the cache."""
+def data_dirs(explicit: Place = None) -> tuple[Path, ...]:
+    """Return every folder to look in, in order: `data_dir`, then `data` in the cache."""
     return tuple(dict.fromkeys((data_dir(explicit), cache_dir() / "data")))
 
 
-def writable(folder: Path) -> bool:
-    """Whether files may be made in `folder` (or in its nearest existing parent).
+def is_writable(folder: Path) -> bool:
+    """Return whether files can be created in `folder`, or in its nearest existing parent.
 
-    The mode bits count too: root may write anywhere, and a folder its owner made read-only is meant to stay as it is.
+    The mode bits count even for root, who may write anywhere: a folder that its owner made read-only stays unchanged.
     """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
 
 
-def writable_root(explicit: str | os.PathLike[str] | None = None) -> Path:
-    """Where fetched files go: `data_dir` if one may write there, else the cache."""
+def writable_dir(explicit: Place = None) -> Path:
+    """Return the folder for fetched files: `data_dir` if it is writable, else `data` in the cache."""
     first = data_dir(explicit)
-    return first if writable(first) else cache_dir() / "data"
+    return first if is_writable(first) else cache_dir() / "data"
 
 
-@contextmanager
-def workshop(folder: Path) -> Iterator[Path]:
-    """A temporary folder on the same file system as `folder`, so that a rename into `folder` is atomic."""
+def make_folder(folder: Path) -> Path:
+    """Create `folder` and return it. Raise DataError with the remedy if files cannot be created in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = tempfile.TemporaryDirectory(prefix=".making-", dir=folder, ignore_cleanup_errors=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError("permission denied")
     except OSError as error:
         raise DataError(f"cannot write to {folder} ({error}); set XDG_CACHE_HOME to a folder you own") from error
-    for old in folder.glob(".making-*"):
+    return folder
+
+
+def write_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Create `path` atomically: `write` fills a temporary file beside it, which is then renamed."""
+    make_folder(path.parent)
+    for left_over in path.parent.glob(f".{glob.escape(path.name)}.*"):  # how `write_atomically` names its temporary files
         with suppress(OSError):
-            if time.time() - old.stat().st_mtime > STALE_S:
-                shutil.rmtree(old)
-    with probe as made:
-        yield Path(made)
+            if time.time() - left_over.stat().st_mtime > STALE_S:
+                left_over.unlink()
 
+    def fill(temporary: Path) -> None:
+        write(temporary)
 
-@contextmanager
-def making(path: Path) -> Iterator[Path]:
-    """Yields a temporary path; it becomes `path` when the block ends well and vanishes when it does not."""
-    with workshop(path.parent) as folder:
-        draft = folder / path.name
-        yield draft
-        with draft.open("rb+") as f:
-            os.fsync(f.fileno())
-        os.replace(draft, path)
+    write_atomically(path, fill)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from selfless.capacity import Capacity, free_share
 from selfless.data import Stream, stream
-from selfless.data.weights import located
+from selfless.data import locate_weights as located
 from selfless.engine import draws, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.fleet import AUGMENT, Fleet

@@ -25,8 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
-from selfless.data import DataError
-from selfless.data.holding import holding
+from selfless.data import DataError, holding
 from selfless.engine.learner import Alone, Event, Learner
 from selfless.preserve import Preserver
 from selfless.runner.memory import available, most

@@ -1,4 +1,4 @@
-"""MATLAB files: what the sets need of them is read, anything else is refused, nothing but `Altered` is ever raised."""
+"""MATLAB files: what the sets need is read, everything else is refused, and the only error is `Altered`."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ NUMBERS = MatWriter().element(9, bytes(16))
         (_one(6, (1, 3), NUMBERS), "should hold 3 numbers and holds 2"),
         (_one(6, (1, -2), NUMBERS), r"shape \(1, -2\)"),
         (_one(6 | 0x800, (1, 2), NUMBERS), "complex"),
-        (_one(3, (1, 1), NUMBERS), "an object, which is not read"),
+        (_one(3, (1, 1), NUMBERS), "an object, which is never read"),
         (_one(17, (1, 1), NUMBERS), "an opaque value"),
         (_one(1, (1, 1 << 30), NUMBERS), "entries do not fit"),
-        (_one(1, (1, 1), NUMBERS), "where a matrix belongs"),
-        (_one(4, (1, 1), NUMBERS), "where text belongs"),
+        (_one(1, (1, 1), NUMBERS), "in the place of a matrix"),
+        (_one(4, (1, 1), NUMBERS), "in the place of text"),
         (_one(4, (1 << 30, 1), MatWriter().element(16, b"abc")), "3 characters do not fill"),
-        (_one(6, (1, 1), MatWriter().element(16, b"text")), "where numbers belong"),
+        (_one(6, (1, 1), MatWriter().element(16, b"text")), "in the place of numbers"),
         (_one(2, (1, 1), MatWriter().element(5, struct.pack("<i", 7)) + MatWriter().element(1, b"12345678")), "field names"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Preparing: the right pixels, once, resumed after a kill, never half-made."""
+"""Prepare object sets: the right pixels, once, resumed after a kill, never half-made."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from published import jpeg
 
 from selfless.data import OBJECTS, Altered, DataError, MissingData, prepare_objects
 from selfless.data.sources.objects import fitting, preparing
-from selfless.data.sources.objects.preparing import home, opened, recheck
+from selfless.data.sources.objects.preparing import check_prepared, open_prepared, prepared_dir
 
 pytestmark = pytest.mark.usefixtures("small_objects")
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Something with detail in it."""
+    """Return a random picture with detail in it."""
     rng = np.random.Generator(np.random.PCG64(seed))
     small = rng.integers(0, 256, (max(2, height // 12), max(2, width // 12), 3)).astype(np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
@@ -37,8 +37,8 @@ def encoded(image: Image.Image, form: str = "PNG") -> bytes:
     return out.getvalue()
 
 
-def obvious(image: Image.Image) -> np.ndarray:
-    """The short side to 256, then the centre, as torchvision's Resize(256) and CenterCrop(224) do it."""
+def resize_and_crop(image: Image.Image) -> np.ndarray:
+    """Scale the short side to 256, then crop the centre: torchvision's Resize(256) and CenterCrop(224)."""
     width, height = image.size
     scale = 256 / min(width, height)
     size = (256, int(256 * height / width)) if width <= height else (int(256 * width / height), 256)
@@ -51,13 +51,13 @@ def obvious(image: Image.Image) -> np.ndarray:
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (256, 256), (300, 257), (20, 20), (90, 31), (1024, 683)])
 def test_the_same_pixels_as_resizing_and_cropping(size: tuple[int, int]) -> None:
     image = photo(*size)
-    assert np.abs(fitting.fit(encoded(image)) - obvious(image)).max() <= 1
+    assert np.abs(fitting.fit(encoded(image)) - resize_and_crop(image)).max() <= 1
 
 
 def test_a_large_jpeg_is_decoded_small() -> None:
     image = photo(1600, 1200)
     data = encoded(image, "JPEG")
-    exact = obvious(Image.open(io.BytesIO(data)))
+    exact = resize_and_crop(Image.open(io.BytesIO(data)))
     assert np.abs(fitting.fit(data) - exact).mean() < 2.5
     assert fitting.fit(encoded(image.convert("L"), "JPEG")).shape == (3, 224, 224)
     assert fitting.fit(encoded(image.convert("CMYK"), "JPEG")).shape == (3, 224, 224)
@@ -66,8 +66,8 @@ def test_a_large_jpeg_is_decoded_small() -> None:
 def test_boxes_and_trimming() -> None:
     image = photo(400, 300)
     box = (50, 40, 350, 290)
-    assert np.abs(fitting.fit(encoded(image), box)[:, 8:-8, 8:-8] - obvious(image.crop(box))[:, 8:-8, 8:-8]).max() <= 2
-    assert np.abs(fitting.fit(encoded(image), None, 20)[:, :-8] - obvious(image.crop((0, 0, 400, 280)))[:, :-8]).max() <= 2
+    assert np.abs(fitting.fit(encoded(image), box)[:, 8:-8, 8:-8] - resize_and_crop(image.crop(box))[:, 8:-8, 8:-8]).max() <= 2
+    assert np.abs(fitting.fit(encoded(image), None, 20)[:, :-8] - resize_and_crop(image.crop((0, 0, 400, 280)))[:, :-8]).max() <= 2
     beyond = fitting.fit(encoded(image), (-5, -9, 900, 900))
     assert np.array_equal(beyond, fitting.fit(encoded(image))), "a box is cut at the image"
     with pytest.raises(ValueError, match="leaves nothing of an image of 400×300"):
@@ -84,8 +84,8 @@ def test_prepared_once_and_used_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (about["train"], about["test"], about["options"]) == (4, 4, {"boxes": False})
     assert len(about["files"]["CUB_200_2011.tgz"]["sha256"]) == 64
     assert sorted(p.name for p in first.folder.iterdir()) == ["about.json", "images.npy", "labels.npy", "rows.npy"]
-    assert sorted(p.name for p in home().iterdir() if p.suffix != ".lock") == [first.folder.name, "unpacked"]
-    assert not list((home() / "unpacked").iterdir()), "the unpacked archive is removed"
+    assert sorted(p.name for p in prepared_dir().iterdir() if p.suffix != ".lock") == [first.folder.name, "unpacked"]
+    assert not list((prepared_dir() / "unpacked").iterdir()), "the unpacked archive is removed"
     with monkeypatch.context() as patched:
         patched.setattr(preparing, "prepare", lambda *a: pytest.fail("prepared again"))
         patched.setattr(fitting, "fit", lambda *a: pytest.fail("fitted again"))
@@ -102,7 +102,7 @@ def test_prepared_once_and_used_again(tmp_path: Path, monkeypatch: pytest.Monkey
         prepare_objects("svhn", data_dir=tmp_path)
 
 
-def test_other_files_other_array(tmp_path: Path) -> None:
+def test_changed_files_give_another_array(tmp_path: Path) -> None:
     folder = made.put(tmp_path, "scenes")
     first = prepare_objects("scenes", data_dir=tmp_path)
     (folder / "Images/bar/bar0.jpg").write_bytes(jpeg(77, (70, 50)))
@@ -124,7 +124,7 @@ def test_workers_give_the_same_bytes_as_none(tmp_path: Path) -> None:
     folder = many(tmp_path)
     with_workers = prepare_objects("letters", data_dir=tmp_path, workers=2)
     images = with_workers.images().copy()
-    os.utime(folder / "EnglishImg.tgz", (1, 1))  # another time, another key
+    os.utime(folder / "EnglishImg.tgz", (1, 1))  # another time of the file gives another key
     without = prepare_objects("letters", data_dir=tmp_path, workers=0)
     assert without.folder != with_workers.folder
     assert np.array_equal(without.images(), images)
@@ -136,7 +136,7 @@ def test_an_image_that_cannot_be_read(tmp_path: Path) -> None:
     for workers in (2, 0):
         with pytest.raises(Altered, match=r"letters: .*img001-00097\.png is not a readable image .*; fetch it again"):
             prepare_objects("letters", data_dir=tmp_path, workers=workers)
-    assert not [p for p in home().iterdir() if opened(p)], "nothing looks finished"
+    assert not [p for p in prepared_dir().iterdir() if open_prepared(p)], "nothing looks finished"
 
 
 KILLED = """import os, signal, sys
@@ -159,8 +159,8 @@ def test_a_kill_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     folder = many(tmp_path)
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert done.returncode == -signal.SIGKILL
-    (part,) = home().glob("letters-*.part")
-    assert not [p for p in home().iterdir() if opened(p)]
+    (part,) = prepared_dir().glob("letters-*.part")
+    assert not [p for p in prepared_dir().iterdir() if open_prepared(p)]
     fitted: list[int] = []
     real = fitting.fit
     monkeypatch.setattr(fitting, "fit", lambda *a: fitted.append(1) or real(*a))
@@ -168,16 +168,16 @@ def test_a_kill_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(fitted) == 50, "a hundred were done"
     assert ready.fresh[0] == 50
     assert not part.exists()
-    recheck(ready)
+    check_prepared(ready)
     os.utime(folder / "EnglishImg.tgz", (1, 1))
     assert np.array_equal(prepare_objects("letters", data_dir=tmp_path, workers=0).images(), ready.images()), "as without the kill"
 
 
-def test_after_a_restart_of_the_machine_it_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_restart_of_the_machine_nothing_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many(tmp_path, 20, broken=15)
     with pytest.raises(Altered):
         prepare_objects("letters", data_dir=tmp_path, workers=0)
-    monkeypatch.setattr(preparing, "_boot", lambda: "another")
+    monkeypatch.setattr(preparing, "boot_id", lambda: "another")
     fitted: list[int] = []
     real = fitting.fit
     monkeypatch.setattr(fitting, "fit", lambda *a: fitted.append(1) or real(*a))
@@ -195,7 +195,7 @@ def test_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         prepare_objects("letters", data_dir=tmp_path, workers=2)
 
 
-def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made.put(tmp_path, "scenes")
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 5})())
     with pytest.raises(DataError, match=r"10 images take 0.0 GB in .*make room"):
@@ -213,15 +213,15 @@ def test_a_file_that_is_not_the_published_one_is_not_used(tmp_path: Path, monkey
 def test_an_altered_array(tmp_path: Path) -> None:
     made.put(tmp_path, "scenes")
     ready = prepare_objects("scenes", data_dir=tmp_path)
-    recheck(ready)
+    check_prepared(ready)
     path = ready.folder / "images.npy"
     data = bytearray(path.read_bytes())
     data[-5] ^= 255
     path.write_bytes(data)
     with pytest.raises(Altered, match="image 9 has changed since it was prepared"):
-        recheck(ready)
+        check_prepared(ready)
     path.write_bytes(data[:-1])
-    assert opened(ready.folder) is None, "one that is cut off is not used"
+    assert open_prepared(ready.folder) is None, "one that is cut off is not used"
     assert prepare_objects("scenes", data_dir=tmp_path).fresh[0] == 10
 
 

@@ -1,11 +1,13 @@
-"""Pictures → 224×224 bytes, in processes of their own. This file imports nothing of the package: it is also run as a script, by path, so
-that a worker starts in a tenth of a second, needs no pickle, and never runs the caller's main module again.
+"""Fit images to 224×224 bytes, in worker processes.
+
+This file imports nothing of the package: it is also run as a script, by its path. So a worker starts in a tenth of a second, nothing is
+pickled, and the caller's main module does not run again.
 
     python -P fitting.py FOLDER SHARE SHARES
 
-FOLDER holds job.json (which bytes become which row), images.npy (n, 3, 224, 224) and rows.npy (n, 36): of every finished row the SHA-256
-of the source's bytes and the CRC-32 of the result. A row without is not finished; a worker does those of its share, in chunks, and prints
-how many it has done. An error is one line of JSON.
+FOLDER holds job.json (which bytes become which row), images.npy (n, 3, 224, 224) and rows.npy (n, 36): for every finished row the
+SHA-256 of the image file and the CRC-32 of the result, for every other row zeros. A worker fits the unfinished rows of its share, in
+chunks, and prints how many it has done. An error is one line of JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-SHORT, SIDE = 256, 224  # the short side is brought to 256, then the centre of 224 × 224 is taken
+SHORT, SIDE = 256, 224  # the short side is scaled to 256, then the centre of 224 × 224 is cropped
 SHAPE = (3, SIDE, SIDE)
 ROW = 36
 CHUNK = 16
@@ -33,10 +35,10 @@ Box = tuple[float, float, float, float]
 
 
 def fit(data: bytes, box: Box | None = None, trim: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """(3, 224, 224) of one image: `box` (less `trim` rows at the bottom) with its short side scaled to 256, its centre cropped.
+    """Return one image as (3, 224, 224): `box` without the `trim` lowest rows, its short side scaled to 256, its centre cropped.
 
-    The same pixels as resizing all of it and cropping then (bilinear with antialiasing, as PIL and torchvision do it), computed for the
-    crop alone. A JPEG of more than twice the size is decoded at a half, a quarter or an eighth.
+    The pixels are those of resizing the whole box and then cropping (bilinear with antialiasing, as in PIL and torchvision), but only
+    the crop is computed. A JPEG of more than twice the size is decoded at a half, a quarter or an eighth.
     """
     with Image.open(io.BytesIO(data)) as image:
         width, height = image.size
@@ -44,11 +46,11 @@ def fit(data: bytes, box: Box | None = None, trim: int = 0) -> np.ndarray[Any, n
         left, top, right, bottom = max(0, left), max(0, top), min(width, right), min(height - trim, bottom)
         w, h = right - left, bottom - top
         if w < 1 or h < 1:
-            raise ValueError(f"the box {box} less {trim} rows leaves nothing of an image of {width}×{height}")
+            raise ValueError(f"the box {box} without {trim} rows leaves nothing of an image of {width}×{height}")
         scale = min(w, h) / SHORT
         long = int(max(w, h) / scale)
         new = (SHORT, long) if w <= h else (long, SHORT)
-        image.draft("RGB", (math.ceil(width / scale), math.ceil(height / scale)))  # a JPEG only; never below that size
+        image.draft("RGB", (math.ceil(width / scale), math.ceil(height / scale)))  # for a JPEG: decode it smaller, but not below this size
         x, y = image.size[0] / width, image.size[1] / height
         whole = image.convert("RGB")
     at = (round((new[0] - SIDE) / 2), round((new[1] - SIDE) / 2))
@@ -58,8 +60,8 @@ def fit(data: bytes, box: Box | None = None, trim: int = 0) -> np.ndarray[Any, n
     return np.ascontiguousarray(np.asarray(small, dtype=np.uint8).transpose(2, 0, 1))
 
 
-def work(folder: Path, share: int, shares: int, say: Callable[[int], None]) -> None:
-    """Does the unfinished rows of one share; raises ValueError with the name of an image that cannot be read."""
+def work(folder: Path, share: int, shares: int, report: Callable[[int], None]) -> None:
+    """Fit the unfinished rows of one share; call `report` with the size of each chunk. Raise ValueError if an image is unreadable."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     images = np.load(folder / "images.npy", mmap_mode="r+", allow_pickle=False)
     rows = np.load(folder / "rows.npy", mmap_mode="r+", allow_pickle=False)
@@ -74,22 +76,23 @@ def work(folder: Path, share: int, shares: int, say: Callable[[int], None]) -> N
                     file.seek(offset)
                     data = file.read(size)
                 if len(data) != size:
-                    raise ValueError(f"{len(data)} of {size} bytes")
+                    raise ValueError(f"only {len(data)} of {size} bytes are there")
                 result = fit(data, box, trim)
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 raise ValueError(f"{name} is not a readable image ({error}); fetch it again") from error
             images[row] = result
             rows[row] = np.frombuffer(hashlib.sha256(data).digest() + struct.pack("<I", zlib.crc32(result.tobytes())), np.uint8)
-        say(len(chunk))
+        report(len(chunk))
 
 
 def main(folder: str, share: str, shares: str) -> int:
+    """Run one worker; return its exit status."""
     try:
         work(Path(folder), int(share), int(shares), lambda n: print(n, flush=True))
     except ValueError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 3
-    except BrokenPipeError:  # whoever started this is gone
+    except BrokenPipeError:  # the process that started this one is gone
         return 4
     return 0
 

@@ -1,4 +1,4 @@
-"""What a reader of a published layout gives: which images there are, of which class, in which half, and what part of each to take."""
+"""What the reader of a layout returns: the images with their classes and halves. And helpers to read annotations."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfless.data.checksums import Altered
-from selfless.data.rng import stratified
-from selfless.data.sources.objects.files import Shelf
+from selfless.data.errors import Altered
+from selfless.data.rng import split_by_class
+from selfless.data.sources.objects.files import SetFiles
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels; right and bottom are beyond the last one
+Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels; right and bottom are exclusive
 TEST_SHARE = 0.2  # of a set that has no official test images
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image: its name on the shelf, its class, and the box to take out of it (None: all), less `trim` rows at the bottom."""
+    """One image: its name among the set's files, its class, and the box to crop (None: all of it) without the `trim` lowest rows."""
 
     name: str
     label: int
@@ -29,8 +29,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Listing:
-    """`split` says in words which images are for training and which for testing; `annotations` are the names of the files that this
-    was read from. Pictures that are no files (SVHN) come as `pictures`, (n, H, W, 3), those for training first."""
+    """All images of a set.
+
+    split         says in words which images are for training and which for testing
+    annotations   the names of the files from which this was read
+    pictures      (n, H, W, 3) the images themselves, training images first, for a set whose images are not files (SVHN)
+    """
 
     classes: tuple[str, ...]
     train: tuple[Item, ...]
@@ -41,14 +45,16 @@ class Listing:
 
     @property
     def items(self) -> tuple[Item, ...]:
+        """All images, training images first."""
         return self.train + self.test
 
     def labels(self) -> npt.NDArray[np.int64]:
+        """Return the class of every image, training images first."""
         return np.array([item.label for item in self.items], dtype=np.int64)
 
 
-def number(text: str, where: str, low: int, high: int) -> int:
-    """A whole number from `low` to `high` out of an annotation."""
+def parse_number(text: str, where: str, low: int, high: int) -> int:
+    """Return a whole number from `low` to `high`. Raise Altered for anything else."""
     try:
         value = int(float(text)) if "." in text else int(text)
     except ValueError:
@@ -58,29 +64,29 @@ def number(text: str, where: str, low: int, high: int) -> int:
     return value
 
 
-def rows(shelf: Shelf, name: str, columns: int) -> list[list[str]]:
-    """The lines of a table of text, split at blanks; the last column may itself hold blanks."""
+def read_table(files: SetFiles, name: str, columns: int) -> list[list[str]]:
+    """Return the rows of a text file, split at blanks. Only the last column may contain blanks."""
     found = []
-    for at, line in enumerate(shelf.text(name).splitlines(), 1):
+    for at, line in enumerate(files.read_text(name).splitlines(), 1):
         if line.strip():
             cells = line.split(None, columns - 1)
             if len(cells) != columns:
-                raise Altered(f"{shelf.folder}: {name}, line {at}: {len(cells)} columns instead of {columns}; fetch it again")
+                raise Altered(f"{files.folder}: {name}, line {at}: {len(cells)} columns instead of {columns}; fetch it again")
             found.append([cell.strip() for cell in cells])
     if not found:
-        raise Altered(f"{shelf.folder}: {name} is empty; fetch it again")
+        raise Altered(f"{files.folder}: {name} is empty; fetch it again")
     return found
 
 
-def column(values: Any, where: str) -> list[int]:
-    """The numbers of a MATLAB vector."""
+def parse_vector(values: Any, where: str) -> list[int]:
+    """Return the numbers of a MATLAB vector."""
     array = np.asarray(values)
     if array.ndim != 2 or 1 not in array.shape or array.dtype.kind not in "iuf":
         raise Altered(f"{where} should be a vector of numbers and is {array.dtype} {array.shape}; fetch it again")
     return [int(v) for v in array.ravel()]
 
 
-def halves(items: Sequence[Item], what: str) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    """A fifth of every class for testing, where nobody published a split. The choice is always the same: it is no part of a run's seed."""
-    kept, taken = stratified(np.array([item.label for item in items], dtype=np.int64), TEST_SHARE, 0, f"test {what}")
+def split_items(items: Sequence[Item], what: str) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    """Return (train, test) with a fifth of every class for testing, where no split is published. It does not depend on a run's seed."""
+    kept, taken = split_by_class(np.array([item.label for item in items], dtype=np.int64), TEST_SHARE, 0, f"test {what}")
     return tuple(items[i] for i in kept), tuple(items[i] for i in taken)

@@ -1,8 +1,8 @@
-"""Preparing a set once: every image at 224×224 in one memory-mapped array, in the user's cache.
+"""Prepare an object set once: every image at 224×224 in one memory-mapped array, in the user's cache.
 
-`<cache>/objects/<name>-<key>/` holds images.npy, labels.npy, rows.npy (checksums) and about.json (what it is, out of which files, by which
-split). It is made in a folder called `….part`, which a killed process leaves behind and the next one goes on with, and gets its name in
-one step when it is whole. The key stands for the files it was made of and the options; a prepared set whose files are gone is still used.
+`<cache>/objects/<name>-<key>/` holds images.npy, labels.npy, rows.npy (checksums) and about.json (what it is, from which files, with
+which split). It is made in a folder called `….part`, which is renamed when it is complete. A killed process leaves that folder behind,
+and the next one continues with it. The key depends on the files and the options; a prepared set whose files are gone is still used.
 """
 
 from __future__ import annotations
@@ -26,21 +26,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfless.data.checksums import Altered, digest
-from selfless.data.paths import DataError, cache_dir
-from selfless.data.progress import bar
+from selfless.data.checksums import file_digest
+from selfless.data.errors import Altered, DataError
+from selfless.data.paths import cache_dir, make_folder, write_file
+from selfless.data.progress import progress_bar
 from selfless.data.sources.objects import fitting
-from selfless.data.sources.objects.files import Shelf, Slice, forget_unpacked
+from selfless.data.sources.objects.files import SetFiles as Shelf
+from selfless.data.sources.objects.files import Slice, remove_decompressed
 from selfless.data.sources.objects.listing import Listing
-from selfless.files import locked, write_json
+from selfless.files import locked, write_json, write_text
 
-VERSION = 1  # part of the key: a change in how images are fitted must not find the old arrays
-FEW = 64  # so few images are done here, without workers
+VERSION = 1  # part of the key: change it with the way images are fitted
+FEW = 64  # up to this many images are fitted in this process, without workers
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A finished folder. `fresh`: images that were fitted just now, and the seconds that took; (0, 0.0) for what was there already."""
+    """A complete prepared set.
+
+    about   the content of about.json
+    fresh   (images that were fitted just now, seconds that took); (0, 0.0) if it was prepared before
+    """
 
     folder: Path
     about: Mapping[str, Any]
@@ -48,39 +54,42 @@ class Prepared:
 
     @property
     def cut(self) -> int:
+        """The number of training images; they come first."""
         return int(self.about["train"])
 
     @property
     def digest(self) -> str:
-        """Of the images' own bytes, what part of each was taken, their labels and halves: the same wherever the same is prepared."""
-        told = [self.about[name] for name in ("set", "version", "options", "train", "test", "classes", "images_sha256")]
+        """A hash of the image files, the crops, the labels and the halves: equal wherever the same set is prepared."""
+        facts = [self.about[name] for name in ("set", "version", "options", "train", "test", "classes", "images_sha256")]
         rows = np.load(self.folder / "rows.npy", allow_pickle=False)
-        total = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        total = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         total.update(self.labels().tobytes())
         total.update(rows.tobytes())
         return total.hexdigest()
 
     def images(self) -> npt.NDArray[np.uint8]:
-        """(n, 3, 224, 224), training images first. Copy-on-write: whatever a caller does, the file stays as it is."""
+        """Return (n, 3, 224, 224), training images first, memory-mapped copy-on-write: a caller cannot change the file."""
         array: npt.NDArray[np.uint8] = np.load(self.folder / "images.npy", mmap_mode="c", allow_pickle=False)
         return array
 
     def labels(self) -> npt.NDArray[np.int64]:
+        """Return (n,), training images first."""
         array: npt.NDArray[np.int64] = np.load(self.folder / "labels.npy", allow_pickle=False)
         return array
 
 
-def home() -> Path:
+def prepared_dir() -> Path:
+    """Return the folder of the prepared sets."""
     return cache_dir() / "objects"
 
 
-def key(name: str, mark: str, options: Mapping[str, Any]) -> str:
+def _folder_of(name: str, mark: str, options: Mapping[str, Any]) -> Path:
     words = json.dumps([VERSION, fitting.SHORT, fitting.SIDE, name, mark, dict(options)], sort_keys=True)
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
+    return prepared_dir() / f"{name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
 
-def opened(folder: Path) -> Prepared | None:
-    """A finished folder, or None if there is none or its array has not the size it should have."""
+def open_prepared(folder: Path) -> Prepared | None:
+    """Return the prepared set in `folder`; None if there is none, or if its array has the wrong size."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         if (folder / "images.npy").stat().st_size == about["array_bytes"] and (folder / "labels.npy").is_file():
@@ -88,57 +97,63 @@ def opened(folder: Path) -> Prepared | None:
     return None
 
 
-def copies(name: str) -> list[Prepared]:
-    """Every prepared copy of a set, the newest first."""
-    found = [p for folder in home().glob(f"{name}-*") if folder.suffix != ".part" and (p := opened(folder)) is not None]
+def find_prepared(name: str, mark: str, options: Mapping[str, Any]) -> Prepared | None:
+    """Return the set prepared with these options from files with this mark, or None."""
+    return open_prepared(_folder_of(name, mark, options))
+
+
+def all_prepared(name: str) -> list[Prepared]:
+    """Return every prepared copy of a set, the newest first."""
+    folders = [folder for folder in prepared_dir().glob(f"{name}-*") if folder.suffix != ".part"]
+    found = [prepared for folder in folders if (prepared := open_prepared(folder)) is not None]
     return sorted(found, key=lambda p: (p.folder / "about.json").stat().st_mtime_ns, reverse=True)
 
 
-def kept(name: str, options: Mapping[str, Any]) -> Prepared | None:
-    """The newest prepared copy of a set with these options, whatever it was made of: for when the files themselves are gone."""
-    return next((p for p in copies(name) if p.about["options"] == dict(options)), None)
+def newest_prepared(name: str, options: Mapping[str, Any]) -> Prepared | None:
+    """Return the newest prepared copy of a set with these options, whatever its files were: they may be gone."""
+    return next((p for p in all_prepared(name) if p.about["options"] == dict(options)), None)
 
 
-def prepare(name: str, shelf: Shelf, listing: Listing, options: Mapping[str, Any], workers: int | None = None) -> Prepared:
-    """Fits every image of the listing, or goes on where an earlier call was stopped. `workers`: processes, one a core unless given."""
-    final = home() / f"{name}-{key(name, shelf.mark, options)}"
+def prepare(name: str, files: Shelf, listing: Listing, options: Mapping[str, Any], workers: int | None = None) -> Prepared:
+    """Fit every image of the listing, or continue where an earlier call was stopped. `workers`: processes; one per core if None."""
+    make_folder(prepared_dir())
+    final = _folder_of(name, files.mark, options)
     part = final.with_name(final.name + ".part")
-    try:
-        home().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write to {home()} ({error}); set XDG_CACHE_HOME to a folder you own") from error
     busy = f"another process is preparing {name}; waiting for it"
     with locked(final.with_suffix(".lock"), lambda: print(busy, file=sys.stderr)):
-        if (there := opened(final)) is not None:
+        if (there := open_prepared(final)) is not None:
             return there
         began = time.perf_counter()
         items = listing.items
-        _begin(part, shelf, listing)
+        _begin(part, files, listing)
         before = int(np.load(part / "rows.npy", mmap_mode="r", allow_pickle=False).any(1).sum())
-        with bar(f"preparing {name}", len(items), unit="images") as progress:
+        with progress_bar(f"preparing {name}", len(items), unit="images") as progress:
             count = os.cpu_count() or 1 if workers is None else workers
             if len(items) - before <= FEW or count < 1:
                 try:
                     fitting.work(part, 0, 1, progress.update)
                 except ValueError as error:
-                    raise Altered(f"{shelf.folder}: {error}") from error
+                    raise Altered(f"{files.folder}: {error}") from error
             else:
-                _by_workers(part, count, shelf, progress.update)
+                _by_workers(part, count, files, progress.update)
         seconds = time.perf_counter() - began
-        about = _finish(part, name, shelf, listing, options)
-        shutil.rmtree(final, ignore_errors=True)  # not whole, or `opened` had found it
+        about = _finish(part, name, files, listing, options)
+        shutil.rmtree(final, ignore_errors=True)  # incomplete, else `open_prepared` would have returned it
         os.replace(part, final)
-        forget_unpacked(shelf)
+        remove_decompressed(files)
     return Prepared(final, about, (len(items) - before, seconds))
 
 
-def _begin(part: Path, shelf: Shelf, listing: Listing) -> None:
-    """The folder with its job and empty arrays; left as it is if it is of the same job and was written since the machine was started."""
-    where = _pictures(part, listing) if listing.pictures is not None else [shelf.slice(i.name, _source(listing)) for i in listing.items]
-    files = {path: i for i, path in enumerate(dict.fromkeys(w.path for w in where))}
+def _begin(part: Path, files: Shelf, listing: Listing) -> None:
+    """Make the folder with the job and empty arrays. Keep it if it has the same job and the machine has not been restarted since."""
+    if listing.pictures is not None:
+        where = _write_pictures(part, listing)
+    else:
+        where = [files.locate(item.name, " or ".join(listing.annotations) or "the folder") for item in listing.items]
+    numbers = {path: i for i, path in enumerate(dict.fromkeys(w.path for w in where))}
     pairs = zip(listing.items, where, strict=True)
-    items = [[files[w.path], w.offset, w.size, item.box, item.trim, item.name] for item, w in pairs]
-    job = json.dumps({"boot": _boot(), "files": list(files), "items": items})
+    items = [[numbers[w.path], w.offset, w.size, item.box, item.trim, item.name] for item, w in pairs]
+    job = json.dumps({"boot": boot_id(), "files": list(numbers), "items": items})
     with contextlib.suppress(OSError, ValueError):
         shape = np.load(part / "images.npy", mmap_mode="r", allow_pickle=False).shape
         rows = np.load(part / "rows.npy", mmap_mode="r", allow_pickle=False).shape
@@ -152,31 +167,30 @@ def _begin(part: Path, shelf: Shelf, listing: Listing) -> None:
         (part / name).unlink(missing_ok=True)
     np.lib.format.open_memmap(part / "images.npy", mode="w+", dtype=np.uint8, shape=(len(items), *fitting.SHAPE))
     np.lib.format.open_memmap(part / "rows.npy", mode="w+", dtype=np.uint8, shape=(len(items), fitting.ROW))
-    (part / "job.json").write_text(job, encoding="utf-8")
+    write_text(part / "job.json", job)
 
 
-def _source(listing: Listing) -> str:
-    return " or ".join(listing.annotations) or "the folder"
-
-
-def _boot() -> str:
-    """What the kernel calls this start of the machine: after a power cut, pages that were not written yet may be lost."""
+def boot_id() -> str:
+    """Return the kernel's name of this start of the machine: pages that were not yet written may be lost in a power cut."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
-def _pictures(part: Path, listing: Listing) -> list[Slice]:
-    """Pictures that are no files, as one file of PPMs, which every worker can read."""
+def _write_pictures(part: Path, listing: Listing) -> list[Slice]:
+    """Write pictures that are not files into one file of PPMs, which every worker can read."""
     assert listing.pictures is not None
     n, height, width, _ = listing.pictures.shape
     head = f"P6\n{width} {height}\n255\n".encode()
-    size, path = len(head) + 3 * height * width, part / "pictures.ppm"
+    size, path, pictures = len(head) + 3 * height * width, part / "pictures.ppm", listing.pictures
     if not path.is_file() or path.stat().st_size != n * size:
-        part.mkdir(exist_ok=True)
-        with path.open("wb") as out:
-            for picture in listing.pictures:
-                out.write(head + picture.tobytes())
+
+        def write(temporary: Path) -> None:
+            with temporary.open("wb") as out:
+                for picture in pictures:
+                    out.write(head + picture.tobytes())
+
+        write_file(path, write)
     return [Slice(str(path), i * size, size) for i in range(n)]
 
 
@@ -223,15 +237,15 @@ def _by_workers(part: Path, count: int, shelf: Shelf, update: Any) -> None:
                 process.stdout.close()
 
 
-def _finish(part: Path, name: str, shelf: Shelf, listing: Listing, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Labels and about.json, and everything on disk before the folder gets its name."""
+def _finish(part: Path, name: str, files: Shelf, listing: Listing, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Write labels and about.json, and flush everything to disk before the folder is renamed."""
     rows = np.load(part / "rows.npy", mmap_mode="r", allow_pickle=False)
     if not rows.any(1).all():
-        raise DataError(f"{int((~rows.any(1)).sum())} images of {name} were not prepared; run it again: it goes on where it stopped")
+        raise DataError(f"{int((~rows.any(1)).sum())} images of {name} were not prepared; run it again: it continues where it stopped")
     np.save(part / "labels.npy", listing.labels())
-    sources = {path.name: {"bytes": path.stat().st_size, "sha256": digest(path)} for path in shelf.archives.values()}
+    sources = {path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for path in files.archives.values()}
     for annotation in listing.annotations:
-        data = shelf.read(annotation)
+        data = files.read(annotation)
         sources[annotation] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     about = {
         "set": name,
@@ -244,7 +258,7 @@ def _finish(part: Path, name: str, shelf: Shelf, listing: Listing, options: Mapp
         "shape": list(fitting.SHAPE),
         "how": f"short side {fitting.SHORT}, centre {fitting.SIDE}, bilinear",
         "files": sources,
-        "images_sha256": hashlib.sha256(np.ascontiguousarray(rows[:, :32]).tobytes()).hexdigest(),  # of every image's own, in order
+        "images_sha256": hashlib.sha256(np.ascontiguousarray(rows[:, :32]).tobytes()).hexdigest(),  # over the SHA-256 of every image
         "array_bytes": (part / "images.npy").stat().st_size,
     }
     for file in ("images.npy", "rows.npy", "labels.npy"):
@@ -256,8 +270,8 @@ def _finish(part: Path, name: str, shelf: Shelf, listing: Listing, options: Mapp
     return about
 
 
-def recheck(prepared: Prepared) -> None:
-    """Reads every prepared image again and compares it with its checksum; `Altered` if one has changed."""
+def check_prepared(prepared: Prepared) -> None:
+    """Compare every prepared image with its checksum. Raise Altered if one has changed."""
     images, rows = prepared.images(), np.load(prepared.folder / "rows.npy", mmap_mode="r", allow_pickle=False)
     sums = np.ascontiguousarray(rows[:, 32:]).view("<u4").ravel()
     for row, wanted in enumerate(sums):
