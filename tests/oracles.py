@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.importance import labels_of, run_batch
+from selfless.network.calling import labels_of, run_batch
 
 
 def pairs(h: Tensor, sigma: float | None = None, alpha: Tensor | None = None, discount: str = "product") -> Tensor:

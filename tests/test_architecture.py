@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "selfless"
-ORDER = """own terms files functional layers metrics capacity anchor activations closed persample importance sparsify preserve
-path recording distilling saved keeper models data spec engine runner report experiments bench config cli_progress cli_common cli_data
-cli_reproduce cli_tune cli __main__""".split()
+ORDER = """own terms workers files functional layers metrics capacity anchor activations closed persample importance sparsify preserve
+path recording distilling saved keeper models data spec engine runner report experiments bench
+cli __main__""".split()
 
 
 def room(path: Path) -> str:

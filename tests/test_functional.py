@@ -16,6 +16,7 @@ from torch.testing import assert_close
 import oracles
 from selfless import SLNI, SLNID, SNI, SNID
 from selfless import functional as f
+from selfless.functional import gaussian
 from selfless.sparsify import Sparsifier
 
 
@@ -138,7 +139,7 @@ def test_within_1e5_of_the_dense_float64_form(n: int, ratio: float, kind: str) -
 def test_the_features_give_the_kernel(n: int, ratio: float) -> None:
     """|ΦΦᵀ − K| ≤ 1e-7 in every entry, with few features: their number depends on σ/N, not on N."""
     sigma = n * ratio
-    features, diagonal = f._fourier(n, sigma, torch.zeros((), dtype=torch.float64))
+    features, diagonal = gaussian.fourier(n, sigma, torch.zeros((), dtype=torch.float64))
     row = features @ features[0]
     want = torch.exp(-0.5 * (torch.arange(n, dtype=torch.float64) / sigma) ** 2)
     assert (row - want).abs().max() < 1e-7
@@ -245,14 +246,14 @@ def test_compiles_whole(name: str, n: int) -> None:
 
 
 def test_kernels_are_kept_but_never_from_inside_a_transform() -> None:
-    f._constants.clear()
+    gaussian.CONSTANTS.clear()
     h = torch.stack([relu(4, 300)] * 2)
     torch.func.vmap(torch.func.grad(f.slni))(h)
     with torch.inference_mode():
         f.slni(h[0])
-    assert not f._constants
+    assert not gaussian.CONSTANTS
     f.slni(h[0].clone().requires_grad_()).backward()
-    assert len(f._constants) == 1
+    assert len(gaussian.CONSTANTS) == 1
 
 
 def test_bad_input() -> None:
@@ -272,13 +273,14 @@ def test_bad_input() -> None:
 @pytest.mark.parametrize("kind", [SNI(), SNID(), SLNI(), SLNID(), SLNI(sigma=50.0), SNID(discount="max"), SLNID(discount="max")], ids=str)
 @pytest.mark.parametrize("discounted", [False, True])
 def test_inhibitions_are_quadratic_forms(n: int, kind: Sparsifier, discounted: bool) -> None:
-    """R = 1/M Σ hᵀSh with S of `pairs`, and S = AAᵀ − diag d of `factors` where there are such."""
+    """R = 1/M Σ hᵀSh with S of `matrix`, and S = AAᵀ − diag d of `factors` where there are such."""
     h = torch.rand(7, n, dtype=torch.float64)
     alpha = torch.rand(n, dtype=torch.float64) if discounted else None
-    s = kind.pairs(n, h, alpha)
-    assert s is not None
+    form = kind.pair_form(n, alpha)
+    assert form is not None
+    s = form.matrix(h)
     assert_close(((h @ s) * h).sum(1).mean(), kind.penalty(h, alpha), rtol=1e-6, atol=0)
-    factors = kind.factors(n, h, alpha)
+    factors = form.factors(h)
     local, mixed = isinstance(kind, SLNI | SLNID), discounted and getattr(kind, "discount", "") == "max"
     assert (factors is not None) == (not mixed and (n == 160 or not local))
     if factors is not None:

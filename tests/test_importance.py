@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import oracles
 from selfless import importance
-from selfless.layers import resolve
+from selfless.network.layers import resolve
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -233,7 +233,7 @@ def test_alpha_may_be_of_another_objective_than_omega(fisher: Any, estimator: An
     taps, loss, norm = resolve(model, ["1", "3"]), importance.LogLikelihood(fisher), importance.FunctionNorm()
     passed: list[int] = []
     handle = model.register_forward_pre_hook(lambda *_: passed.append(1))
-    found = importance.measure(model, iter(batches), loss, spares=norm, taps=taps, estimator=estimator)
+    found = importance.measure(model, iter(batches), loss, alpha_objective=norm, taps=taps, estimator=estimator)
     handle.remove()
     plain = importance.measure(model, batches, loss, taps=taps, estimator=estimator)
     alone = importance.neurons(model, batches, layers=["1", "3"])

@@ -115,7 +115,7 @@ def test_norm_dropout_and_shared_activations_are_followed() -> None:
         want = functional.l1_rep(h1) + functional.l1_rep(F.gelu(model.b(h1)))
         keeper_value = keeper.penalty()
         assert_close(keeper_value, want)
-        keeper._recording.drop()  # the oracle's own calls went through the hooks too
+        keeper.collector.drop()  # the oracle's own calls went through the hooks too
     assert list(keeper.taps) == ["a", "b"]
 
 
@@ -493,7 +493,7 @@ def test_activation_checkpointing_counts_once() -> None:
         keeper = selfless.attach(model, MAS(0.1), SLNID(1e-2))
         opt = torch.optim.SGD(model.parameters(), lr=0.05)
         train(model, keeper, opt, batches())
-        assert not keeper._recording._records
+        assert not keeper.collector.take()
         keeper.consolidate(batches())
         ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert_close(ends[0], ends[1])
@@ -505,7 +505,7 @@ def test_follows_the_model_to_another_device_and_dtype() -> None:
     keeper.consolidate(batches())
     assert_close(keeper.state_dict()["alpha.fc1"], keeper.alpha["fc1"])
     model.to("meta")
-    keeper._place()
+    keeper.follow_device()
     assert keeper.state["omega"]["fc1.weight"].device.type == "meta"
     assert keeper.alpha["fc1"].device.type == "meta"
 

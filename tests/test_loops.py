@@ -205,7 +205,7 @@ def test_the_neuron_axis_is_that_of_the_layer_behind(build: Any, layer: str, x: 
     model = made(build)
     keeper = selfless.attach(model, MAS(), SLNID(1.0), layers=[layer])
     model(x)
-    found = keeper._recording.take()[layer]
+    found = keeper.collector.take()[layer]
     assert found.shape[1] == n
     model(x)
     keeper.penalty()

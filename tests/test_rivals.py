@@ -49,7 +49,7 @@ def data(task: int, count: int = 5, size: int = 20) -> list[tuple[Tensor, Tensor
 def learn(model: nn.Module, keeper: Any, t: int, epochs: int = 6, optimizer: Any = None, **more: Any) -> None:
     opt = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **more)
     for epoch in range(epochs):
-        keeper.turn(epoch, epochs, batches=len(data(t)))
+        keeper.begin_epoch(epoch, epochs, batches=len(data(t)))
         for x, y in data(t):
             loss = F.cross_entropy(model(x, t), y) + keeper.penalty((x, y))
             opt.zero_grad()
@@ -91,11 +91,11 @@ def test_lwf_keeps_old_outputs_on_new_inputs() -> None:
 
 
 def test_a_warm_up_leaves_an_epoch_to_learn_in() -> None:
-    assert [LwF(warmup=5).turning(epoch, 3) for epoch in range(3)] == [True, False, True]
+    assert [LwF(warmup=5).starts_phase(epoch, 3) for epoch in range(3)] == [True, False, True]
     model = made()
     keeper = selfless.attach(model, LwF(warmup=1), heads=NAMES)
     learn(model, keeper, 0)
-    keeper.turn(0, 1)
+    keeper.begin_epoch(0, 1)
     assert not keeper.state["held"]  # a task of one epoch has no warm-up
 
 
@@ -108,7 +108,7 @@ def test_lwf_warms_the_new_head_up_alone() -> None:
     before = copy.deepcopy(model.state_dict())
     opt = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     for epoch in range(3):
-        keeper.turn(epoch, 3)
+        keeper.begin_epoch(epoch, 3)
         for x, y in data(1):
             opt.zero_grad()
             (F.cross_entropy(model(x, 1), y) + keeper.penalty((x, y))).backward()
@@ -133,7 +133,7 @@ def test_lwf_in_a_loop_needs_the_batch_and_remembers_how_tasks_were_run() -> Non
     for m in (model, twin.model):
         m(x, 1)
     assert_close(keeper.penalty((x, y)), twin.penalty((x, y)))
-    assert not keeper._recording._records  # the pass that compares is not one of the loop's
+    assert not keeper.collector.take()  # the pass that compares is not one of the loop's
 
 
 # -------------------------------------------------------------------------------------------------------------------- EBLL
@@ -225,7 +225,7 @@ def test_a_warm_up_that_a_loop_leaves_out_is_told_with_the_remedy() -> None:
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         for t in range(2):
             if turn:
-                keeper.turn(0, 2)
+                keeper.begin_epoch(0, 2)
             for x, y in data(t):
                 opt.zero_grad()
                 (F.cross_entropy(model(x, t), y) + keeper.penalty((x, y))).backward()
@@ -261,7 +261,7 @@ def test_imm_is_the_mean_or_the_fisher_weighted_mean_of_the_task_optima(merge: A
         fishers.append({n: found[n] + 1e-8 for n in optima[0]})
         own = {n: p.detach().clone() for n, p in model.named_parameters() if n.startswith(f"heads.{t}")}
         trained = {n: p.detach().clone() for n, p in model.named_parameters()}
-        with keeper.as_task(t):
+        with keeper.evaluating(t):
             for n, want in oracles.merged(optima, None if merge == "mean" else fishers).items():
                 assert_close(model.get_parameter(n).detach(), want)
             for n, value in own.items():  # a task's own head is that of its own optimum
@@ -321,7 +321,7 @@ def test_imm_drop_transfer_is_the_network_with_some_nodes_of_the_last_task() -> 
         for v in model.parameters():
             v.add_(0.3 * torch.randn_like(v))
     off = [True, False, False, False, True, False, True, False]  # three channels, five units
-    keeper._drops.draw = lambda n: torch.tensor([0.0 if gone else 1.0 for gone in off])  # type: ignore[union-attr, assignment, misc]
+    keeper.parts[0].drops.draw = lambda n: torch.tensor([0.0 if gone else 1.0 for gone in off])  # type: ignore[union-attr]
     theta = {n: v.detach().clone().requires_grad_() for n, v in model.named_parameters()}
     nodes = {"conv": off[:3], "fc": off[3:]}
     made = {n: theta[n] if n.startswith("head") else torch.empty(0) for n in theta}
@@ -331,7 +331,7 @@ def test_imm_drop_transfer_is_the_network_with_some_nodes_of_the_last_task() -> 
             gone = torch.tensor(nodes[n.split(".")[0]]).view(-1, *[1] * (theta[n].dim() - 1))
             made[n] = torch.where(gone, before[n], theta[n] / (1 - p) - p / (1 - p) * before[n])
             assert_close(made[n].detach(), want)
-            assert_close(IMM(0.0, drop=p).dropped(keeper.state, {n: theta[n].detach()}, {n: gone.flatten()})[n], want)
+            assert_close(IMM(0.0, drop=p).drop_nodes(keeper.state, {n: theta[n].detach()}, {n: gone.flatten()})[n], want)
     reference = Small().double()
     wanted = torch.func.functional_call(reference, made, (x,))
     assert_close(model(x), wanted)
@@ -344,7 +344,7 @@ def test_imm_drop_transfer_is_the_network_with_some_nodes_of_the_last_task() -> 
         assert_close(got, want)
     model.eval()
     assert_close(model(x), torch.func.functional_call(reference, {n: t.detach() for n, t in theta.items()}, (x,)))
-    with keeper.as_task(0):
+    with keeper.evaluating(0):
         assert_close(model(x), plain)
 
 
@@ -387,11 +387,11 @@ def test_packnet_leaves_old_tasks_as_they_were_to_the_bit(optimizer: str) -> Non
         if optimizer == "sgd":
             opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
         learn(model, keeper, t, epochs=15, optimizer=opt)
-        with keeper.as_task(t), torch.no_grad():
+        with keeper.evaluating(t), torch.no_grad():
             assert accuracy(model, t) > 0.75
             logits.append(model(x, t))
         for u in range(t + 1):
-            with keeper.as_task(u), torch.no_grad():
+            with keeper.evaluating(u), torch.no_grad():
                 assert torch.equal(model(x, u), logits[u])
     with torch.no_grad():
         assert not torch.equal(model(x, 0), logits[0])  # without its mask the first task is not what it was
@@ -404,7 +404,7 @@ def test_packnet_owners_are_those_of_the_obvious_reference() -> None:
     owner, before = {n: [0] * p.numel() for n, p in model.named_parameters()}, dict[str, list[float]]()
     for t in range(3):
         for epoch in range(3):
-            keeper.turn(epoch, 3)
+            keeper.begin_epoch(epoch, 3)
             if epoch == 2:  # as they are when pruning has just happened
                 for n in ("body.0.weight", "body.2.weight"):
                     gone = keeper.state["pruned"][n].flatten().tolist()
@@ -510,7 +510,7 @@ def test_hat_moves_its_embeddings_as_the_papers_code_does() -> None:
         s = 1 / 400 + (400 - 1 / 400) * share
         state = {**keeper.state, "embedding": {"all": e}}
         by_layer = {n: given[place] for n, place in state["place"].items()}
-        new = preserve.learn_gates(state, by_layer, share, torch.tensor(1e-3))["embedding"]["all"]
+        new = preserve.step_gates(state, by_layer, share, torch.tensor(1e-3))["embedding"]["all"]
         want = (e.double() - 1e-3 * oracles.hat_gradient(e, given, s, 400.0, 50.0)).clamp(-6, 6)
         assert_close(new.double(), want, rtol=1e-4, atol=1e-5)
         assert_close(preserve.gate(state, share)["body.1"], torch.sigmoid(s * e[:24]))
@@ -533,17 +533,17 @@ def test_hat_protects_to_the_bit(optimizer: str) -> None:
             opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
         learn(model, keeper, t, epochs=15, optimizer=opt)
         model.eval()
-        with keeper.as_task(t), torch.no_grad():
+        with keeper.evaluating(t), torch.no_grad():
             assert accuracy(model, t) > 0.7
             logits.append(model(x, t))
         for u in range(t + 1):
-            with keeper.as_task(u), torch.no_grad():
+            with keeper.evaluating(u), torch.no_grad():
                 assert torch.equal(model(x, u), logits[u])
         model.train()
         free.append(keeper.capacity().free_parameters)
     assert free[0] > free[1] > free[3]
     model.eval()
-    with keeper.as_task(1), torch.no_grad():
+    with keeper.evaluating(1), torch.no_grad():
         assert not torch.equal(model(x, 0), logits[0])  # another task's gates: not the same network
 
 
@@ -579,8 +579,8 @@ def test_hat_says_what_it_cannot_gate_and_what_the_loop_must_tell() -> None:
     model = made()
     keeper = selfless.attach(model, HAT(), layers=["body.1", "body.3"])
     with pytest.raises(ValueError, match=r"batches=len\(loader\)"):
-        keeper.turn(0, 3)
-    with pytest.raises(RuntimeError, match=r"keeper\.turn"):
+        keeper.begin_epoch(0, 3)
+    with pytest.raises(RuntimeError, match=r"keeper\.begin_epoch"):
         keeper.penalty()
     keeper.detach()
     assert not model.body[1]._forward_hooks
@@ -607,14 +607,14 @@ def test_hat_through_convolutions(tmp_path: Any) -> None:
     for t in range(2):
         opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for epoch in range(3):
-            keeper.turn(epoch, 3, batches=4)
+            keeper.begin_epoch(epoch, 3, batches=4)
             for x, y in batches[t]:
                 opt.zero_grad()
                 (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
                 opt.step()
         keeper.consolidate(batches[t])
         model.eval()
-        with keeper.as_task(0), torch.no_grad():
+        with keeper.evaluating(0), torch.no_grad():
             logits.append(model(batches[0][0][0]))
         model.train()
     assert torch.equal(logits[0], logits[1])
@@ -630,8 +630,8 @@ def test_hats_gates_do_not_see_how_a_loss_is_scaled(factor: float) -> None:
     """A GradScaler's factor, or a loss divided over accumulated batches; and a step whose gradients overflowed leaves the gates alone."""
     model = made()
     keeper = selfless.attach(model, HAT(0.2, s_max=50.0, rate=0.1), layers=["body.1", "body.3"], heads=NAMES)
-    keeper.draw_gates(torch.linspace(-2, 2, 40))
-    keeper.turn(0, 1, batches=4)
+    keeper.parts[0].draw_noise = lambda n: torch.linspace(-2, 2, n)
+    keeper.begin_epoch(0, 1, batches=4)
     opt = torch.optim.SGD(model.parameters(), lr=0.0)
     x, y = data(0)[0]
     for half in (0, 1):
@@ -647,9 +647,9 @@ def test_hats_gates_do_not_see_how_a_loss_is_scaled(factor: float) -> None:
     opt.step()
     twin_model = made()
     twin = selfless.attach(twin_model, HAT(0.2, s_max=50.0, rate=0.1), layers=["body.1", "body.3"], heads=NAMES)
-    twin.draw_gates(torch.linspace(-2, 2, 40))
-    twin.turn(0, 1, batches=4)
-    twin._gates._steps = 1  # type: ignore[union-attr]
+    twin.parts[0].draw_noise = lambda n: torch.linspace(-2, 2, n)
+    twin.begin_epoch(0, 1, batches=4)
+    twin.parts[0].gates.steps = 1  # type: ignore[union-attr]
     (F.cross_entropy(twin_model(x, 0), y) + twin.penalty()).backward()
     torch.optim.SGD(twin_model.parameters(), lr=1e-9).step()
     assert_close(keeper.state["embedding"]["all"], twin.state["embedding"]["all"], rtol=1e-4, atol=1e-5)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
-from selfless.own import imported
+from selfless.terms import import_custom
 
 __all__ = ["Network", "build", "hidden_layers", "names"]
 
@@ -348,7 +348,7 @@ def _own(name: str) -> Callable[..., nn.Module]:
     """The factory of `module:factory`."""
     if not all(name.partition(":")):
         raise ValueError(f"{name!r}: one's own network is written module:factory, for example mypkg.nets:build")
-    factory = imported(name)
+    factory = import_custom(name)
     if not callable(factory):
         raise TypeError(f"{name} is a {type(factory).__name__}; it must be a function or class that makes a network")
     return factory  # type: ignore[no-any-return]

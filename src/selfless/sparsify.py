@@ -1,8 +1,8 @@
-"""What leaves room: each sparsifier is a frozen value over one formula of `selfless.functional`.
+"""Sparsifiers leave room for later tasks: each is a frozen value over one formula of `selfless.functional`.
 
-A sparsifier says what it reads (`reads`: the activations of the chosen layers, the weights of the chosen layers, or every
-trainable parameter), and `penalty(x, alpha)` is its formula for one of them, without the strength. λ·Σ_l penalty(x_l, α_l) is
-then the same two lines in the keeper and in the engine. To add one: a dataclass here, an entry in `SPARSIFIERS`, a contract row.
+`reads` says what a sparsifier acts on: the activations of the chosen layers, their weights, or every trainable parameter.
+`penalty(x, alpha)` is its formula for one of them, without the strength. The keeper and the engine both add λ·Σ_l penalty(x_l, α_l).
+To add one: a dataclass here, an entry in `SPARSIFIERS`, a row in tests/test_contracts.py. Sparsifiers add up: `SLNID(1e-3) + DeCov(1e-3)`.
 """
 
 from __future__ import annotations
@@ -13,37 +13,34 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from selfless import functional
-from selfless.functional import Discount
+from selfless.functional import Discount, PairForm
+from selfless.functional.gaussian import resolve_sigma
 from selfless.terms import Term, check_choice, check_positive
+
+Reads = Literal["activations", "weights", "parameters"]
 
 
 @dataclass(frozen=True)
 class Sparsifier(Term):
     """R(H_l), summed over layers and multiplied by `strength` (λ_SSL)."""
 
+    role: ClassVar[str] = "sparsifier"
     strength: float
-    reads: ClassVar[Literal["activations", "weights", "parameters"]] = "activations"
-    discounted: ClassVar[bool] = False  # whether α matters: spares the neurons that earlier tasks need
+    reads: ClassVar[Reads] = "activations"
+    discounted: ClassVar[bool] = False  # True if `alpha` changes the penalty: neurons that earlier tasks need are spared
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A formula of its own is not that of the pairs, or of the factors, which a class inherits."""
+        """A subclass that overrides `penalty` must not inherit `pair_form`, which is another formula."""
         super().__init_subclass__(**options)
-        own = cls.__dict__
-        if "penalty" in own and "pairs" not in own:
-            cls.pairs = Sparsifier.pairs  # type: ignore[method-assign]
-        if ("penalty" in own or "pairs" in own) and "factors" not in own:
-            cls.factors = Sparsifier.factors  # type: ignore[method-assign]
+        if "penalty" in cls.__dict__ and "pair_form" not in cls.__dict__:
+            cls.pair_form = Sparsifier.pair_form  # type: ignore[method-assign]
 
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """R of one layer (or one parameter), unscaled. `alpha` is None before the first consolidation: no discount."""
+        """Return R of one layer (or one parameter), without the strength; `alpha` is None before the first consolidation."""
         raise NotImplementedError
 
-    def pairs(self, n: int, like: Tensor, alpha: Tensor | None = None) -> Tensor | None:
-        """S (N, N) where R = 1/M Σ_m hᵀSh and no more (`functional.pair_weights`); None for any other penalty."""
-        return None
-
-    def factors(self, n: int, like: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """(A, d) with S = AAᵀ − diag d, for wide layers (`functional.pair_factors`); None where there is no such form."""
+    def pair_form(self, n: int, alpha: Tensor | None = None) -> PairForm | None:
+        """Return S of a layer of n neurons if R is 1/M Σ_m hᵀSh, else None; the engine then takes the gradient 2Sh/M directly."""
         return None
 
 
@@ -58,26 +55,36 @@ class NoSparsifier(Sparsifier):
         return x.new_zeros(())
 
 
+class _Inhibition:
+    """The four inhibitions: R = 1/M Σ_m hᵀSh, S by `form`; with |h| in place of h where `absolute` is True."""
+
+    absolute: bool
+
+    def form(self, n: int, alpha: Tensor | None) -> PairForm:
+        raise NotImplementedError
+
+    def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
+        h = functional.samples(x, self.absolute)
+        return self.form(h.shape[1], alpha).value(h)
+
+    def pair_form(self, n: int, alpha: Tensor | None = None) -> PairForm | None:
+        return None if self.absolute else self.form(n, alpha)
+
+
 @dataclass(frozen=True)
-class SNI(Sparsifier):
+class SNI(_Inhibition, Sparsifier):
     """Inhibition between all neurons of a layer (`functional.sni`)."""
 
     name: ClassVar[str] = "sni"
     strength: float = 1e-3
     absolute: bool = False
 
-    def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
-        return functional.sni(x, absolute=self.absolute)
-
-    def pairs(self, n: int, like: Tensor, alpha: Tensor | None = None) -> Tensor | None:
-        return None if self.absolute else functional.pair_weights(n, like, everywhere=True)
-
-    def factors(self, n: int, like: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        return None if self.absolute else functional.pair_factors(n, like, everywhere=True)
+    def form(self, n: int, alpha: Tensor | None) -> PairForm:
+        return PairForm(n)
 
 
 @dataclass(frozen=True)
-class SNID(Sparsifier):
+class SNID(_Inhibition, Sparsifier):
     """SNI that spares important neurons (`functional.snid`)."""
 
     name: ClassVar[str] = "snid"
@@ -90,22 +97,12 @@ class SNID(Sparsifier):
         super().__post_init__()
         check_choice(self, "discount", ("product", "max"))
 
-    def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
-        if alpha is None:
-            return functional.sni(x, absolute=self.absolute)
-        return functional.snid(x, alpha, discount=self.discount, absolute=self.absolute)
-
-    def pairs(self, n: int, like: Tensor, alpha: Tensor | None = None) -> Tensor | None:
-        return None if self.absolute else functional.pair_weights(n, like, everywhere=True, alpha=alpha, discount=self.discount)
-
-    def factors(self, n: int, like: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        if self.absolute or (alpha is not None and self.discount == "max"):
-            return None
-        return functional.pair_factors(n, like, everywhere=True, alpha=alpha)
+    def form(self, n: int, alpha: Tensor | None) -> PairForm:
+        return PairForm(n, None, alpha, self.discount)
 
 
 @dataclass(frozen=True)
-class SLNI(Sparsifier):
+class SLNI(_Inhibition, Sparsifier):
     """Inhibition between neighbouring neurons (`functional.slni`). `sigma` is in neurons; None is the paper's N/6."""
 
     name: ClassVar[str] = "slni"
@@ -117,18 +114,12 @@ class SLNI(Sparsifier):
         super().__post_init__()
         check_positive(self, "sigma")
 
-    def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
-        return functional.slni(x, self.sigma, absolute=self.absolute)
-
-    def pairs(self, n: int, like: Tensor, alpha: Tensor | None = None) -> Tensor | None:
-        return None if self.absolute else functional.pair_weights(n, like, sigma=self.sigma)
-
-    def factors(self, n: int, like: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        return None if self.absolute else functional.pair_factors(n, like, sigma=self.sigma)
+    def form(self, n: int, alpha: Tensor | None) -> PairForm:
+        return PairForm(n, resolve_sigma(self.sigma, n))
 
 
 @dataclass(frozen=True)
-class SLNID(Sparsifier):
+class SLNID(_Inhibition, Sparsifier):
     """The paper's own: local inhibition that spares important neurons (`functional.slnid`)."""
 
     name: ClassVar[str] = "slnid"
@@ -143,18 +134,8 @@ class SLNID(Sparsifier):
         check_positive(self, "sigma")
         check_choice(self, "discount", ("product", "max"))
 
-    def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
-        if alpha is None:
-            return functional.slni(x, self.sigma, absolute=self.absolute)
-        return functional.slnid(x, alpha, self.sigma, discount=self.discount, absolute=self.absolute)
-
-    def pairs(self, n: int, like: Tensor, alpha: Tensor | None = None) -> Tensor | None:
-        return None if self.absolute else functional.pair_weights(n, like, sigma=self.sigma, alpha=alpha, discount=self.discount)
-
-    def factors(self, n: int, like: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        if self.absolute or (alpha is not None and self.discount == "max"):
-            return None
-        return functional.pair_factors(n, like, sigma=self.sigma, alpha=alpha)
+    def form(self, n: int, alpha: Tensor | None) -> PairForm:
+        return PairForm(n, resolve_sigma(self.sigma, n), alpha, self.discount)
 
 
 @dataclass(frozen=True)
@@ -184,7 +165,7 @@ class L1Param(Sparsifier):
     """Sparse parameters, over every trainable one (`functional.l1_param`)."""
 
     name: ClassVar[str] = "l1-param"
-    reads: ClassVar[Literal["activations", "weights", "parameters"]] = "parameters"
+    reads: ClassVar[Reads] = "parameters"
     strength: float = 1e-5
 
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
@@ -196,7 +177,7 @@ class L2Param(Sparsifier):
     """Weight decay, over every trainable parameter (`functional.l2_param`): the paper's L2-WD."""
 
     name: ClassVar[str] = "l2-wd"
-    reads: ClassVar[Literal["activations", "weights", "parameters"]] = "parameters"
+    reads: ClassVar[Reads] = "parameters"
     strength: float = 1e-4
 
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
@@ -208,7 +189,7 @@ class OrthReg(Sparsifier):
     """Decorrelated incoming weights of the chosen layers (`functional.orth_reg`)."""
 
     name: ClassVar[str] = "orth-reg"
-    reads: ClassVar[Literal["activations", "weights", "parameters"]] = "weights"
+    reads: ClassVar[Reads] = "weights"
     strength: float = 1e-3
     sharpness: float = 10.0
 

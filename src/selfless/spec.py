@@ -1,9 +1,13 @@
 """A run as a value, its result, and the key that names both.
 
 The key is a hash of everything that decides the numbers (and of nothing else: not the device, not the folder). `results/<key>/` is
-therefore a cache: the same run is never trained twice, and a changed one never mistaken for it.
+therefore a cache: the same run is never trained twice, and a changed run never takes the result of another one.
+
+Every field of `Run` describes itself (`Option`): `selfless run` takes its flags, their help and their checks from there. The command line
+reads the fields before torch is needed, so this module imports torch and numpy only inside functions.
 """
 
+# ruff: noqa: RUF009  (`option` and `chosen_from` are dataclasses.field with metadata)
 from __future__ import annotations
 
 import dataclasses
@@ -13,120 +17,172 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
-import numpy as np
-import numpy.typing as npt
+from selfless.terms import Term, add, parse
 
-from selfless import metrics
-from selfless.preserve import MAS, PRESERVERS, Preserver
-from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
-from selfless.terms import Term, parse
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-FORMAT = 1  # of the canonical form: raised when the same fields come to mean other numbers
-NETWORKS = {"vgg-slim": 3}  # the same for one network alone: vgg-slim starts from He's weights since 2, from a head of zeros since 3
-AUGMENTATIONS = {"resized": 2}  # and for one augmentation: mirroring does not follow from the size of the crop since 2
+FORMAT = 1  # version of the canonical form: raised when the same fields come to mean other numbers
+NETWORKS = {"vgg-slim": 3}  # version of one network: vgg-slim starts from He's weights since 2, from a head of zeros since 3
+AUGMENTATIONS = {"resized": 2}  # version of one augmentation: mirroring does not depend on the size of the crop since 2
 
 Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
 Augmentation = Literal["none", "flip", "crop-flip", "resized"]
 Precision = Literal["tf32", "fp32", "bf16"]
 Scenario = Literal["task", "domain", "class"]
-CHOICES: dict[str, tuple[str, ...]] = {
-    "schedule": ("constant", "cosine", "plateau"),
-    "select": ("last", "held-out", "best-on-test"),
-    "anchor": ("implicit", "explicit"),
-    "alpha": ("sum", "mean"),
-    "augment": ("none", "flip", "crop-flip", "resized"),
-    "layers": ("hidden", "all"),
-    "precision": ("tf32", "fp32", "bf16"),
-    "scenario": ("task", "domain", "class"),
-}
+Anchor = Literal["implicit", "explicit"]
+Alpha = Literal["sum", "mean"]
+Layers = Literal["hidden", "all"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field of `Run` says about itself: its help, its place in the help, and the values it takes."""
+
+    help: str
+    panel: Literal["What", "Training"]
+    kind: type  # int, float, str, Term (text on the command line) or dict (a repeatable flag key=value)
+    default: str  # as the help shows it
+    choices: tuple[str, ...] = ()
+    low: int = 0  # numbers: the smallest value
+    below: int | None = None  # numbers: the value must be smaller than this
+    optional: bool = False  # may be None
+    flag: str = ""  # where it is not the name of the field
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return the value in the field's own type. Raise an error that names the field and says what it takes."""
+        if self.optional and value is None:
+            return None
+        if self.choices and value not in self.choices:
+            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(self.choices)}")
+        if self.kind is dict:
+            if not isinstance(value, Mapping):
+                raise TypeError(f"{name} is {value!r}; it must be a table of options, as {{classes_per_task = 5}}")
+            return dict(value)
+        if self.kind is int:
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < self.low:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {self.low}")
+            value = int(value)
+        if self.kind is float:
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < self.low:
+                raise ValueError(f"{name} is {value!r}; it must be a number ≥ {self.low}")
+            value = float(value)
+        if self.below is not None and value >= self.below:
+            raise ValueError(f"{name} is {value}; it must be below {self.below}")
+        if self.kind is str and not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}; it must be text")
+        return value
+
+
+def option(default: Any, panel: Literal["What", "Training"], help: str, *, kind: type | None = None, shown: str = "", **more: Any) -> Any:
+    """A field of `Run` with its `Option`. `kind` is the type of the default, and the help shows the default, unless they are given."""
+    described = Option(help, panel, kind or type(default), shown or str(default), optional=default is None, **more)
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata={"option": described})
+    return field(default=default, metadata={"option": described})
+
+
+def chosen_from(values: Any, panel: Literal["What", "Training"], help: str) -> Any:
+    """A field that takes one of the values of a Literal type; the first is its default."""
+    choices = get_args(values)
+    return option(choices[0], panel, help, choices=choices)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training sequence. Everything here is also a flag of `selfless run` and a key of its TOML file.
+    """One training sequence. Every field is also a flag of `selfless run` and a key of its TOML file.
 
-    stream, model   names of `selfless.data.stream` and `selfless.models.build`; `options` of the stream as stream_options
-    preserve        MAS(0.1), EWC(10), LwF(1) and the others of `selfless.preserve`, or their spelling "mas:0.1"
-    sparsify        SLNID(1e-3) and the others of `selfless.sparsify`, or "slnid:1e-3"
-    tasks           the first so many tasks (None: five of a permuted or rotated stream, all of any other)
-    layers          where the sparsifier acts: the "hidden" fully connected layers, or "all" with the convolutions
-    ramp            epochs of each task over which the sparsifier's λ grows from 0 to its strength; 0: it is there at once
-    anchor          "implicit" (stable at any strength) or "explicit" (the paper's penalty in the loss)
-    alpha           neuron importance over tasks: "sum" (the paper) or "mean" (the authors' Tiny ImageNet code)
-    schedule        lr "constant", "cosine" to 0 within each task, or "plateau": ×0.1 after 5 stalled epochs, stop after 10
-    select          the epoch that is kept: "last", the best on "held-out" data, or "best-on-test" (marked in every table)
-    held_out        share of the training data kept aside; a tenth when the run needs one and none is given
-    scenario        what is known when a task is judged: "task" which one it is; "domain" nothing, tasks share their outputs; "class"
-                    nothing, an image is one of all the classes seen so far (`selfless.engine.scenario`)
-    precision       of products on a GPU: "tf32", "fp32" or "bf16"; a CPU computes in float32, but takes "bf16" where it has units for it
+    `preserve` and `sparsify` take a term, such as MAS(0.1) or LwF(1) + MAS(0.1), or its spelling, such as "mas:0.1" or "lwf:1+mas:0.1".
+    The scenarios are explained in `selfless.engine.scenario`. "best-on-test" is marked in every table.
     """
 
-    later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0}  # fields that came later: at these values they are not named
+    later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0}  # fields that came later: left out of the key at these values
 
-    stream: str = "permuted-mnist"
-    model: str = "mlp-128"
-    preserve: Preserver = field(default_factory=MAS)
-    sparsify: Sparsifier = field(default_factory=NoSparsifier)
-    tasks: int | None = None
-    epochs: int = 10
-    batch: int = 200
-    lr: float = 1e-2
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    schedule: Schedule = "constant"
-    ramp: int = 0
-    anchor: Literal["implicit", "explicit"] = "implicit"
-    alpha: Literal["sum", "mean"] = "sum"
-    layers: Literal["hidden", "all"] = "hidden"
-    select: Select = "last"
-    held_out: float = 0.0
-    augment: Augmentation = "none"
-    precision: Precision = "tf32"
-    scenario: Scenario = "task"
-    stream_options: Mapping[str, Any] = field(default_factory=dict)
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
+    stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
+    model: str = option("mlp-128", "What", "Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.")
+    preserve: Term = option(
+        "mas",
+        "What",
+        "Preserver, which keeps old tasks: mas:0.1, mas-local, ewc:10, ewc-online, si:1, rwalk, lwf:1, ebll:1, imm, packnet:0.5, hat:0.75, "
+        "finetune (none), as name[:strength[,option=value]]; module:Class for a custom one; a sum as lwf:1+mas:0.1.",
+        kind=Term,
+        shown="mas:0.1",
+    )
+    sparsify: Term = option(
+        "none",
+        "What",
+        "Sparsifier, which leaves room for new tasks: slnid:1e-3, slni, snid, sni, l1-rep, decov, …; module:Class for a custom one; "
+        "a sum as slnid:1e-3+decov:1e-3.",
+        kind=Term,
+    )
+    tasks: int | None = option(
+        None,
+        "What",
+        "How many tasks of the stream to learn, from the first.",
+        kind=int,
+        low=1,
+        shown="5 permuted or rotated ones, else all",
+    )
+    epochs: int = option(10, "Training", "Epochs per task.", low=1)
+    batch: int = option(200, "Training", "Samples per step.", low=1)
+    lr: float = option(1e-2, "Training", "Learning rate of SGD.")
+    momentum: float = option(0.9, "Training", "Momentum of SGD.", below=1)
+    weight_decay: float = option(0.0, "Training", "Weight decay of SGD.", shown="0")
+    schedule: Schedule = chosen_from(
+        Schedule,
+        "Training",
+        "Learning rate over a task: constant, cosine (down to 0), plateau (×0.1 after 5 stalled epochs, stop after 10).",
+    )
+    ramp: int = option(
+        0,
+        "Training",
+        "Epochs at the start of each task over which the sparsifier grows to its strength; fewer than --epochs.",
+        shown="0, full strength at once",
+    )
+    anchor: Anchor = chosen_from(Anchor, "Training", "Penalty of the preserver: implicit (stable at any strength), explicit (the paper's).")
+    alpha: Alpha = chosen_from(Alpha, "Training", "Neuron importance over tasks: sum (the paper's), mean.")
+    layers: Layers = chosen_from(Layers, "What", "Where the sparsifier acts: hidden (fully connected layers), all (convolutions as well).")
+    select: Select = chosen_from(
+        Select, "Training", "Epoch that is kept: last, held-out (the best on held-out data), best-on-test (marked in every table)."
+    )
+    held_out: float = option(
+        0.0, "Training", "Share of the training data that is held out.", below=1, shown="0; 0.1 where the run needs held-out data"
+    )
+    augment: Augmentation = chosen_from(Augmentation, "Training", "Augmentation of training images: none, flip, crop-flip, resized.")
+    precision: Precision = chosen_from(
+        Precision, "Training", "Precision of products on a GPU: tf32, fp32, bf16. A CPU uses float32, or bf16 where it can."
+    )
+    scenario: Scenario = chosen_from(
+        Scenario,
+        "What",
+        "What is known when a task is evaluated: task (which task it is), domain (nothing; tasks share outputs), class (nothing; an image "
+        "is one of all classes seen so far).",
+    )
+    stream_options: Mapping[str, Any] = option(
+        {}, "What", "key=value for the stream, repeatable: classes_per_task=5.", flag="--stream-option"
+    )
+    model_options: Mapping[str, Any] = option({}, "What", "key=value for the network, repeatable: dropout=0.5.", flag="--model-option")
+    seed: int = option(0, "Training", "The first seed.", below=2**63)
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)  # frozen for everybody else
 
-        for name, kinds, what in (("preserve", PRESERVERS, "preserver"), ("sparsify", SPARSIFIERS, "sparsifier")):
+        for name, (kinds, what) in _term_kinds().items():
             if isinstance(getattr(self, name), str):
                 put(name, parse(getattr(self, name), kinds, what))
-        if not isinstance(self.preserve, Preserver) or not isinstance(self.sparsify, Sparsifier):
-            raise TypeError(f"preserve= takes a preserver and sparsify= a sparsifier, not {self.preserve!r} and {self.sparsify!r}")
-        for name in ("stream_options", "model_options"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise TypeError(f"{name} is {getattr(self, name)!r}; it must be a table of options, as {{classes_per_task = 5}}")
-            put(name, dict(getattr(self, name)))
-        for name in ("epochs", "batch", "seed", "tasks", "ramp"):
-            if isinstance(getattr(self, name), numbers.Integral) and not isinstance(getattr(self, name), bool):
-                put(name, int(getattr(self, name)))
-        if self.seed >= 2**63:
-            raise ValueError(f"seed is {self.seed}; it must be below 2**63")
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
-        for name, low in (("epochs", 1), ("batch", 1), ("seed", 0), ("ramp", 0)):
-            _whole(name, getattr(self, name), low)
+            if not isinstance(getattr(self, name), Term) or getattr(self, name).role != what:
+                raise TypeError(f"{name}= takes a {what}, or its spelling as name:strength, not {getattr(self, name)!r}")
+        for f in dataclasses.fields(self):
+            put(f.name, f.metadata["option"].check(f.name, getattr(self, f.name)))
         if self.ramp >= self.epochs:
             raise ValueError(f"ramp is {self.ramp} of {self.epochs} epochs: λ would never reach its strength; it must be below epochs")
         if self.tasks is None and self.stream.removeprefix("joint-").startswith(("permuted-", "rotated-")):
             put("tasks", 5)
-        if self.tasks is not None:
-            _whole("tasks", self.tasks, 1)
-        for name in ("lr", "momentum", "weight_decay", "held_out"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name} is {value!r}; it must be a number ≥ 0")
-            put(name, float(value))
-        for name in ("momentum", "held_out"):
-            if getattr(self, name) >= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be below 1")
         if self.held_out == 0 and (self.select == "held-out" or self.schedule == "plateau"):
             put("held_out", 0.1)
 
@@ -136,31 +192,27 @@ class Run:
         return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
 
     def canonical(self) -> str:
-        """The run as JSON with sorted keys and full-precision floats: equal runs, equal text."""
+        """The run as JSON with sorted keys and full-precision floats: equal runs give equal text."""
         version = {"format": FORMAT} | ({"network": NETWORKS[self.model]} if self.model in NETWORKS else {})
         version |= {"augmentation": AUGMENTATIONS[self.augment]} if self.augment in AUGMENTATIONS else {}
         return json.dumps(self.as_dict() | version, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     def as_dict(self) -> dict[str, Any]:
+        """The fields as JSON values. A later field at its first value is left out, so that runs recorded before it keep their keys."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, usual in self.later.items():
             if plain[name] == usual:
-                del plain[name]  # runs recorded before keep their names
+                del plain[name]
         return {k: _term_dict(v) if isinstance(v, Term) else dict(v) if isinstance(v, Mapping) else v for k, v in plain.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
+        """The run that `as_dict` describes. Keys that are no fields are ignored."""
         known = {f.name for f in dataclasses.fields(cls)}
         fields = {k: v for k, v in values.items() if k in known}
-        for name, kinds in (("preserve", PRESERVERS), ("sparsify", SPARSIFIERS)):
+        for name, (kinds, _) in _term_kinds().items():
             if isinstance(fields.get(name), Mapping):
-                term = dict(fields[name])
-                kind = type(parse(str(term.pop("name")), kinds, name))
-                known_options = [f.name for f in dataclasses.fields(kind)]
-                unknown = [k for k in term if k not in known_options]
-                if unknown:
-                    raise ValueError(f"{name}: {kind.spelling()} has no option {unknown[0]!r}; it has {', '.join(known_options)}")
-                fields[name] = kind(**term)
+                fields[name] = _term_from_dict(fields[name], kinds, name)
         return cls(**fields)
 
     def __hash__(self) -> int:
@@ -172,17 +224,35 @@ class Run:
         return str(self.preserve) if self.sparsify.name == "none" else f"{self.preserve} + {self.sparsify}"
 
 
-def _whole(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {low}")
+def _term_kinds() -> dict[str, tuple[Mapping[str, type[Term]], str]]:
+    """{field of Run: (its terms by name, what they are called)}."""
+    from selfless.preserve import PRESERVERS
+    from selfless.sparsify import SPARSIFIERS
+
+    return {"preserve": (PRESERVERS, "preserver"), "sparsify": (SPARSIFIERS, "sparsifier")}
 
 
 def _term_dict(term: Term) -> dict[str, Any]:
-    told = [f for f in dataclasses.fields(term) if f.name not in term.later or getattr(term, f.name) != f.default]
-    return {"name": term.spelling()} | {f.name: getattr(term, f.name) for f in told}
+    if len(term.parts) > 1:
+        return {"sum": [_term_dict(part) for part in term.parts]}
+    shown = [f for f in dataclasses.fields(term) if f.name not in term.later or getattr(term, f.name) != f.default]
+    return {"name": term.spelling()} | {f.name: getattr(term, f.name) for f in shown}
 
 
-Matrix = npt.NDArray[np.float64]
+def _term_from_dict(values: Mapping[str, Any], kinds: Mapping[str, type[Term]], field: str) -> Term:
+    if "sum" in values:
+        total: Term = add([_term_from_dict(part, kinds, field) for part in values["sum"]])
+        return total
+    options = dict(values)
+    kind = type(parse(str(options.pop("name")), kinds, field))
+    known = [f.name for f in dataclasses.fields(kind)]
+    unknown = [k for k in options if k not in known]
+    if unknown:
+        raise ValueError(f"{field}: {kind.spelling()} has no option {unknown[0]!r}; it has {', '.join(known)}")
+    return kind(**options)
+
+
+Matrix: TypeAlias = "npt.NDArray[np.float64]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +260,8 @@ class Result:
     """What a run gave. accuracy[t, u] is the accuracy (0 to 1) on task u after learning task t, tasks not yet learned included.
 
     baseline      accuracy on each task before any training
-    accuracy_all  the same judged against every output column, where a task's classes share a wider head (else None)
-    held_out      the same on the part of each task's training data that was kept aside (None where none was): what to choose settings by
+    accuracy_all  accuracy among all output columns, where a task's classes share a wider head (else None)
+    held_out      accuracy on the held-out part of each task's training data (None without one): settings are chosen by it
     history       per task, per epoch: {"loss", "accuracy", "held_out"?, "test"?}: task loss and accuracy on training batches
     capacity      per task: free parameters and neurons by layer
     status        "done", or "failed" with the reason in `error`
@@ -212,10 +282,14 @@ class Result:
     @property
     def average(self) -> float:
         """Average accuracy over all tasks after the last one."""
+        from selfless import metrics
+
         return metrics.average(self.accuracy) if self.status == "done" else math.nan
 
     def summary(self) -> dict[str, float]:
         """average, learning_accuracy, forgetting, backward_transfer, forward_transfer, free_parameters, free_neurons."""
+        from selfless import metrics
+
         if self.status != "done":
             return {}
         last = self.capacity[-1] if self.capacity else {}
@@ -223,6 +297,7 @@ class Result:
         return metrics.summary(self.accuracy, self.baseline) | free
 
     def as_dict(self) -> dict[str, Any]:
+        """The result as JSON values; NaN becomes None."""
         return {
             "key": self.run.key,
             "run": self.run.as_dict(),
@@ -240,6 +315,9 @@ class Result:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """The result that `as_dict` describes."""
+        import numpy as np
+
         def matrix(rows: Any) -> Matrix:
             return np.array([[math.nan if v is None else v for v in row] for row in rows], dtype=np.float64)
 

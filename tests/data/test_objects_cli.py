@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from selfless.cli_data import app
+from selfless.cli.data import app
 from selfless.data import OBJECTS, MissingData, prepare_objects
 from selfless.data.sources.objects.preparing import prepared_dir
 

@@ -21,6 +21,7 @@ from selfless.experiments.reproduce import reproduce
 from selfless.experiments.table_2 import COLUMN, PUBLISHED, UNDROPPED, Here, here, table_2
 from selfless.files import write_json
 from selfless.models import build
+from selfless.runner import TrainOptions
 from selfless.runner.store import Store, made_from
 from selfless.spec import Result, Run
 
@@ -92,11 +93,12 @@ def test_quick_runs_every_row_that_can_be_run(data: Path, tmp_path: Path) -> Non
 def test_networks_are_kept_unless_told_otherwise(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def trained(runs: Any, *, out: Path, checkpoints: bool, **_: Any) -> list[Result]:
-        asked.append((out.name, checkpoints))
-        return [recorded(run, out) for run in runs]
+    def train(runs: Any, options: TrainOptions, **_: Any) -> list[Result]:
+        assert options.out is not None
+        asked.append((options.out.name, options.checkpoints))
+        return [recorded(run, options.out) for run in runs]
 
-    monkeypatch.setattr("selfless.cli_reproduce.trained", trained)
+    monkeypatch.setattr("selfless.cli.reproduce.train_with_progress", train)
     quick(tmp_path / "out")
     quick(tmp_path / "out", "--no-checkpoints")
     assert asked == [("choosing", False), ("out", True), ("choosing", False), ("out", False)]

@@ -15,9 +15,9 @@ from torch.testing import assert_close
 import selfless
 from selfless import MAS, SLNID, NoPreserver, Run, importance
 from selfless.engine.learner import Learner
-from selfless.engine.native import in_order, native
+from selfless.engine.native.forward import in_order, native
 from selfless.models import build
-from selfless.runner.local import fleets
+from selfless.runner.plan import fleets
 
 NARROW = {"fc": "random", "fc_units": 8}
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from selfless.engine.native import kernels
+from selfless.engine.native.hardware import kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 MEMBERS, BATCH = 2, 3

@@ -42,9 +42,10 @@ from selfless import (
     RWalk,
 )
 from selfless.data import stream
-from selfless.engine import draws
+from selfless.engine import rng
 from selfless.engine.learner import Event, Learner
-from selfless.engine.native import Inhibition, inhibited
+from selfless.engine.native.forward import inhibited
+from selfless.engine.native.options import Inhibition
 from selfless.models import build
 from selfless.spec import Result
 
@@ -65,8 +66,8 @@ def own_rows(keeper: selfless.Keeper, heads: list[range]) -> None:
 
 def nodes(run: Run, task: int, epoch: int, place: int) -> Any:
     """Which nodes the engine turns off in a step."""
-    key = draws.stream_key(torch.tensor([run.seed]), "drop", task, epoch)
-    return lambda n: draws.uniform_at(key, place * run.batch * n + torch.arange(n))[0]
+    key = rng.stream_key(torch.tensor([run.seed]), "drop", task, epoch)
+    return lambda n: rng.uniform_at(key, place * run.batch * n + torch.arange(n))[0]
 
 
 def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
@@ -85,10 +86,10 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         for epoch in range(run.epochs):
             if keeper.preserve.gates and epoch == 0:
                 keeper.draw_gates(
-                    draws.normal(draws.stream_key(torch.tensor([run.seed]), "gates", t, 0), keeper.state["fresh"]["all"].numel())[0]
+                    rng.normal(rng.stream_key(torch.tensor([run.seed]), "gates", t, 0), keeper.state["fresh"]["all"].numel())[0]
                 )
-            keeper.turn(epoch, run.epochs, batches=-(-len(data) // run.batch))
-            order = draws.order(draws.stream_key(torch.tensor([run.seed]), "order", t, epoch), len(data))[0]
+            keeper.begin_epoch(epoch, run.epochs, batches=-(-len(data) // run.batch))
+            order = rng.order(rng.stream_key(torch.tensor([run.seed]), "order", t, epoch), len(data))[0]
             for place, index in enumerate(order.split(run.batch)):
                 x, y = data.batch(index)
                 if keeper._drops is not None:
@@ -99,7 +100,7 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
                 opt.step()
         order = torch.arange(len(data))
         if run.preserve.encodes:  # in this order
-            order = draws.order(draws.stream_key(torch.tensor([run.seed]), "encoder", t), len(data))[0]
+            order = rng.order(rng.stream_key(torch.tensor([run.seed]), "encoder", t), len(data))[0]
         batches = [data.batch(index) for index in order.split(run.batch)]
         keeper.consolidate([(x, y - head.start) for x, y in batches], forward=lambda m, b, head=head: m(b[0])[:, head])
         model.eval()
@@ -107,7 +108,7 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         for u, other in enumerate(tasks.evaluate):
             x, y = other.test.resident().batch(torch.arange(len(other.test)))
             start, stop = other.heads[0].start, other.heads[0].stop
-            with keeper.as_task(min(u, t)), torch.no_grad():
+            with keeper.evaluating(min(u, t)), torch.no_grad():
                 row.append((model(x)[:, start:stop].argmax(1) == y - start).double().mean().item())
         rows.append(row)
     return model, keeper, rows
@@ -445,17 +446,17 @@ def test_a_stopped_run_ends_with_the_same_bits(tasks_npz: str, tmp_path: Path, a
 
 # ------------------------------------------------------------------------------------------------------------------- draws
 def test_draws_are_fixed_and_even() -> None:
-    key = draws.stream_key(torch.arange(4), "order", 1, 2)
-    order = draws.order(key, 1000)
+    key = rng.stream_key(torch.arange(4), "order", 1, 2)
+    order = rng.order(key, 1000)
     assert order[0, :5].tolist() == PINNED
     assert (order.sort(1).values == torch.arange(1000)).all()
-    assert (draws.order(key[2:3], 1000)[0] == order[2]).all()
-    u = draws.uniform(draws.stream_key(torch.arange(64), "noise"), 4096)
+    assert (rng.order(key[2:3], 1000)[0] == order[2]).all()
+    u = rng.uniform(rng.stream_key(torch.arange(64), "noise"), 4096)
     assert abs(u.mean().item() - 0.5) < 2e-3
     assert abs(u.var().item() - 1 / 12) < 1e-3
     assert np.abs(np.corrcoef(u[:16].numpy()) - np.eye(16)).max() < 0.08
     weights = torch.tensor([[0.0, 1.0, 3.0]]).repeat(4, 1).repeat_interleave(100, 1)
-    drawn = draws.order(key, 300, weights)
+    drawn = rng.order(key, 300, weights)
     assert (drawn >= 100).all()
     assert 0.6 < (drawn >= 200).float().mean() < 0.9
 

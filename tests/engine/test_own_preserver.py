@@ -154,7 +154,7 @@ def test_a_changed_method_of_ones_own_is_trained_again(tasks_npz: str, mine: Pat
 def test_a_method_that_nobody_else_can_import_is_refused_before_it_is_recorded(tasks_npz: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Close, "__module__", "__main__")
     run = Run(stream=tasks_npz, model="mlp-12", preserve=Close(0.1), epochs=1, batch=10)
-    with pytest.raises(ValueError, match=r"Close is defined in the program that runs.*mine\.py"):
+    with pytest.raises(ValueError, match=r"Close is defined in the main program.*mine\.py"):
         selfless.train(run, out="out")
 
 

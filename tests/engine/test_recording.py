@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from selfless.engine.hooks import Hooks
 from tests.test_contracts import PRESERVE
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selfless import SLNID, LwF, NoSparsifier, PackNet, Run
+from selfless.engine.cuda_graph import no_collection, undone
 from selfless.engine.fleet import Fleet
-from selfless.engine.hooks import Hooks
 from selfless.engine.inhibition import Inhibitions
 from selfless.engine.learner import Learner
-from selfless.engine.native import Inhibition
-from selfless.engine.recorded import no_collection, undone
+from selfless.engine.native.options import Inhibition
 
 PASSING = ("_share", "_task_gradient")  # made by a step for itself
 ROWS = {name: preserve for name, preserve in PRESERVE.items() if preserve.recordable}

@@ -19,7 +19,7 @@ from selfless.engine import draws
 from selfless.engine.learner import Learner
 from selfless.engine.scenario import arranged
 from selfless.models import build
-from selfless.runner.local import fleets
+from selfless.runner.plan import fleets
 
 
 def small(data: str, **changes: Any) -> Run:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from selfless import SLNID, Run
 from selfless.cli import app
-from selfless.cli_tune import _tuned
+from selfless.cli.tune import show_tuning
 from selfless.data import MissingData, load
 from selfless.experiments import NAMES, experiment
 
@@ -187,7 +187,7 @@ def test_tune_finds_the_strength_that_keeps_the_first_task(tmp_path: Path) -> No
 
 def test_tune_suggests_nothing_where_nothing_was_learnt(capsys: pytest.CaptureFixture[str]) -> None:
     runs = [Run(), Run(sparsify=SLNID(1e-3)), Run(sparsify=SLNID(1e-2))]
-    _tuned(runs, [[10.0]] * 3, 2, 1, 0.5, as_json=False)
+    show_tuning(runs, [[10.0]] * 3, 2, 1, 0.5, as_json=False)
     said = capsys.readouterr().out
     assert "Nothing to suggest" in said
     assert "Suggested" not in said

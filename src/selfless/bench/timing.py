@@ -93,7 +93,7 @@ def free_bytes(device: torch.device) -> int:
 # -------------------------------------------------------------------------------------------------------------------- where it was
 def hardware(device: torch.device) -> dict[str, Any]:
     """What the figures were made with."""
-    from selfless.runner.local import machine
+    from selfless.runner.machine import machine
 
     known = machine()
     return {

@@ -12,8 +12,9 @@ How to add a stream or a data source: see `named`. Bottom up:
     verify, fetch, cache, objects, weights                        data sets, object sets and pretrained networks by name
     rotation, augment, part                                       images as tensors
     tasks, streams, custom, object_stream, named                  streams of tasks; `named` is on top
+    traits                                                        facts about a stream by name, without loading it
 
-Other rooms import from `selfless.data` itself. `data` imports only `selfless.files`.
+Other rooms import from `selfless.data` itself. `data` imports only `selfless.files` and `selfless.workers`.
 """
 
 from selfless.data.augment import Augment

@@ -1,5 +1,5 @@
-"""The engine: every run is a fleet, of one or of hundreds.
+"""The engine: every run is a fleet, of one or of hundreds, on a CPU or a GPU.
 
-draws (randomness as a function of place) → stack (one architecture, many members) → batches (data of a fleet) → fleet (the step) →
-learner (the loop over tasks), checkpoint.
+Lives here: the loop (learner), the fleet and its step, the stacked networks (stack, native, kernels), the preservers' and sparsifiers' part
+of a step, checkpoints. Imports terms, data, models and spec; the runner, experiments and benchmarks import it.
 """

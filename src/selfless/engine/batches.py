@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from selfless.data import Augment, Joined, Part, Resident
-from selfless.engine import draws
-from selfless.engine.native import kernels, memory_of
+from selfless.engine import rng
+from selfless.engine.native.hardware import kernels, memory_of
 
 _uploaded: Any = WeakTensorKeyDictionary()  # a source's images → their copy on the GPU
 EVALUATE = 1000  # samples that a CPU takes at a time where it does not matter how many
@@ -95,7 +95,7 @@ class FleetData:
 
     def order(self, seeds: Tensor, task: int, epoch: int) -> Tensor:
         """(F, n): what each member sees in this epoch, in order."""
-        return draws.order(draws.stream_key(seeds, "order", task, epoch), self.n, self.weights)
+        return rng.order(rng.stream_key(seeds, "order", task, epoch), self.n, self.weights)
 
 
 def _on_gpu(part: Part | Joined, device: torch.device, budget: int | None) -> Resident | None:

@@ -6,95 +6,31 @@ depend on (seed, task, epoch) alone, and on a CPU the numbers are the same to th
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 import time
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from selfless.capacity import Capacity, free_share
-from selfless.data import Stream, stream
-from selfless.data import locate_weights as located
-from selfless.engine import draws, scenario
+from selfless.engine import rng, scenario
 from selfless.engine.batches import FleetData
-from selfless.engine.fleet import AUGMENT, Fleet
-from selfless.engine.native import native
-from selfless.engine.stack import Stack, Tensors
-from selfless.files import write_atomically
-from selfless.layers import chain
-from selfless.models import build, hidden_layers
+from selfless.engine.build import build_fleet, build_streams
+from selfless.engine.checkpoint import CannotContinue, Checkpoint
+from selfless.engine.progress import Event, Progress, Report
+from selfless.engine.stack import Tensors
+from selfless.preserve.base import importance_of
 from selfless.spec import Matrix, Result, Run
 
 PATIENCE, STOP, DROP = 5, 10, 0.1  # the paper's plateau rule: ×0.1 after 5 stalled epochs, stop after 10
-WRITTEN = 1e9  # bytes a second
-SAVING = 0.05  # saving may take this share of the time; on a CPU what takes no twentieth of a second is saved after every epoch
-
-
-class Alone(ValueError):
-    """These runs cannot train as one fleet; each can by itself."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """What just happened, for a progress bar or a log: the end of an epoch, or of a task (`evaluated`)."""
-
-    task: int
-    tasks: int
-    name: str
-    epoch: int
-    epochs: int
-    loss: list[float]
-    accuracy: list[float]
-    evaluated: bool = False
-    resumed: bool = False
-
-
-Report = Callable[[Event], None]
-
-
-@dataclass
-class Progress:
-    """Where a fleet stands, beside its tensors. `epoch` counts the finished epochs of `task`."""
-
-    task: int = 0
-    epoch: int = 0
-    accuracy: list[list[list[float]]] = field(default_factory=list)  # [task][evaluated task][member]
-    accuracy_all: list[list[list[float]]] = field(default_factory=list)
-    held_out: list[list[list[float]]] = field(default_factory=list)
-    baseline: list[list[float]] = field(default_factory=list)
-    history: list[list[list[dict[str, float]]]] = field(default_factory=list)  # [member][task][epoch]
-    capacity: list[list[dict[str, Any]]] = field(default_factory=list)  # [member][task]
-    failed: dict[int, str] = field(default_factory=dict)
-    best: list[float] = field(default_factory=list)
-    best_held_out: list[float] = field(default_factory=list)
-    stalled: list[int] = field(default_factory=list)
-    over: bool = False  # the epochs of `task` ended early: every member stopped or failed
-    seconds: float = 0.0
-    training: float = 0.0  # of them, in training steps
-    run_steps: int = 0  # steps of every member, added up
-
-    def text(self) -> str:
-        return json.dumps({k: list(v.items()) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
-
-    @classmethod
-    def parse(cls, text: str) -> Progress:
-        values = json.loads(text)
-        return cls(**(values | {"failed": {int(k): v for k, v in values["failed"]}}))
 
 
 class Learner:
-    """Trains one fleet. `checkpoint` is the file its state is kept in while it trains (None: nowhere); one with another `stamp` (of the
-    data and networks it was made from) is not continued."""
+    """Trains one fleet. `checkpoint` is the file that holds its state while it trains (None: none); see `engine.checkpoint`."""
 
     def __init__(
         self,
@@ -108,47 +44,31 @@ class Learner:
         report: Report | None = None,
     ) -> None:
         self.runs, self.run, self.device = list(runs), runs[0], torch.device(device)
-        self.data_dir, self.budget, self.checkpoint, self.stamp = data_dir, budget, checkpoint, stamp
+        self.data_dir, self.budget = data_dir, budget
         self.report = report or (lambda event: None)
-        self.streams = _streams(self.runs, data_dir)
+        self.streams = build_streams(self.runs, data_dir)
         if len(self.streams[0].tasks) > 1:  # joint training loses nothing
             scenario.warn(self.run.preserve, self.run.scenario)
         self.epochs = max(r.epochs for r in self.runs)
-        self._build()
-        self._saved_at = time.perf_counter()
-        self._saving = sum(t.nbytes for t in self.fleet.tensors().values()) / WRITTEN  # seconds, until it has been measured
-        self.best: Tensors = {}
+        self.best: Tensors = {}  # the parameters of each member's best epoch of this task
+        self._start()
+        self.checkpoint = Checkpoint(checkpoint, stamp, self.fleet)
         self.resumed = self._resume()
 
-    def _build(self) -> None:
-        """The members at their initialisation, checked by one forward pass."""
-        first = self.streams[0]
-        augment = AUGMENT[self.run.augment]
-        shape = augment.shape(first.input_shape) if augment else first.input_shape
-        options = located(self.run.model, self.run.model_options, self.data_dir)
-        modules = [build(r.model, outputs=first.outputs, input_shape=shape, seed=r.seed, **options) for r in self.runs]
-        layers = hidden_layers(modules[0])
-        if self.run.layers == "all":
-            layers = (*hidden_layers(modules[0], conv=True), *layers)
-        if not layers and any(r.sparsify.strength > 0 and r.sparsify.reads != "parameters" for r in self.runs):
-            raise ValueError(f"{self.run.model} names no hidden activation module for {self.run.sparsify} to act on; use nn.ReLU() modules")
-        if not layers and self.run.preserve.encodes:
-            raise ValueError(f"{self.run.model} names no hidden activation module whose output {self.run.preserve} could code")
-        _check_output(modules[0], shape, first.outputs, self.run.model)
-        gated = (*hidden_layers(modules[0], conv=True), *hidden_layers(modules[0])) if self.run.preserve.gates else ()
-        if gated and self.run.select != "last":
-            raise ValueError(
-                f"{self.run.preserve.name} learns its gates epoch by epoch, and select={self.run.select!r} would keep one epoch's weights "
-                "with another's gates; use --select last"
-            )
-        _check_together(modules, shape, self.run.model)
-        stack = Stack(modules[0], layers, gated)
-        self.fleet = Fleet(self.runs, stack, *stack.stacked(modules, self.device), self.device)
-        if self.run.preserve.gates:
-            self.fleet.hooks.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in gated}))
-        if self.run.scenario == "task":  # in the others no head is a task's own
-            self.fleet.hooks.own_heads([task.heads for task in first.tasks], first.outputs)
+    def _start(self) -> None:
+        self.fleet = build_fleet(self.runs, self.streams, self.data_dir, self.device)
         self.progress = Progress(history=[[] for _ in self.runs], capacity=[[] for _ in self.runs])
+
+    def _resume(self) -> bool:
+        try:
+            found = self.checkpoint.resume(self.fleet)
+        except CannotContinue:
+            self._start()
+            return False
+        if found is None:
+            return False
+        self.progress, self.best = found
+        return True
 
     # -------------------------------------------------------------------------------------------------------------- the loop
     def learn(self) -> list[Result]:
@@ -174,7 +94,7 @@ class Learner:
         self.fleet.begin_task(self._data([s.tasks[0].train for s in self.streams]), task.heads, self.streams[0].outputs)
         self.fleet.begin_epoch(0, 0)
         self.fleet.stack.module.train()
-        self.fleet.step(min(self.run.batch, self.fleet.data.n))
+        self.fleet.step(min(self.run.batch, self.fleet.step.data.n))
         del tests
 
     def _learn(self) -> list[Result]:
@@ -184,29 +104,31 @@ class Learner:
         if all(task.held_out is not None for task in first.evaluate):
             asides = [self._data([s.evaluate[u].held_out for s in self.streams]) for u in range(len(first.evaluate))]
         if not self.progress.baseline:
-            self.progress.baseline = self._judged(tests)
+            self.progress.baseline = self._evaluate(tests)
         for t in range(self.progress.task, len(first.tasks)):
             self._task(t, begun)
-            self.progress.accuracy.append(self._judged(tests))
+            self.progress.accuracy.append(self._evaluate(tests))
             if any(task.group is not None for task in first.evaluate):
                 self.progress.accuracy_all.append([self.fleet.evaluate(d, None, u) for u, d in enumerate(tests)])
             if asides:
-                self.progress.held_out.append(self._judged(asides))
+                self.progress.held_out.append(self._evaluate(asides))
             self.progress.task, self.progress.epoch = t + 1, 0
             self.progress.seconds = time.perf_counter() - begun
-            self._save(last=t + 1 == len(first.tasks))
+            self.checkpoint.save(self.fleet, self.progress, self.best, last=t + 1 == len(first.tasks))
             seen = [float(np.mean([row[m] for row in self.progress.accuracy[-1][: t + 1]])) for m in range(len(self.runs))]
             self.report(Event(t, len(first.tasks), first.tasks[t].name, self.epochs, self.epochs, [], seen, evaluated=True))
         return self.results()
 
-    def _judged(self, parts: Sequence[FleetData]) -> list[list[float]]:
+    def _evaluate(self, parts: Sequence[FleetData]) -> list[list[float]]:
         """The accuracy of every member on each task."""
         tasks, fleet, kind = self.streams[0].evaluate, self.fleet, self.run.scenario
         seen = fleet.tasks if len(self.streams[0].tasks) == len(tasks) else len(tasks)
-        newest = max(fleet.tasks - 1, 0)  # without the task's identity, every task is judged as this one
-        return [
-            fleet.evaluate(data, scenario.judged(tasks, kind, seen, u), u if kind == "task" else newest) for u, data in enumerate(parts)
-        ]
+        newest = max(fleet.tasks - 1, 0)  # without the task's identity, every task is evaluated as this one
+        found = []
+        for u, data in enumerate(parts):
+            columns = scenario.columns_among(tasks, kind, seen, u)
+            found.append(fleet.evaluate(data, columns, u if kind == "task" else newest))
+        return found
 
     def results(self) -> list[Result]:
         """One a run, as far as the fleet has come."""
@@ -238,7 +160,7 @@ class Learner:
             fleet.refresh_shares()
         for epoch in range(progress.epoch, 0 if progress.over else self.epochs):
             started = time.perf_counter()
-            if epoch and fleet.preserve.turning(epoch, self.run.epochs):  # a new phase: the best epoch is one of those to come
+            if epoch and fleet.starts_phase(epoch):  # a new phase: the best epoch is one of those to come
                 progress.best, self.best = [-1.0] * len(self.runs), {}
             loss, accuracy = fleet.train_epoch(t, epoch)
             stopped = progress.stalled if self.run.schedule == "plateau" else [0] * len(self.runs)
@@ -256,7 +178,7 @@ class Learner:
             running = self._plateau(scores["held_out"]) if self.run.schedule == "plateau" else True
             progress.epoch, progress.over = epoch + 1, not running or len(progress.failed) == len(self.runs)
             progress.seconds = time.perf_counter() - begun
-            self._save()
+            self.checkpoint.save(self.fleet, self.progress, self.best)
             self.report(Event(t, len(self.streams[0].tasks), task.name, epoch + 1, self.epochs, loss, accuracy, resumed=self.resumed))
             if progress.over:
                 break
@@ -265,7 +187,7 @@ class Learner:
                 for n, t_best in self.best.items():
                     (fleet.params[n] if n in fleet.params else fleet.buffers[n]).copy_(t_best)
         with torch.random.fork_rng(devices=[]):  # a sampled Fisher draws from here
-            torch.manual_seed(draws.one_seed(self.run.seed, "consolidate", t))
+            torch.manual_seed(rng.one_seed(self.run.seed, "consolidate", t))
             fleet.consolidate()
         for m, finite in enumerate(fleet.finite()):
             if not finite and m not in progress.failed:
@@ -293,7 +215,8 @@ class Learner:
         return any(s < STOP for s in stalled)
 
     def _count_free(self) -> None:
-        omega, alpha = self.fleet.preserve.importance(self.fleet.state) or {}, self.fleet.alpha
+        omega = importance_of([part.term for part in self.fleet.parts], self.fleet.states) or {}
+        alpha = self.fleet.alpha
         for m in range(len(self.runs)):
             parameters = {n: free_share(o[m]) for n, o in omega.items()}
             neurons = {n: free_share(a[m]) for n, a in alpha.items()}
@@ -302,43 +225,7 @@ class Learner:
     def _data(self, parts: Sequence[Any]) -> FleetData:
         return FleetData(parts, self.device, self.budget)
 
-    # --------------------------------------------------------------------------------------------------------------- files
-    def _save(self, last: bool = False) -> None:
-        """Everything into one file; a large fleet not after every epoch, and not after the last, when its results are there."""
-        now = time.perf_counter()
-        cheap = 0.05 if self.device.type == "cpu" else 0.0
-        dear = self._saving > cheap and (last or now - self._saved_at < self._saving / SAVING)
-        if self.checkpoint is not None and not dear:
-            tensors = self.fleet.tensors() | {f"best.{n}": t for n, t in self.best.items()}
-            plain = {n: t.cpu().contiguous() for n, t in tensors.items()}
-            meta = {"progress": self.progress.text(), "tasks": str(self.fleet.tasks), "threads": str(torch.get_num_threads())}
-            meta |= {"keys": json.dumps([run.key for run in self.runs]), "stamp": self.stamp}
-            write_atomically(self.checkpoint, lambda path: save_file(plain, path, meta))
-            self._saved_at = time.perf_counter()
-            self._saving = self._saved_at - now
-
-    def _resume(self) -> bool:
-        if self.checkpoint is None or not self.checkpoint.exists():
-            return False
-        try:
-            with safe_open(self.checkpoint, framework="pt") as file:
-                meta = file.metadata()
-            if meta.get("stamp", "") != self.stamp:
-                raise ValueError("its data or network has changed since")
-            tensors = load_file(self.checkpoint, device=str(self.device))
-            progress = Progress.parse(meta["progress"])
-            self.fleet.restore(tensors, int(meta["tasks"]))
-        except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            warnings.warn(f"{self.checkpoint} cannot be continued ({error}); training starts again", stacklevel=2)
-            self.checkpoint.unlink()
-            self._build()
-            return False
-        self.progress = progress
-        if self.device.type == "cpu":
-            torch.set_num_threads(int(meta.get("threads", torch.get_num_threads())))  # the same bits need the same order of sums
-        self.best = {n.removeprefix("best."): t for n, t in tensors.items() if n.startswith("best.")}
-        return True
-
+    # ------------------------------------------------------------------------------------------------------------- results
     def _result(self, m: int) -> Result:
         progress, run = self.progress, self.runs[m]
         failed = progress.failed.get(m, "")
@@ -382,53 +269,7 @@ class Learner:
         return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
 
 
-def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], name: str) -> None:
-    """Networks that would learn otherwise in company, or cannot be mapped over members, train alone."""
-    if len(modules) == 1:
-        return
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules[0].modules()):
-        raise Alone(f"{name} has dropout, whose draws the members of a fleet would share; train its runs one by one")
-    if not native(modules[0]):
-        states = [dict(m.state_dict()) for m in modules[:2]]
-        stacked = {n: torch.stack([s[n].detach() for s in states]) for n in states[0]}
-        probe = copy.deepcopy(modules[0]).eval()
-        try:
-            with torch.no_grad():
-                torch.func.vmap(lambda state, x: torch.func.functional_call(probe, state, (x,)))(stacked, torch.zeros(2, 2, *shape))
-        except Exception as error:
-            raise Alone(
-                f"{name} cannot run for several members at once ({str(error).splitlines()[0][:120]}); train its runs one by one"
-            ) from error
-
-
-def _check_output(module: nn.Module, shape: tuple[int, int, int], outputs: int, name: str) -> None:
-    """One's own network must give (batch, outputs)."""
-    mode = module.training
-    try:
-        with torch.no_grad():
-            made = module.eval()(torch.zeros(2, *shape))
-    except Exception as error:
-        raise ValueError(f"{name} cannot run on images of shape {shape} (channels, height, width): {error}") from error
-    finally:
-        module.train(mode)
-    if not isinstance(made, Tensor) or made.shape != (2, outputs):
-        got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-        raise ValueError(
-            f"{name} gives {got} for two inputs of shape {shape}; it must give a tensor of shape (2, {outputs}): (batch, outputs)"
-        )
-
-
 def _watched(run: Run) -> list[str]:
     """The parts that are evaluated after every epoch."""
     parts = ["held_out"] if run.held_out > 0 else []
     return [*parts, "test"] if run.select == "best-on-test" else parts
-
-
-def _streams(runs: Sequence[Run], data_dir: Path | None) -> list[Stream]:
-    """The stream of every run; runs that share one share its data."""
-    made: dict[int, Stream] = {}
-    for r in runs:
-        if r.seed not in made:
-            found = stream(r.stream, tasks=r.tasks, seed=r.seed, held_out=r.held_out, data_dir=data_dir, **r.stream_options)
-            made[r.seed] = scenario.arranged(found, r.scenario)
-    return [made[r.seed] for r in runs]

@@ -21,7 +21,7 @@ from selfless.experiments.claims import Judged, judged
 from selfless.experiments.measures import MEASURES, Made
 from selfless.files import write_json
 from selfless.metrics import spread
-from selfless.runner.local import machine
+from selfless.runner.machine import machine
 from selfless.spec import Result, Run
 
 FORMAT = 1

@@ -1,6 +1,11 @@
-"""What keeps old tasks. One file a family, one entry here."""
+"""Preservers keep old tasks. One file for each family of methods, one entry in `PRESERVERS` for each method.
 
-from selfless.preserve.base import NoPreserver, Preserver, State
+Lives here: the core (base), the capabilities a method may have, and the methods. Imports functional, network and importance;
+spec, the keeper and the engine import it.
+"""
+
+from selfless.preserve.base import Group, NoPreserver, Preserver
+from selfless.preserve.capabilities import State, Tensors
 from selfless.preserve.ebll import EBLL
 from selfless.preserve.hat import HAT
 from selfless.preserve.imm import IMM
@@ -22,6 +27,7 @@ __all__ = [
     "MAS",
     "PRESERVERS",
     "SI",
+    "Group",
     "LocalMAS",
     "LwF",
     "NoPreserver",
@@ -31,4 +37,5 @@ __all__ = [
     "Quadratic",
     "RWalk",
     "State",
+    "Tensors",
 ]

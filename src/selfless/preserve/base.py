@@ -1,166 +1,127 @@
-"""What keeps old tasks: the contract of a preserver.
+"""The core of a preserver: `init`, `penalty`, `consolidate`, and the importance it wants measured.
 
-A preserver is a frozen value. Its state is explicit, {"omega": {name: Ω}, "anchor": {name: θ*}, …}, all tensors, and its methods are
-pure: state in, new state out. The keeper holds one state; an engine may stack many and map the same functions over them.
-To add one: a file here, an entry in `selfless.preserve.PRESERVERS`, a row in tests/test_contracts.py.
+A preserver is a frozen value. Its state is explicit, {"omega": {name: Ω}, "anchor": {name: θ*}, …}, all tensors, and its functions are
+pure: state in, new state out. The keeper holds one state; the engine stacks many and maps the same functions over them.
 
-What a method may do besides a penalty on θ; the keeper and the engine call the same function, at the same place:
-
-    distil      in the loss       compare the outputs of old heads with those of θ* on the same batch          (LwF)
-    encode      after a task      train a code of its features, which is kept; `code_drift` in the loss compares codes  (EBLL)
-    project     after each step   put parameters back to where they may be                                      (PackNet, warm-ups)
-    turn        before an epoch   go from one phase of a task to the next: prune, end a warm-up                 (PackNet, LwF)
-    evaluated   to judge a task   the parameters that a task is judged with                                     (PackNet, IMM)
-    dropped     in the forward    put some nodes' parameters towards those of θ*                                 (IMM's drop-transfer)
-    gate …      in the forward    multiply hidden neurons by gates of the task, which learn by `learn_gates`    (HAT)
+To add one: a file in this room, an entry in `selfless.preserve.PRESERVERS`, a row in tests/test_contracts.py. What a method does besides
+a penalty it inherits as a capability (`selfless.preserve.capabilities`); docs/methods.md has an example of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from selfless.importance import Estimator, FunctionNorm, Objective
-from selfless.layers import Wiring
+from selfless.preserve.capabilities import Distils, Evaluates, Freezes, Gated, Phased, Projects, State, Tensors
+from selfless.preserve.deprecated import adopt_old_names
 from selfless.terms import Term
 
-State = dict[str, dict[str, Tensor]]
-Tensors = Mapping[str, Tensor]
+
+@dataclass(frozen=True)
+class Group:
+    """One group of a preserver's state: {name: tensor}."""
+
+    name: str
+    like_parameter: bool = True  # each tensor has the shape of the parameter it is named after
+    changes_in_step: bool = False  # a training step changes it; its tensors then keep their shapes
 
 
 @dataclass(frozen=True)
 class Preserver(Term):
-    """λ_Ω · penalty(θ), nothing before the first task ended. The base class preserves nothing."""
+    """λ_Ω · penalty(θ), which is 0 before the first task ended. The base class preserves nothing."""
 
+    role: ClassVar[str] = "preserver"
     strength: float
-    measures: ClassVar[bool] = False  # whether `consolidate` wants Ω measured on the task's data
-    watches: ClassVar[bool] = False  # whether `observe` wants every optimizer step
-    distils: ClassVar[bool] = False  # whether `distil` is part of the loss; θ* is then state["anchor"]
-    encodes: ClassVar[bool] = False  # whether features are coded too: `fit`, `coded` and `code_drift` (`selfless.preserve.ebll`)
-    projects: ClassVar[bool] = False  # whether `project` changes parameters after a step
-    turns: ClassVar[bool] = False  # whether `turn` wants the start of every epoch
-    evaluates: ClassVar[bool] = False  # whether `evaluated` gives other parameters than the trained ones
-    identifies: ClassVar[bool] = False  # whether `evaluated` must be told the task: without it a task cannot be judged
-    drops: ClassVar[bool] = False  # whether `dropped` changes the parameters that a training step's forward pass has
-    gates: ClassVar[bool] = False  # whether hidden neurons are multiplied by gates: `wire` and the four functions below it
-    owns: ClassVar[bool] = False  # whether it must know whose head a parameter is: state["head"], see `mine`
-    local: ClassVar[bool] = False  # whether Ω is measured layer by layer (`selfless.importance.Layerwise`)
-    alike: ClassVar[bool] = False  # whether the members of a fleet must have the same strength
-    recordable: ClassVar[bool] = True  # whether a GPU may record a step with it: no function that a step calls looks at a tensor's value
-    stepped: ClassVar[tuple[str, ...]] = ()  # groups of the state that `observe` and `learn_gates` change; their tensors keep their shapes
-    loose: ClassVar[tuple[str, ...]] = ()  # groups of the state whose tensors are not shaped like the parameters they are named after
+    groups: ClassVar[tuple[Group, ...]] = ()  # the groups of its state
+    retired: ClassVar[tuple[str, ...]] = ()  # groups that earlier versions saved and that are skipped when a state is read
+    measures: ClassVar[bool] = False  # True if `consolidate` wants Ω measured on the task's data
+    same_strength: ClassVar[bool] = False  # True if all members of a fleet must have the same strength
+    capturable: ClassVar[bool] = True  # True if no function that a step calls looks at a tensor's value: a CUDA graph may hold it
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adopt_old_names(cls)
 
     @property
     def objective(self) -> Objective:
-        """What Ω and α are gradients of. The function's norm unless the preserver has its own."""
+        """What Ω and α are gradients of."""
         return FunctionNorm()
 
     @property
-    def spares(self) -> Objective | None:
-        """What α alone, by which inhibition spares neurons, is the gradient of; None: of `objective`, as Ω is."""
+    def alpha_objective(self) -> Objective | None:
+        """What α alone, by which inhibition spares neurons, is the gradient of; None: the same as Ω."""
         return None
 
     @property
-    def how(self) -> Estimator:
+    def estimator(self) -> Estimator:
+        """How Ω is measured: "per-sample" (exact) or "per-batch"."""
         return "per-sample"
 
-    def check_network(self, buffers: Iterable[str]) -> None:
-        """Raise for a network, given by the names of its buffers, in which the method cannot do what it promises."""
-
     def init(self, parameters: Tensors) -> State:
-        """The state before the first task."""
-        return {}
-
-    @property
-    def penalises(self) -> bool:
-        """Whether `penalty` is more than zero: a method's own. Only a `Quadratic` one can be taken implicitly instead."""
-        return type(self).penalty is not Preserver.penalty
+        """Return the state before the first task."""
+        return {group.name: {} for group in self.groups}
 
     def penalty(self, state: State, parameters: Tensors) -> Tensor:
-        """The explicit penalty at `parameters`, without the strength."""
+        """Return the penalty at `parameters`, without the strength."""
         return next(iter(parameters.values())).new_zeros(())
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
-        """The state after a task that ended at `parameters`, with the importances `omega` measured on it."""
-        return state
-
-    def anchor(self, state: State, parameters: Tensors, step: Tensors) -> dict[str, Tensor]:
-        """The parameters after an implicit step of the penalty, `step` (0-d or per entry) being the step size times the strength."""
-        return {}
-
-    def observe(self, state: State, before: Tensors, after: Tensors, gradients: Tensors) -> State:
-        """The state after one optimizer step from `before` to `after`, `gradients` being the task loss's at `before`."""
-        return state
-
-    def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
-        """The penalty on one old head's outputs (M, C), `teacher` being those of θ* on the same batch; without the strength."""
-        return outputs.new_zeros(())
-
-    def code_drift(self, state: State, features: Tensor, teacher: Tensor) -> Tensor:
-        """The penalty on features (M, N), `teacher` being those of θ* on the same batch; without the strength."""
-        return features.new_zeros(())
-
-    def fit(self, batches: Iterable[tuple[Tensor, Callable[[Tensor], Tensor]]], task: int) -> Tensor:
-        """What codes the features of a task that ended, (F, …), one a member, trained on batches of (features (F, M, N), the task's loss,
-        summed over members, with other features in their place)."""
-        raise NotImplementedError
-
-    def coded(self, state: State, encoder: Tensor) -> State:
-        """The state with what `fit` found for one member."""
-        return state
-
-    def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
-        """Those parameters that must not stay where a step took them, put right."""
-        return {}
-
-    def turn(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
-        """(state, changed parameters) at the start of an epoch, counted from 0, of a task of `epochs`."""
-        return state, {}
-
-    def turning(self, epoch: int, epochs: int) -> bool:
-        """Whether `turn` does anything at the start of this epoch."""
-        return False
-
-    def evaluated(self, state: State, parameters: Tensors, task: int) -> dict[str, Tensor]:
-        """The parameters (those that differ) with which task `task`, counted from 0, is judged; between tasks."""
-        return {}
-
-    @property
-    def drop_rate(self) -> float:
-        """The share of nodes that `dropped` is given as turned off."""
-        return 0.0
-
-    def dropped(self, state: State, parameters: Tensors, off: Tensors) -> dict[str, Tensor]:
-        """The parameters of a training step's forward pass, of those that `off` (N,) names: whether each of its N nodes is turned off."""
-        return {}
-
-    def wire(self, state: State, wiring: Wiring) -> State:
-        """For methods with gates: the state of a network wired like this."""
-        return state
-
-    def gate(self, state: State, share: Tensor | float) -> dict[str, Tensor]:
-        """{layer: its neurons' gates (N,)} while training, `share` (0 to 1) of the epoch's batches being over."""
-        return {}
-
-    def kept_gate(self, state: State, task: int | None) -> dict[str, Tensor]:
-        """The gates that task `task` is judged with; None: the present task, which has not ended."""
-        return {}
-
-    def gate_penalty(self, state: State, gates: Tensors) -> Tensor:
-        """What the gates cost, without the strength."""
-        return next(iter(gates.values())).new_zeros(())
-
-    def learn_gates(self, state: State, gradients: Tensors, share: Tensor | float, lr: Tensor) -> State:
-        """The state after one step of what the gates are made of, `gradients` being ∂loss/∂gate."""
+        """Return the state after a task that ended at `parameters`, with the importances `omega` measured on it."""
         return state
 
     def importance(self, state: State) -> Tensors | None:
-        """Ω by name, of which `capacity` counts what is free; None where the method has no such thing."""
+        """Return Ω by name, of which `capacity` counts what is free; None if the method has no such thing."""
         return state.get("omega")
+
+    def check_state(self, state: State) -> None:
+        """Raise for a state, read from a file, that is incomplete."""
+
+    # -------------------------------------------------------------------------------------------- what follows from the above
+    @property
+    def penalises(self) -> bool:
+        """True if the method has a penalty of its own."""
+        return type(self).penalty is not Preserver.penalty
+
+    @property
+    def has_phases(self) -> bool:
+        """True if epochs of a task differ, so that the members of a fleet need the same number of them."""
+        return isinstance(self, Phased | Gated)
+
+    @property
+    def needs_task(self) -> bool:
+        """True if a task can only be evaluated by someone who knows which task it is."""
+        return isinstance(self, Gated) or (isinstance(self, Evaluates) and self.by_task)
+
+    @property
+    def draws_randomly(self) -> bool:
+        """True if consolidating draws random numbers, which the members of a fleet would share."""
+        return self.objective.draws
+
+    def check_sum(self, other: Preserver) -> None:
+        pair = f"{self.name} + {other.name} cannot be combined"
+        for kind, reason in _EXCLUSIVE:
+            if isinstance(self, kind) and isinstance(other, kind):
+                raise ValueError(f"{pair}: {reason}. Use one of them")
+        if isinstance(self, Freezes) and isinstance(other, Phased) and other.warms_up(1):
+            remedy = f"{other.name}:{other.strength:g},warmup=0"
+            raise ValueError(f"{pair} while {other.name} has a warm-up, which holds weights that {self.name} resets: write {remedy}")
+        if isinstance(self, Gated) and isinstance(other, Distils | Evaluates | Projects):
+            raise ValueError(
+                f"{pair}: {other.name} needs the network as it was for old tasks, and the gates of {self.name} are the present task's. "
+                f"Use one of them, or {self.name} with a method that only holds weights (mas, ewc, si)"
+            )
+
+
+_EXCLUSIVE: tuple[tuple[type, str], ...] = (
+    (Gated, "both decide which neurons a task uses"),
+    (Evaluates, "both decide with which parameters a task is evaluated"),
+    (Distils, "both compare the network with a teacher"),
+)
 
 
 @dataclass(frozen=True)
@@ -171,34 +132,47 @@ class NoPreserver(Preserver):
     strength: float = 0.0
 
 
-def counted(parameters: Tensors) -> dict[str, Tensor]:
-    """{"tasks": 0}: how many tasks have ended, for states that must know."""
+HEAD = Group("head")  # the owner of each entry of an output layer: `KnowsHeads`
+COUNT = Group("count", like_parameter=False)  # {"tasks": how many have ended}
+
+
+def count_tasks(parameters: Tensors) -> dict[str, Tensor]:
+    """Return {"tasks": 0}: how many tasks have ended, for states that must know."""
     return {"tasks": torch.zeros_like(next(iter(parameters.values())).detach().flatten()[0], dtype=torch.int64)}
 
 
-def mine(state: State, name: str) -> Tensor | None:
-    """Which entries are the present task's own head; None: none. state["head"] holds the number of an entry's task, −1: shared."""
-    head = state.get("head", {}).get(name)
-    return None if head is None else head == state["count"]["tasks"]
-
-
-def foreign(state: State, name: str) -> Tensor | None:
-    """Which entries are the heads of other tasks, which the present one has no say in; None: none."""
-    head = state.get("head", {}).get(name)
-    return None if head is None else (head >= 0) & (head != state["count"]["tasks"])
-
-
-def refuse_statistics(preserve: Preserver, buffers: Iterable[str]) -> None:
-    """For methods that keep old tasks exactly: running statistics would change them."""
-    moving = [name for name in buffers if name.rpartition(".")[2] in ("running_mean", "running_var")]
-    if moving:
-        raise ValueError(
-            f"{type(preserve).__name__} keeps old tasks to the bit, but {moving[0]!r} changes with every batch of a new one; "
-            "use a network without batch normalisation (LayerNorm or GroupNorm have no such statistics)"
-        )
-
-
 def widened(parameter: Tensor) -> Tensor:
-    """A detached copy in at least float32: importances and anchors outlive many small steps."""
+    """Return a detached copy in at least float32: importances and anchors outlive many small steps."""
     copy = parameter.detach().clone()
     return copy.float() if copy.dtype in (torch.float16, torch.bfloat16) else copy
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One pass over a task's data: Ω for the preservers numbered `users` (none: Ω is not wanted), α if `neurons`."""
+
+    objective: Objective
+    alpha_objective: Objective | None
+    estimator: Estimator
+    users: tuple[int, ...]
+    neurons: bool
+
+
+def measurements(terms: Sequence[Preserver]) -> list[Measurement]:
+    """Return the passes that measure what these preservers need: preservers with the same objective and estimator share one.
+
+    α is measured in the first pass, as the first preserver with an Ω has it.
+    """
+    leader = next((term for term in terms if term.measures), terms[0])
+    keys = list(dict.fromkeys([(leader.objective, leader.estimator), *((t.objective, t.estimator) for t in terms if t.measures)]))
+    users = {key: tuple(i for i, t in enumerate(terms) if t.measures and (t.objective, t.estimator) == key) for key in keys}
+    return [Measurement(key[0], leader.alpha_objective if k == 0 else None, key[1], users[key], k == 0) for k, key in enumerate(keys)]
+
+
+def importance_of(terms: Sequence[Preserver], states: Sequence[State]) -> Tensors | None:
+    """Return Ω by name: for several preservers the largest, since a parameter is free only if none needs it; None if none has an Ω."""
+    found = [omega for term, state in zip(terms, states, strict=True) if (omega := term.importance(state)) is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    names = dict.fromkeys(name for omega in found for name in omega)
+    return {name: torch.stack([omega[name] for omega in found if name in omega]).amax(0) for name in names}

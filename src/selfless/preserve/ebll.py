@@ -1,8 +1,8 @@
-"""Encoder-based lifelong learning: LwF, and what each old task needs of the features stays too."""
+"""Encoder-based lifelong learning: LwF that also keeps what each old task needs of the features."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
@@ -10,15 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selfless.preserve.base import State
+from selfless.preserve.base import Group
+from selfless.preserve.capabilities import Encodes, Features, State
 from selfless.preserve.lwf import LwF
 from selfless.terms import check_count, check_positive
 
-Coded = tuple[Tensor, Callable[[Tensor], Tensor]]  # features (F, M, N), and Σ_f of the task's loss with others in their place
-
 
 @dataclass(frozen=True)
-class EBLL(LwF):
+class EBLL(LwF, Encodes):
     """Encoder-based lifelong learning (Rannen Triki et al., ICCV 2017). With f what the head reads, f* the same of θ*, the network before
     the task, and W_t the encoder of an old task t,
 
@@ -26,15 +25,14 @@ class EBLL(LwF):
         W_t:  min b ‖r(f) − f‖² + task loss of the head on r(f),   r(f) = V σ(W_t f), b = `reconstruction`; when task t ends
 
     so that features may change where no old task looks. `code` is the length of σ(W f). The autoencoder is trained on the task's data by
-    `steps` steps of Adam at `rate` (the paper: Adadelta), from weights that a generator of its own draws: the same in a loop, alone and in
-    a fleet. It reads f / mean Σ|f|, so that a step moves what σ is taken of by `rate` at most, however many features there are. Features
+    `steps` steps of Adam at `rate` (the paper: Adadelta), from weights that a seeded generator draws: the same in a loop, alone and in a
+    fleet. It reads f / mean Σ|f|, so that a step moves what σ is taken of by `rate` at most, however many features there are. Features
     are the input of the last linear layer; the paper takes those of the last convolution. Two stages, as in the paper: `warmup` epochs for
     a new head alone (never the last), then everything. In a loop the task's batches must come with labels.
     """
 
     name: ClassVar[str] = "ebll"
-    encodes: ClassVar[bool] = True
-    loose: ClassVar[tuple[str, ...]] = ("encoder",)
+    groups: ClassVar[tuple[Group, ...]] = (*LwF.groups, Group("encoder", like_parameter=False))
     warmup: int = 1
     drift: float = 0.1
     code: int = 100
@@ -49,17 +47,14 @@ class EBLL(LwF):
         for field in ("code", "steps"):
             check_count(self, field, 1)
 
-    def init(self, parameters: dict[str, Tensor]) -> State:  # type: ignore[override]
-        return {**super().init(parameters), "encoder": {}}
-
     def code_drift(self, state: State, features: Tensor, teacher: Tensor) -> Tensor:
         """a/2 mean_m Σ_t ‖σ(W_t f_m) − σ(W_t f*_m)‖² for features (M, N)."""
         encoder = state["encoder"]["all"].flatten(0, 1)  # (tasks · code, N)
         now, then = (torch.sigmoid(f.to(encoder.dtype) @ encoder.mT) for f in (features, teacher))
         return self.drift / 2 * (now - then).square().sum(-1).mean()
 
-    def fit(self, batches: Iterable[Coded], task: int) -> Tensor:
-        """The encoders (F, code, N) of a task, counted from 0, one a member, trained on `batches`, as many as there are steps."""
+    def fit(self, batches: Iterable[Features], task: int) -> Tensor:
+        """Train the encoders (F, code, N) of a task, one for each member, on as many of `batches` as there are steps."""
         weights: list[Tensor] = []
         optimizer: torch.optim.Optimizer | None = None
         length = torch.ones(1)
@@ -87,8 +82,8 @@ class EBLL(LwF):
         encoder, decoder = (w.to(features).expand(members, -1, -1) for w in drawn)
         return [(encoder * length).requires_grad_(), decoder.clone().requires_grad_()]
 
-    def coded(self, state: State, encoder: Tensor) -> State:
-        """The state with one more task's encoder (code, N)."""
+    def add_encoder(self, state: State, encoder: Tensor) -> State:
+        """Return the state with one more task's encoder (code, N)."""
         held = state["encoder"].get("all")
         if held is not None and held.shape[1:] != encoder.shape:
             raise ValueError(

@@ -1,21 +1,21 @@
-"""HAT: each task learns which neurons it uses, and what they need is not touched again."""
+"""HAT: each task learns which neurons it uses, and the weights between them are frozen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from selfless.layers import Wiring
-from selfless.preserve.base import Preserver, State, Tensors, counted, refuse_statistics, widened
+from selfless.network.wiring import Wiring
+from selfless.preserve.base import COUNT, HEAD, Group, Preserver, count_tasks, widened
+from selfless.preserve.capabilities import Freezes, Gated, KnowsHeads, Projects, State, Tensors
 from selfless.terms import check_positive
 
 
 @dataclass(frozen=True)
-class HAT(Preserver):
+class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
     """Hard attention to the task (Serrà et al., ICML 2018). Every hidden neuron is multiplied by its gate, e its embedding for the task:
 
         a = σ(s·e),    s from 1/s_max to s_max within every epoch, e from N(0, 1) for every task
@@ -25,22 +25,23 @@ class HAT(Preserver):
         a weight is frozen when the neurons at both of its ends are used by an earlier task, a bias when its neuron is
 
     Embeddings are trained by plain SGD, as all of the paper's network is, at the optimizer's rate or `rate`. When a task ends its gates
-    become hard, a = [e > 0], and tasks are judged with these; the paper keeps σ(s_max·e), which protects almost. So here the paper's
+    become hard, a = [e > 0], and tasks are evaluated with these; the paper keeps σ(s_max·e), which protects almost. So here the paper's
     factor 1 − min(u_i, u_j) on gradients is 0 or 1, `project` puts frozen weights back after each step whatever the optimizer did, and
     old tasks do not change by a bit. Gradients are not clipped (the paper clips their norm at 10,000). For chains of linear layers and
-    convolutions, each hidden one followed by a pointwise activation module: residual connections are not followed. Judging a task needs
-    to know which task it is.
+    convolutions, each hidden one followed by a pointwise activation module; residual connections are not supported. To evaluate a task
+    one must know which task it is.
     """
 
     name: ClassVar[str] = "hat"
-    gates: ClassVar[bool] = True
-    projects: ClassVar[bool] = True
-    turns: ClassVar[bool] = True
-    evaluates: ClassVar[bool] = True
-    identifies: ClassVar[bool] = True
-    owns: ClassVar[bool] = True
-    stepped: ClassVar[tuple[str, ...]] = ("embedding",)
-    loose: ClassVar[tuple[str, ...]] = ("rows", "columns", "place", "embedding", "fresh", "used", "kept")
+    groups: ClassVar[tuple[Group, ...]] = (
+        Group("anchor"),
+        Group("frozen"),
+        HEAD,
+        COUNT,
+        *(Group(name, like_parameter=False) for name in ("rows", "columns", "place", "used", "kept")),
+        Group("embedding", like_parameter=False, changes_in_step=True),
+    )
+    retired: ClassVar[tuple[str, ...]] = ("fresh",)
     strength: float = 0.75
     s_max: float = 400.0
     clamp: float = 50.0
@@ -52,14 +53,11 @@ class HAT(Preserver):
         for field in ("s_max", "clamp", "limit", "rate"):
             check_positive(self, field)
 
-    def check_network(self, buffers: Iterable[str]) -> None:
-        refuse_statistics(self, buffers)
-
     def init(self, parameters: Tensors) -> State:
-        return {"anchor": {}, "frozen": {}, "head": {}, "count": counted(parameters), **{group: {} for group in self.loose}}
+        return {**super().init(parameters), "count": count_tasks(parameters)}
 
     def wire(self, state: State, wiring: Wiring) -> State:
-        """Which gates stand at the two ends of every weight. Gate number G, after the last, is that of inputs and outputs: always used."""
+        """Keep which gates stand at the two ends of every weight. Gate number G stands for inputs and outputs, which are always used."""
         g = wiring.size
         any_ = next(iter(wiring.place.values()))
         used = torch.zeros(g + 1, dtype=torch.bool, device=any_.device)
@@ -71,19 +69,25 @@ class HAT(Preserver):
             "columns": dict(wiring.columns),
             "place": dict(wiring.place),
             "embedding": {"all": zero},
-            "fresh": {"all": zero.clone()},
             "used": {"all": used},
             "kept": {"all": torch.zeros(0, g, dtype=torch.bool, device=any_.device)},
         }
 
     # ------------------------------------------------------------------------------------------------------------------- gates
+    def gate_count(self, state: State) -> int:
+        return state["embedding"]["all"].shape[-1]
+
+    def start_gates(self, state: State, noise: Tensor) -> State:
+        """A task begins: new embeddings from N(0, 1)."""
+        return {**state, "embedding": {"all": noise.to(state["embedding"]["all"])}}
+
     def gate(self, state: State, share: Tensor | float) -> dict[str, Tensor]:
-        """σ(s·e) of every layer, `share` of the epoch being over."""
+        """σ(s·e) of every layer."""
         s = self._slope(share)
         return self._by_layer(state, torch.sigmoid(s * state["embedding"]["all"]))
 
-    def kept_gate(self, state: State, task: int | None) -> dict[str, Tensor]:
-        """The hard gates of a task that has ended, or (None) those that the present one would have."""
+    def hard_gate(self, state: State, task: int | None) -> dict[str, Tensor]:
+        """[e > 0]: as kept when a task ended, or (None) as the present task has it now."""
         hard = state["embedding"]["all"] > 0 if task is None else state["kept"]["all"][task]
         return self._by_layer(state, hard.to(state["embedding"]["all"].dtype))
 
@@ -93,7 +97,7 @@ class HAT(Preserver):
         total = torch.stack([(gates[n] * ~used[n]).sum() for n in gates]).sum()
         return total / torch.stack([(~used[n]).sum() for n in gates]).sum().clamp(min=1)
 
-    def learn_gates(self, state: State, gradients: Tensors, share: Tensor | float, lr: Tensor) -> State:
+    def step_gates(self, state: State, gradients: Tensors, share: Tensor | float, lr: Tensor) -> State:
         """One step of SGD on e: `gradients` are ∂loss/∂a."""
         e, order = state["embedding"]["all"], torch.cat(list(state["place"].values()))
         given = torch.zeros_like(e).scatter(0, order, torch.cat([gradients[n] for n in state["place"]]).to(e.dtype))
@@ -109,14 +113,6 @@ class HAT(Preserver):
         return {name: values[place] for name, place in state["place"].items()}
 
     # ------------------------------------------------------------------------------------------------------------------- tasks
-    def turning(self, epoch: int, epochs: int) -> bool:
-        return epoch == 0
-
-    def turn(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
-        """A task begins: new embeddings, as drawn for it in state["fresh"]."""
-        fresh = state["fresh"]["all"]
-        return {**state, "embedding": {"all": fresh.clone()}}, {}
-
     def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
         return {
             n: torch.where(frozen, state["anchor"][n].to(parameters[n].dtype), parameters[n])
@@ -125,7 +121,7 @@ class HAT(Preserver):
         }
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
-        """Hard gates are kept, what they use is used, and what stands between used neurons is frozen."""
+        """Keep the hard gates, add their neurons to those used, and freeze the weights between used neurons."""
         hard = state["embedding"]["all"] > 0
         used = state["used"]["all"] | torch.cat([hard, torch.zeros_like(hard[:1])])
         ended = state["count"]["tasks"] + 1

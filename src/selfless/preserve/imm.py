@@ -1,4 +1,4 @@
-"""Incremental Moment Matching: every task gets its own optimum, and what is judged is their merger."""
+"""Incremental Moment Matching: every task finds its own optimum, and the merger of all is evaluated."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from selfless.importance import Fisher, FunctionNorm, LogLikelihood, Objective
-from selfless.preserve.base import State, Tensors, counted, foreign, widened
+from selfless.importance.objectives import Fisher, FunctionNorm, LogLikelihood, Objective
+from selfless.preserve.base import COUNT, HEAD, Group, count_tasks, widened
+from selfless.preserve.capabilities import Drops, Evaluates, KnowsHeads, State, Tensors
 from selfless.preserve.quadratic import Quadratic
 from selfless.terms import check_choice, check_positive
 
 
 @dataclass(frozen=True)
-class IMM(Quadratic):
+class IMM(Quadratic, Drops, Evaluates, KnowsHeads):
     """Incremental Moment Matching (Lee et al., NIPS 2017). With θ_k the optimum of task k and F_k its Fisher information,
 
         merge="mean"   θ = 1/K Σ_k θ_k
@@ -28,15 +29,14 @@ class IMM(Quadratic):
         drop-transfer     dropout towards θ_{k−1}: in a training step each hidden node i is turned off with probability p = `drop`, and runs
                           with θ̃_i = θ_{k−1,i} if it is off, else (θ_i − p θ_{k−1,i})/(1 − p), so that the mean of θ̃ is θ
 
-    The merger is only judged, never trained on; all tasks weigh the same. `damping` is added to F, so that what no task needs is averaged.
-    A task's own head is taken from its own optimum. Nodes are those of linear layers and convolutions, the output layer and heads apart;
-    they are drawn anew for every step, the whole batch alike. `alpha` as of EWC: what SLNID's α is the gradient of, "loss" or "function".
+    The merger is evaluated and never trained; all tasks weigh the same. `damping` is added to F, so that what no task needs is averaged.
+    A task's own head is taken from its own optimum. Nodes are those of hidden linear layers and convolutions; they are drawn once a step,
+    for the whole batch. `alpha` is EWC's option: α, by which SLNID spares neurons, is the gradient of the "loss" or the "function".
     """
 
     name: ClassVar[str] = "imm"
     later: ClassVar[tuple[str, ...]] = ("alpha",)
-    evaluates: ClassVar[bool] = True
-    owns: ClassVar[bool] = True
+    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("merged"), Group("mass"), HEAD, COUNT)
     strength: float = 1e-3
     merge: Literal["mean", "mode"] = "mode"
     fisher: Fisher = "empirical"
@@ -58,17 +58,15 @@ class IMM(Quadratic):
         return self.merge == "mode"
 
     @property
-    def drops(self) -> bool:  # type: ignore[override]
-        return self.drop > 0
-
-    @property
     def drop_rate(self) -> float:
         return self.drop
 
-    def dropped(self, state: State, parameters: Tensors, off: Tensors) -> dict[str, Tensor]:
+    def drop_nodes(self, state: State, parameters: Tensors, off: Tensors) -> dict[str, Tensor]:
         """θ̃_i = θ_{k−1,i} if node i is off, else (θ_i − p θ_{k−1,i})/(1 − p)."""
         found = {}
         for name, gone in off.items():
+            if name not in state["anchor"]:
+                continue  # the first task: there is no θ_{k−1}
             theta, before = parameters[name], state["anchor"][name].to(parameters[name].dtype)
             node = gone.view(-1, *[1] * (theta.dim() - 1))
             found[name] = torch.where(node, before, (theta - self.drop * before) / (1 - self.drop))
@@ -79,11 +77,11 @@ class IMM(Quadratic):
         return LogLikelihood(self.fisher)
 
     @property
-    def spares(self) -> Objective | None:
+    def alpha_objective(self) -> Objective | None:
         return FunctionNorm() if self.alpha == "function" else None
 
     def init(self, parameters: Tensors) -> State:
-        return {"omega": {}, "anchor": {}, "merged": {}, "mass": {}, "head": {}, "count": counted(parameters)}
+        return {**super().init(parameters), "count": count_tasks(parameters)}
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """θ̄ ← θ̄ + F/(ΣF + F)·(θ − θ̄), ΣF ← ΣF + F, F = 1 for the mean; θ* = θ for the L2-transfer, Ω = 1, and 0 for heads to come."""
@@ -92,10 +90,10 @@ class IMM(Quadratic):
         for name, p in parameters.items():
             here = widened(p)
             weight = omega[name] + self.damping if self.merge == "mode" and name in omega else torch.ones_like(here)
-            head, others = state["head"].get(name), foreign(state, name)
+            head, others = state["head"].get(name), self.in_other_head(state, name)
             omegas[name] = torch.ones_like(here) if head is None else (head < ended).to(here.dtype)
             if others is not None:
-                weight = torch.where(others, 0.0, weight)  # not this task's to judge
+                weight = torch.where(others, 0.0, weight)  # this task does not weigh in there
             if name not in merged:
                 merged[name], mass[name] = here, weight
                 continue
@@ -111,9 +109,9 @@ class IMM(Quadratic):
             "count": {"tasks": ended},
         }
 
-    def evaluated(self, state: State, parameters: Tensors, task: int) -> dict[str, Tensor]:
+    def evaluated_parameters(self, state: State, parameters: Tensors, task: int) -> dict[str, Tensor]:
         return {name: value.to(parameters[name].dtype) for name, value in state["merged"].items() if name in parameters}
 
     def importance(self, state: State) -> Tensors | None:
-        """None: all parameters are held alike, and the merger moves all of them."""
+        """None: the L2-transfer holds all parameters alike, and the merger moves all of them."""
         return None

@@ -1,4 +1,4 @@
-"""Learning without Forgetting: the old network's outputs on the new task's images are to stay."""
+"""Learning without Forgetting: keep the old network's outputs on the new task's images."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selfless.preserve.base import Preserver, State, Tensors, counted, mine, widened
+from selfless.preserve.base import COUNT, HEAD, Group, Preserver, count_tasks, widened
+from selfless.preserve.capabilities import Distils, KnowsHeads, Phased, Projects, State, Tensors
 from selfless.terms import check_count, check_positive
 
 
 @dataclass(frozen=True)
-class LwF(Preserver):
+class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
     """Learning without Forgetting (Li & Hoiem, ECCV 2016): λ Σ_old heads KL(softmax(z*/T) ‖ softmax(z/T)), averaged over the batch.
 
     z* are the outputs of θ*, the network before the task, on the same images; T is `temperature`. The paper writes the cross-entropy,
-    which has the same gradient and is not zero at θ*. Its old outputs are recorded once; here θ* is run again on each batch, which also
-    fits augmented images. `warmup` epochs of each task after the first (never its last) train the new head alone, everything
-    else as in θ* (the paper's warm-up; its length is not given there, none by default). A head that all tasks share is not new: then
-    nothing is warmed up.
+    which has the same gradient and is not zero at θ*. The paper computes old outputs once; here θ* runs on each batch again, which also
+    fits augmented images. `warmup` epochs of each task after the first (never its last) train the new head alone while everything else
+    stays as in θ*. This is the paper's warm-up; it does not give its length, and the default is none. A head that all tasks share is
+    not new, so it has no warm-up.
     """
 
     name: ClassVar[str] = "lwf"
-    distils: ClassVar[bool] = True
-    projects: ClassVar[bool] = True
-    turns: ClassVar[bool] = True
-    owns: ClassVar[bool] = True
+    groups: ClassVar[tuple[Group, ...]] = (Group("anchor"), Group("held"), HEAD, COUNT)
     strength: float = 1.0
     temperature: float = 2.0
     warmup: int = 0
@@ -38,28 +36,35 @@ class LwF(Preserver):
         check_count(self, "warmup")
 
     def init(self, parameters: Tensors) -> State:
-        return {"anchor": {}, "held": {}, "head": {}, "count": counted(parameters)}
+        return {**super().init(parameters), "count": count_tasks(parameters)}
+
+    def teacher(self, state: State) -> Tensors:
+        """θ*, the network before the task."""
+        return state["anchor"]
 
     def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
         """mean_m Σ_c p*_c (log p*_c − log p_c), p = softmax(z/T)."""
         log_p, log_old = (outputs.float() / self.temperature).log_softmax(-1), (teacher.float() / self.temperature).log_softmax(-1)
         return (log_old.exp() * (log_old - log_p)).sum(-1).mean()
 
-    def turning(self, epoch: int, epochs: int) -> bool:
-        return self.warmup > 0 and epoch in (0, self._warm(epochs))
+    def warms_up(self, task: int) -> bool:
+        return self.warmup > 0 and task > 0
 
-    def _warm(self, epochs: int) -> int:
-        """Epochs of the warm-up in a task of `epochs`: one is always left to learn everything in."""
+    def starts_phase(self, epoch: int, epochs: int) -> bool:
+        return self.warmup > 0 and epoch in (0, self._warmup_epochs(epochs))
+
+    def _warmup_epochs(self, epochs: int) -> int:
+        """Epochs of the warm-up in a task of `epochs`: one is always left to train everything."""
         return min(self.warmup, epochs - 1)
 
-    def turn(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
-        """Hold what is not the new head during the warm-up, where there is a new head; let go after it."""
-        new = {name for name in parameters if mine(state, name) is not None}
-        if epoch >= self._warm(epochs) or not new or not state["anchor"]:
+    def begin_phase(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
+        """Hold everything but the new head during the warm-up, if there is a new head; release it afterwards."""
+        new = {name for name in parameters if self.in_own_head(state, name) is not None}
+        if epoch >= self._warmup_epochs(epochs) or not new or not state["anchor"]:
             return {**state, "held": {}}, {}
-        # nothing is held in the first task, whose heads are all new: `anchor` is empty then
+        # in the first task `anchor` is empty and nothing is held
         held = {n: torch.ones_like(p, dtype=torch.bool) for n, p in parameters.items() if n in state["anchor"]}
-        held |= {n: ~m for n in new & held.keys() if (m := mine(state, n)) is not None}
+        held |= {n: ~m for n in new & held.keys() if (m := self.in_own_head(state, n)) is not None}
         return {**state, "held": held}, {}
 
     def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:

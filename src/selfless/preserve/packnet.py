@@ -1,39 +1,36 @@
-"""PackNet: each task keeps the largest of the weights that are still free, and no later task touches them."""
+"""PackNet: each task keeps the largest of the weights that are still free, and no later task changes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from selfless.preserve.base import Preserver, State, Tensors, counted, foreign, mine, refuse_statistics, widened
+from selfless.preserve.base import COUNT, HEAD, Group, Preserver, count_tasks, widened
+from selfless.preserve.capabilities import Evaluates, Freezes, KnowsHeads, Phased, Projects, State, Tensors
 
 
 @dataclass(frozen=True)
-class PackNet(Preserver):
+class PackNet(Preserver, Evaluates, Freezes, KnowsHeads, Phased, Projects):
     """PackNet (Mallya & Lazebnik, CVPR 2018). With F_k the free weights of a layer when task k ends its training,
 
         K_k = the (1 − s)·|F_k| largest of F_k by magnitude, s the strength: the share that is pruned
         the others ← 0 and stay free; K_k is trained on for the rest of the task's epochs (`retrain`, a share of them), then frozen
-        task u is judged with K_1 ∪ … ∪ K_u, every other weight 0
+        task u is evaluated with K_1 ∪ … ∪ K_u, every other weight 0
 
     so old tasks do not change at all: `project` puts frozen weights back after each step, whatever the optimizer did. Biases and other
-    vectors are trained by the first task and frozen, as in the paper; a task's own head belongs to it whole. Where all tasks share a head
-    its weights are packed like any layer's (the paper always has a new head). Training and retraining share the run's epochs: the paper's
-    20 + 10 are `retrain` = 1/3. Without a second phase (one epoch, a loop that never calls `keeper.turn`, a plateau that stops early)
-    pruning happens when the task ends and is not recovered from. Judging a task needs to know which task it is.
+    vectors are trained by the first task and frozen, as in the paper; a task's own head belongs to it whole. A head that all tasks share
+    is packed like any layer (the paper always has a new head). Training and retraining share the run's epochs: the paper's 20 + 10 are
+    `retrain` = 1/3. Without a second phase (one epoch, a loop that never calls `keeper.begin_epoch`, a plateau that stops early) pruning
+    happens when the task ends, and nothing recovers from it. To evaluate a task one must know which task it is.
     """
 
     name: ClassVar[str] = "packnet"
-    projects: ClassVar[bool] = True
-    turns: ClassVar[bool] = True
-    evaluates: ClassVar[bool] = True
-    identifies: ClassVar[bool] = True
-    owns: ClassVar[bool] = True
-    alike: ClassVar[bool] = True
+    groups: ClassVar[tuple[Group, ...]] = (Group("owner"), Group("anchor"), Group("pruned"), HEAD, COUNT)
+    by_task: ClassVar[bool] = True
+    same_strength: ClassVar[bool] = True
     strength: float = 0.5
     retrain: float = 1 / 3
 
@@ -44,17 +41,14 @@ class PackNet(Preserver):
         if not isinstance(self.retrain, (int, float)) or not 0 <= self.retrain < 1:
             raise ValueError(f"PackNet: retrain is {self.retrain!r}; it is the share of a task's epochs after pruning, from 0 to below 1")
 
-    def check_network(self, buffers: Iterable[str]) -> None:
-        refuse_statistics(self, buffers)
-
     def init(self, parameters: Tensors) -> State:
-        return {"owner": {}, "anchor": {}, "pruned": {}, "head": {}, "count": counted(parameters)}
+        return {**super().init(parameters), "count": count_tasks(parameters)}
 
-    def turning(self, epoch: int, epochs: int) -> bool:
+    def starts_phase(self, epoch: int, epochs: int) -> bool:
         return epoch == 0 or epoch == max(1, epochs - round(epochs * self.retrain))
 
-    def turn(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
-        """At first: what is free starts from 0, except for the first task. Later: prune, and train what is left."""
+    def begin_phase(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
+        """At epoch 0 free weights start from 0, except in the first task. Later: prune, and train what is left."""
         if epoch == 0:
             begun = state["count"]["tasks"] > 0
             free = {n: self._free(state, n, p) & begun for n, p in parameters.items() if p.dim() > 1 and n in state["owner"]}
@@ -73,19 +67,19 @@ class PackNet(Preserver):
         return right
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
-        """What is left of the free weights is this task's from now on."""
+        """The free weights that were not pruned belong to this task from now on."""
         owner, anchor = dict(state["owner"]), dict(state["anchor"])
         task = state["count"]["tasks"] + 1
         for name, p in parameters.items():
             held = owner.get(name, torch.zeros_like(p, dtype=torch.int16))
-            takes = (held == 0) & ~_no(foreign(state, name), p)
+            takes = (held == 0) & ~_mask(self.in_other_head(state, name), p)
             if p.dim() > 1:
                 takes = takes & ~(state["pruned"][name] if name in state["pruned"] else self._pruned(state, name, p))
             owner[name] = torch.where(takes, task.to(torch.int16), held)
             anchor[name] = torch.where(held > 0, anchor.get(name, widened(p)), widened(p))
         return {**state, "owner": owner, "anchor": anchor, "pruned": {}, "count": {"tasks": task}}
 
-    def evaluated(self, state: State, parameters: Tensors, task: int) -> dict[str, Tensor]:
+    def evaluated_parameters(self, state: State, parameters: Tensors, task: int) -> dict[str, Tensor]:
         """K_1 ∪ … ∪ K_task, the rest 0."""
         return {
             name: torch.where((owner > 0) & (owner <= task + 1), state["anchor"][name], 0.0).to(parameters[name].dtype)
@@ -98,9 +92,9 @@ class PackNet(Preserver):
         return {name: (owner > 0).float() for name, owner in state["owner"].items()}
 
     def _free(self, state: State, name: str, p: Tensor) -> Tensor:
-        """The weights of a layer that may be pruned: nobody's, and of nobody's own head."""
+        """The weights of a layer that may be pruned: no task owns them, and they are not in a task's own head."""
         taken = state["owner"][name] > 0 if name in state["owner"] else torch.zeros_like(p, dtype=torch.bool)
-        return ~taken & ~_no(mine(state, name), p) & ~_no(foreign(state, name), p)
+        return ~taken & ~_mask(self.in_own_head(state, name), p) & ~_mask(self.in_other_head(state, name), p)
 
     def _pruned(self, state: State, name: str, p: Tensor) -> Tensor:
         """The ⌊s·|F|⌋ smallest of the free weights F."""
@@ -110,6 +104,6 @@ class PackNet(Preserver):
         return ((rank < (free.sum() * self.strength).floor()) & free).view(p.shape)
 
 
-def _no(mask: Tensor | None, like: Tensor) -> Tensor:
-    """The mask, or nothing where there is none."""
+def _mask(mask: Tensor | None, like: Tensor) -> Tensor:
+    """Return the mask, or one that is False everywhere."""
     return torch.zeros_like(like, dtype=torch.bool) if mask is None else mask

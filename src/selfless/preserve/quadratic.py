@@ -1,13 +1,4 @@
-"""Quadratic anchors: λ_Ω Σ_k Ω_k (θ_k − θ*_k)², with Ω from MAS, EWC or SI.
-
-**The implicit anchor.** Taken explicitly, the penalty's gradient 2λΩ(θ − θ*) makes SGD diverge once lr·λ·Ω is large. `anchor` takes it
-implicitly after the optimizer's step, as the minimiser of cΩ(θ' − θ*)² + (θ' − θ)²:
-
-    θ' = (θ + cΩθ*) / (1 + cΩ),        c = 2 · step · λ,
-
-which is stable for any λ and agrees with the explicit gradient to first order as cΩ → 0. `step` is the distance that a unit gradient,
-held for long, moves a parameter per iteration: see `selfless.anchor.step_sizes`.
-"""
+"""Quadratic anchors: λ_Ω Σ_k Ω_k (θ_k − θ*_k)², with Ω from MAS, EWC or SI. The anchor itself is `selfless.functional.anchor`."""
 
 from __future__ import annotations
 
@@ -17,34 +8,33 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from selfless.importance import Estimator, Fisher, FunctionNorm, LogLikelihood, Objective
-from selfless.preserve.base import Preserver, State, Tensors, widened
+from selfless.functional import Anchor
+from selfless.importance import Estimator, Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
+from selfless.preserve.base import Group, Preserver, widened
+from selfless.preserve.capabilities import Anchored, Observes, State, Tensors
 from selfless.terms import check_choice, check_positive
 
 
 @dataclass(frozen=True)
-class Quadratic(Preserver):
+class Quadratic(Preserver, Anchored):
     """Ω and θ* by parameter name. Parameters that appear later are free (Ω = 0) until the next task ends."""
+
+    groups: ClassVar[tuple[Group, ...]] = (Group("omega"), Group("anchor"))
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "penalty" in cls.__dict__ and "shares" not in cls.__dict__ and not cls.ours():
+        if "penalty" in cls.__dict__ and "anchor" not in cls.__dict__ and cls.is_custom():
             raise TypeError(
-                f"{cls.__name__} has a penalty of its own, which the implicit anchor of a Quadratic would not know: "
-                "subclass selfless.preserve.Preserver, or write shares() too"
+                f"{cls.__name__} has its own penalty, which the implicit anchor of a Quadratic does not follow: "
+                "subclass selfless.preserve.Preserver, or write anchor() too"
             )
 
-    def init(self, parameters: Tensors) -> State:
-        return {"omega": {}, "anchor": {}}
+    def anchor(self, state: State) -> Anchor:
+        return Anchor(state["omega"], state["anchor"])
 
     def penalty(self, state: State, parameters: Tensors) -> Tensor:
         """Σ_k Ω_k (θ_k − θ*_k)²."""
-        terms = [
-            (omega * (parameters[name] - state["anchor"][name]).square()).sum()
-            for name, omega in state["omega"].items()
-            if name in parameters
-        ]
-        return torch.stack(terms).sum() if terms else next(iter(parameters.values())).new_zeros(())
+        return self.anchor(state).value(parameters)
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """Ω ← Ω + Ω_new, θ* ← θ."""
@@ -56,16 +46,10 @@ class Quadratic(Preserver):
             "anchor": state["anchor"] | {name: widened(parameters[name]) for name in omega},
         }
 
-    def anchor(self, state: State, parameters: Tensors, step: Tensors) -> dict[str, Tensor]:
-        """θ' = (θ + cΩθ*)/(1 + cΩ), c = 2·step: written as a move by the share cΩ/(1 + cΩ), which is exactly θ* at share 1."""
-        shares = self.shares(state, {n: s for n, s in step.items() if n in parameters})
-        return {n: torch.lerp(parameters[n].to(share.dtype), state["anchor"][n], share) for n, share in shares.items()}
-
-    def shares(self, state: State, step: Tensors) -> dict[str, Tensor]:
-        """cΩ/(1 + cΩ): how far each parameter goes towards θ*. Constant while the step size is; elementwise, so that stacked states
-        with a step of shape (F, 1, …) give each member its own."""
-        pulls = {n: (2 * step[n] * omega).clamp(max=1e30) for n, omega in state["omega"].items() if n in step}
-        return {n: pull / (1 + pull) for n, pull in pulls.items()}
+    def check_state(self, state: State) -> None:
+        lost = sorted(state["omega"].keys() ^ state["anchor"].keys())
+        if lost:
+            raise ValueError(f"the state has only one of Ω and θ* for {lost[0]!r}; it is incomplete")
 
 
 @dataclass(frozen=True)
@@ -81,14 +65,6 @@ class MAS(Quadratic):
         super().__post_init__()
         check_choice(self, "estimator", ("per-sample", "per-batch"))
 
-    @property
-    def objective(self) -> Objective:
-        return FunctionNorm()
-
-    @property
-    def how(self) -> Estimator:
-        return self.estimator
-
 
 @dataclass(frozen=True)
 class LocalMAS(Quadratic):
@@ -102,8 +78,11 @@ class LocalMAS(Quadratic):
 
     name: ClassVar[str] = "mas-local"
     measures: ClassVar[bool] = True
-    local: ClassVar[bool] = True
     strength: float = 0.1
+
+    @property
+    def objective(self) -> Objective:
+        return LayerNorms()
 
 
 @dataclass(frozen=True)
@@ -119,6 +98,7 @@ class EWC(Quadratic):
     """
 
     name: ClassVar[str] = "ewc"
+    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("offset", like_parameter=False))
     measures: ClassVar[bool] = True
     later: ClassVar[tuple[str, ...]] = ("alpha",)
     strength: float = 10.0
@@ -141,23 +121,19 @@ class EWC(Quadratic):
         return LogLikelihood(self.fisher)
 
     @property
-    def spares(self) -> Objective | None:
+    def alpha_objective(self) -> Objective | None:
         return FunctionNorm() if self.alpha == "function" else None
-
-    @property
-    def how(self) -> Estimator:
-        return self.estimator
 
     def penalty(self, state: State, parameters: Tensors) -> Tensor:
         value = super().penalty(state, parameters)
-        return value + torch.stack(list(state["offset"].values())).sum() if state.get("offset") else value
+        return value + torch.stack(list(state["offset"].values())).sum() if state["offset"] else value
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         if self.mode == "online":
             faded = {name: self.decay * value for name, value in state["omega"].items()}
             return super().consolidate({**state, "omega": faded}, parameters, omega)
         new = super().consolidate(state, parameters, omega)
-        offset = dict(state.get("offset", {}))
+        offset = dict(state["offset"])
         for name in omega.keys() & state["omega"].keys():
             was, here, total = state["anchor"][name], new["anchor"][name], new["omega"][name]
             share = torch.where(total > 0, omega[name] / total.clamp(min=torch.finfo(total.dtype).tiny), torch.ones_like(total))
@@ -165,7 +141,7 @@ class EWC(Quadratic):
             # Ω₁(θ−a)² + Ω₂(θ−b)² = (Ω₁+Ω₂)(θ−θ*)² + Ω₁Ω₂/(Ω₁+Ω₂)·(a−b)²
             gap = (state["omega"][name] * share * (was - here).square()).sum()
             offset[name] = offset.get(name, torch.zeros_like(gap)) + gap
-        return new | ({"offset": offset} if offset else {})
+        return new | {"offset": offset}
 
 
 @dataclass(frozen=True)
@@ -182,15 +158,14 @@ class OnlineEWC(EWC):
 
 
 @dataclass(frozen=True)
-class SI(Quadratic):
+class SI(Quadratic, Observes):
     """Synaptic Intelligence (Zenke et al., ICML 2017), "Path Integral": Ω += max(0, ω) / (Δθ² + ξ), ω = −Σ_steps g·dθ.
 
     g is the gradient of the **task loss** alone: what the penalties add to it is taken out again. ξ is `damping`.
     """
 
     name: ClassVar[str] = "si"
-    watches: ClassVar[bool] = True
-    stepped: ClassVar[tuple[str, ...]] = ("path",)
+    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("path", changes_in_step=True), Group("start"))
     strength: float = 1.0
     damping: float = 0.1
 
@@ -201,6 +176,9 @@ class SI(Quadratic):
     def init(self, parameters: Tensors) -> State:
         start = {name: widened(p) for name, p in parameters.items()}
         return {"omega": {}, "anchor": {}, "path": {n: torch.zeros_like(t) for n, t in start.items()}, "start": start}
+
+    def start_path(self, state: State, parameters: Tensors) -> State:
+        return {**state, "start": {name: widened(p) for name, p in parameters.items()}}
 
     def observe(self, state: State, before: Tensors, after: Tensors, gradients: Tensors) -> State:
         path = dict(state["path"])

@@ -1,4 +1,4 @@
-"""RWalk: Fisher information and the path that training took, together."""
+"""RWalk: Fisher information together with the path that training took."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selfless.preserve.base import State, Tensors, widened
+from selfless.preserve.base import Group, widened
+from selfless.preserve.capabilities import Observes, State, Tensors
 from selfless.preserve.quadratic import Quadratic
 from selfless.terms import check_count, check_positive
 
 
 @dataclass(frozen=True)
-class RWalk(Quadratic):
+class RWalk(Quadratic, Observes):
     """Riemannian Walk (Chaudhry et al., ECCV 2018): λ Σ (F̂ + ŝ)(θ − θ*)², both parts scaled to a largest value of 1 over the network.
 
         F ← a·g² + (1 − a)·F   at every step, g the task loss's gradient: the Fisher information as a moving average, a = `average`
@@ -27,9 +28,12 @@ class RWalk(Quadratic):
     """
 
     name: ClassVar[str] = "rwalk"
-    watches: ClassVar[bool] = True
-    stepped: ClassVar[tuple[str, ...]] = ("path", "fisher", "score", "start", "window")
-    loose: ClassVar[tuple[str, ...]] = ("window",)
+    groups: ClassVar[tuple[Group, ...]] = (
+        *Quadratic.groups,
+        Group("earned"),
+        *(Group(name, changes_in_step=True) for name in ("path", "fisher", "score", "start")),
+        Group("window", like_parameter=False, changes_in_step=True),
+    )
     strength: float = 1.0
     average: float = 0.9
     every: int = 10
@@ -49,10 +53,13 @@ class RWalk(Quadratic):
         window = {n: torch.zeros_like(t[..., :1] if t.dim() else t) for n, t in start.items()}  # steps since the last Δt ended
         return {"omega": {}, "anchor": {}, "earned": {}, **zeros, "start": start, "window": window}
 
+    def start_path(self, state: State, parameters: Tensors) -> State:
+        return {**state, "start": {name: widened(p) for name, p in parameters.items()}}
+
     def observe(self, state: State, before: Tensors, after: Tensors, gradients: Tensors) -> State:
         new = {group: dict(state[group]) for group in ("path", "fisher", "score", "start", "window")}
         for name, g in gradients.items():
-            if name not in new["path"]:  # a parameter that was added to the model
+            if name not in new["path"]:  # a parameter that was added to the model since
                 fresh = self.init({name: before[name]})
                 for group in new:
                     new[group][name] = fresh[group][name]
@@ -80,9 +87,9 @@ class RWalk(Quadratic):
             if name in state["path"]:
                 moved = widened(p) - state["start"][name]
                 score[name] = state["score"][name] + self._earned(state["path"][name], state["fisher"][name], moved)
-        fresh, old = _scaled(score), state["earned"]
+        fresh, old = _scale(score), state["earned"]
         earned = {n: (s + old[n]) / 2 if n in old else s for n, s in fresh.items()}
-        fisher = _scaled({n: state["fisher"][n] for n in score})
+        fisher = _scale({n: state["fisher"][n] for n in score})
         again = self.init(parameters)
         return {
             **again,
@@ -93,8 +100,8 @@ class RWalk(Quadratic):
         }
 
 
-def _scaled(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Divided by the largest of all."""
+def _scale(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Divide by the largest value of all parameters."""
     if not values:
         return values
     most = torch.stack([v.max() for v in values.values()]).max()

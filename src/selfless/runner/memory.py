@@ -1,11 +1,11 @@
-"""How many runs fit into memory as one fleet: measured, by rehearsing a step with one member and with two."""
+"""How many runs fit into memory as one fleet: measured on one training step with one member and with two."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +14,51 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from selfless.engine.learner import Alone, Learner
+from selfless.engine.build import CannotShareFleet
+from selfless.engine.learner import Learner
+from selfless.runner.network_traits import network_traits
+from selfless.runner.options import TrainOptions
 from selfless.spec import Run
 
-FEW = 8  # fleets up to here are not measured: a machine that cannot hold them is told so by its own error, and they are halved
-SPARE = 0.8  # the share of free memory that a fleet may plan on: importance passes and other programs need some
+FEW = 8  # fleets up to this size are not measured; if one does not fit after all, it is halved
+SPARE = 0.8  # the share of free memory that a fleet may use: importance passes and other programs need the rest
+
+Make = Callable[[Sequence[Run]], Learner]
 
 
-def most(runs: Sequence[Run], make: Callable[[Sequence[Run]], Learner], device: str) -> int:
-    """The number of these runs that one fleet may hold; all of them where memory cannot be read."""
+def parts_that_fit(group: Sequence[Run], options: TrainOptions, processes: int) -> Iterator[list[Run]]:
+    """Cut a group that can train together into parts that fit into memory, each part spread over `processes`."""
+    if options.device == "cpu" and network_traits(group[0]).convolves:
+        yield from ([run] for run in group)  # stacking convolutions costs a CPU more than it saves (docs/performance.md)
+        return
+
+    def make(runs: Sequence[Run]) -> Learner:
+        return Learner(runs, device=options.device, data_dir=options.data_dir, budget=options.budget)
+
+    size = most(group, make, options.device)
+    size = size if size >= len(group) else max(1, size // processes) * processes
+    yield from (list(group[i : i + size]) for i in range(0, len(group), size))
+
+
+def most(runs: Sequence[Run], make: Make, device: str) -> int:
+    """How many of these runs one fleet can hold; all of them where free memory cannot be read."""
     free = available(device)
     if len(runs) <= FEW or free is None:
         return len(runs)
-    one = _taken(runs[:1], make, device)
+    one = step_bytes(runs[:1], make, device)
     if one * len(runs) <= SPARE * free / 2:
-        return len(runs)  # even if nothing were shared
+        return len(runs)  # even if nothing is shared
     other = next((run for run in runs if run.seed != runs[0].seed), runs[1])
     try:
-        two = _taken([runs[0], other], make, device)
-    except Alone:
+        two = step_bytes([runs[0], other], make, device)
+    except CannotShareFleet:
         return 1
     each = max(two - one, 1)
     return max(1, min(len(runs), 1 + int((SPARE * free - one) // each)))
 
 
-def _taken(runs: Sequence[Run], make: Callable[[Sequence[Run]], Learner], device: str) -> int:
-    """Bytes that a step of these runs takes at its peak, data and all."""
+def step_bytes(runs: Sequence[Run], make: Make, device: str) -> int:
+    """The most bytes that a training step of these runs takes, data included."""
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
@@ -48,7 +67,7 @@ def _taken(runs: Sequence[Run], make: Callable[[Sequence[Run]], Learner], device
         try:
             make(runs).rehearse()
         except torch.cuda.OutOfMemoryError:
-            return available(device) or 1  # all there is, and more
+            return available(device) or 1  # at least all that is free
         return int(torch.cuda.max_memory_allocated(device) - before)
     with Count() as count:
         make(runs).rehearse()
@@ -56,7 +75,10 @@ def _taken(runs: Sequence[Run], make: Callable[[Sequence[Run]], Learner], device
 
 
 class Count(TorchDispatchMode):
-    """Every storage that an operator returns counts while it lives (views share theirs; scratch inside an operator is not seen)."""
+    """Count the bytes of all tensors alive: `now`, and their `peak`.
+
+    A storage counts from the operator that returns it until it is freed; views share theirs. Scratch memory inside an operator is not seen.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -73,10 +95,10 @@ class Count(TorchDispatchMode):
                     self.known.add(storage._cdata)
                     self.now += storage.nbytes()
                     self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+                    weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
         return result
 
-    def _gone(self, key: int, size: int) -> None:
+    def _free(self, key: int, size: int) -> None:
         self.known.discard(key)
         self.now -= size
 
@@ -86,20 +108,20 @@ def available(device: str) -> int | None:
     if device.startswith("cuda"):
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    found = [free for free in (_machine(), _container()) if free is not None]
+    found = [free for free in (_free_in_machine(), _free_in_container()) if free is not None]
     return min(found) if found else None
 
 
-def _machine() -> int | None:
+def _free_in_machine() -> int | None:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))) * 1024
     return None
 
 
-def _container() -> int | None:
-    """What a container's limit leaves (cgroup 2)."""
-    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+def _free_in_container() -> int | None:
+    """What the limit of a container (cgroup 2) leaves; None without a limit."""
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
         limit, used = (int(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
         return max(limit - used, 0)
     return None

@@ -17,8 +17,8 @@ from typing import Any
 from selfless.data import checksum
 from selfless.data import objects_digest as contents
 from selfless.files import locked, write_atomically, write_json
-from selfless.own import NotHere
 from selfless.spec import Result, Run
+from selfless.terms import NotHere
 
 
 def made_from(run: Run, data_dir: Path | str | None = None) -> str:
@@ -45,7 +45,7 @@ def made_from(run: Run, data_dir: Path | str | None = None) -> str:
     module, _, _ = run.model.partition(":")
     if ":" in run.model:
         files += [f for f in (Path(module.replace(".", "/") + ".py"), Path(module.replace(".", "/")) / "__init__.py") if f.is_file()]
-    own = [type(term) for term in (run.preserve, run.sparsify) if not term.ours()]
+    own = [type(term) for term in (run.preserve, run.sparsify) if term.is_custom()]
     files += [Path(inspect.getfile(kind)) for kind in own if kind.__module__ != "__main__"]
     for file in files:
         with contextlib.suppress(OSError), open(file, "rb") as content:

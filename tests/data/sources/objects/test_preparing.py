@@ -191,7 +191,7 @@ def test_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     script = tmp_path / "worker.py"
     script.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     monkeypatch.setattr(fitting, "__file__", str(script))
-    with pytest.raises(DataError, match="ended with status -9; run it again: it goes on where it stopped"):
+    with pytest.raises(DataError, match="ended with status -9; run it again: it continues where it stopped"):
         prepare_objects("letters", data_dir=tmp_path, workers=2)
 
 

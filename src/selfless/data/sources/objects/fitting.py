@@ -3,11 +3,12 @@
 This file imports nothing of the package: it is also run as a script, by its path. So a worker starts in a tenth of a second, nothing is
 pickled, and the caller's main module does not run again.
 
-    python -P fitting.py FOLDER SHARE SHARES
+    python -P fitting.py
 
-FOLDER holds job.json (which bytes become which row), images.npy (n, 3, 224, 224) and rows.npy (n, 36): for every finished row the
-SHA-256 of the image file and the CRC-32 of the result, for every other row zeros. A worker fits the unfinished rows of its share, in
-chunks, and prints how many it has done. An error is one line of JSON.
+takes jobs from `selfless.workers.pool`: one line {"folder", "share", "shares"} each on standard input. The folder holds job.json (which
+bytes become which row), images.npy (n, 3, 224, 224) and rows.npy (n, 36): for every finished row the SHA-256 of the image file and the
+CRC-32 of the result, for every other row zeros. A worker fits the unfinished rows of its share in chunks. It answers {"fitted": n} after
+each chunk, {"error": message} if an image cannot be read, and {"finished": true} at the end of a job.
 """
 
 from __future__ import annotations
@@ -85,12 +86,19 @@ def work(folder: Path, share: int, shares: int, report: Callable[[int], None]) -
         report(len(chunk))
 
 
-def main(folder: str, share: str, shares: str) -> int:
-    """Run one worker; return its exit status."""
+def main() -> int:
+    """Do the jobs on standard input; return the exit status."""
+
+    def say(**message: Any) -> None:
+        print(json.dumps(message), flush=True)
+
     try:
-        work(Path(folder), int(share), int(shares), lambda n: print(n, flush=True))
+        for line in sys.stdin:
+            job = json.loads(line)
+            work(Path(job["folder"]), job["share"], job["shares"], lambda n: say(fitted=n))
+            say(finished=True)
     except ValueError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        say(error=str(error))
         return 3
     except BrokenPipeError:  # the process that started this one is gone
         return 4
@@ -98,4 +106,4 @@ def main(folder: str, share: str, shares: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -11,11 +11,8 @@ import contextlib
 import hashlib
 import json
 import os
-import queue
 import shutil
-import subprocess
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Mapping
@@ -31,10 +28,10 @@ from selfless.data.errors import Altered, DataError
 from selfless.data.paths import cache_dir, make_folder, write_file
 from selfless.data.progress import progress_bar
 from selfless.data.sources.objects import fitting
-from selfless.data.sources.objects.files import SetFiles as Shelf
-from selfless.data.sources.objects.files import Slice, remove_decompressed
+from selfless.data.sources.objects.files import SetFiles, Slice, remove_decompressed
 from selfless.data.sources.objects.listing import Listing
 from selfless.files import locked, write_json, write_text
+from selfless.workers import Pool, WorkerDied
 
 VERSION = 1  # part of the key: change it with the way images are fitted
 FEW = 64  # up to this many images are fitted in this process, without workers
@@ -114,7 +111,7 @@ def newest_prepared(name: str, options: Mapping[str, Any]) -> Prepared | None:
     return next((p for p in all_prepared(name) if p.about["options"] == dict(options)), None)
 
 
-def prepare(name: str, files: Shelf, listing: Listing, options: Mapping[str, Any], workers: int | None = None) -> Prepared:
+def prepare(name: str, files: SetFiles, listing: Listing, options: Mapping[str, Any], workers: int | None = None) -> Prepared:
     """Fit every image of the listing, or continue where an earlier call was stopped. `workers`: processes; one per core if None."""
     make_folder(prepared_dir())
     final = _folder_of(name, files.mark, options)
@@ -127,15 +124,15 @@ def prepare(name: str, files: Shelf, listing: Listing, options: Mapping[str, Any
         items = listing.items
         _begin(part, files, listing)
         before = int(np.load(part / "rows.npy", mmap_mode="r", allow_pickle=False).any(1).sum())
-        with progress_bar(f"preparing {name}", len(items), unit="images") as progress:
+        with progress_bar(f"preparing {name}", len(items), unit="images") as bar:
             count = os.cpu_count() or 1 if workers is None else workers
             if len(items) - before <= FEW or count < 1:
                 try:
-                    fitting.work(part, 0, 1, progress.update)
+                    fitting.work(part, 0, 1, bar.update)
                 except ValueError as error:
                     raise Altered(f"{files.folder}: {error}") from error
             else:
-                _by_workers(part, count, files, progress.update)
+                _fit_with_workers(part, count, files, bar.update)
         seconds = time.perf_counter() - began
         about = _finish(part, name, files, listing, options)
         shutil.rmtree(final, ignore_errors=True)  # incomplete, else `open_prepared` would have returned it
@@ -144,7 +141,7 @@ def prepare(name: str, files: Shelf, listing: Listing, options: Mapping[str, Any
     return Prepared(final, about, (len(items) - before, seconds))
 
 
-def _begin(part: Path, files: Shelf, listing: Listing) -> None:
+def _begin(part: Path, files: SetFiles, listing: Listing) -> None:
     """Make the folder with the job and empty arrays. Keep it if it has the same job and the machine has not been restarted since."""
     if listing.pictures is not None:
         where = _write_pictures(part, listing)
@@ -194,50 +191,24 @@ def _write_pictures(part: Path, listing: Listing) -> list[Slice]:
     return [Slice(str(path), i * size, size) for i in range(n)]
 
 
-def _by_workers(part: Path, count: int, shelf: Shelf, update: Any) -> None:
-    """Starts `count` workers and waits for them; the first error ends them all."""
-    command = [sys.executable, "-P", fitting.__file__, str(part)]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    said: queue.Queue[tuple[int, str]] = queue.Queue()
-    running = [
-        subprocess.Popen([*command, str(i), str(count)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=quiet)
-        for i in range(count)
-    ]
+def _fit_with_workers(part: Path, count: int, files: SetFiles, update: Any) -> None:
+    """Fit the images in `count` worker processes, a share each; the first error stops all."""
+    jobs = [{"folder": str(part), "share": share, "shares": count} for share in range(count)]
 
-    def listen(worker: int) -> None:
-        stream = running[worker].stdout
-        assert stream is not None
-        for line in stream:
-            said.put((worker, line))
-        said.put((worker, ""))
+    def receive(_: int, message: dict[str, Any]) -> None:
+        if "error" in message:
+            raise Altered(f"{files.folder}: {message['error']}")
+        update(message["fitted"])
 
-    threads = [threading.Thread(target=listen, args=(i,), daemon=True) for i in range(count)]
-    for thread in threads:
-        thread.start()
     try:
-        open_ends = count
-        while open_ends:
-            worker, line = said.get()
-            if line.startswith("{"):
-                raise Altered(f"{shelf.folder}: {json.loads(line)['error']}")
-            if line:
-                update(int(line))
-                continue
-            open_ends -= 1
-            if code := running[worker].wait():
-                raise DataError(f"a worker that prepared images ended with status {code}; run it again: it goes on where it stopped")
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-        for thread in threads:
-            thread.join()
-        for process in running:
-            if process.stdout is not None:
-                process.stdout.close()
+        Pool([sys.executable, "-P", fitting.__file__], count).run(jobs, receive)
+    except WorkerDied as death:
+        raise DataError(
+            f"a worker that prepared images ended with status {death.status}; run it again: it continues where it stopped"
+        ) from death
 
 
-def _finish(part: Path, name: str, files: Shelf, listing: Listing, options: Mapping[str, Any]) -> dict[str, Any]:
+def _finish(part: Path, name: str, files: SetFiles, listing: Listing, options: Mapping[str, Any]) -> dict[str, Any]:
     """Write labels and about.json, and flush everything to disk before the folder is renamed."""
     rows = np.load(part / "rows.npy", mmap_mode="r", allow_pickle=False)
     if not rows.any(1).all():

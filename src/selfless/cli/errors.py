@@ -1,0 +1,82 @@
+"""How commands report errors, warnings and interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
+
+
+@contextmanager
+def reporting_errors(as_json: bool = False, stopped: str = "stopped; the same command goes on from the last saved epoch") -> Iterator[None]:
+    """Report user errors as one message with exit status 1, and stop cleanly on Ctrl-C and SIGTERM with the message `stopped`.
+
+    Only a bug gives a traceback. With `as_json` the message is {"error": …} on standard output.
+    """
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with _ending_with_the_pipe(), _printing_warnings():
+            yield
+    except typer.Exit:  # which is a RuntimeError
+        raise
+    except USER_ERRORS as error:
+        if type(error) is RuntimeError and "CUDA" in str(error):
+            raise
+        if as_json:
+            typer.echo(json.dumps({"error": str(error)}))
+        else:
+            print_error(f"error: {error}")
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.secho(stopped, err=True)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def print_error(message: str) -> None:
+    """Print a message to standard error, in red."""
+    typer.secho(message, fg=typer.colors.RED, err=True)
+
+
+@contextmanager
+def _printing_warnings() -> Iterator[None]:
+    """Print each warning once, as a line on standard error without its place in the code: that helps callers of the library only."""
+    printed = set[str]()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        if str(message) not in printed:
+            print("note:", *str(message).split(), file=sys.stderr)
+        printed.add(str(message))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def _ending_with_the_pipe() -> Iterator[None]:
+    """Exit quietly, as by SIGPIPE, when the reader of standard output (`head`, for one) has closed it."""
+    try:
+        yield
+    except BrokenPipeError:
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), 0)
+        if not watch.poll(0):  # standard output is still read: another pipe broke
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would complain
+        raise typer.Exit(141) from None

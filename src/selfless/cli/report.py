@@ -1,0 +1,92 @@
+"""`selfless report`: recorded results as a page, as tables or as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from selfless.cli.errors import reporting_errors
+from selfless.cli.results import load_results
+
+EXAMPLES = (
+    "Examples:  selfless report results  ·  selfless report results --format latex  ·  selfless report results --figures figures"
+    "  ·  selfless report mine --against results/reproduction"
+)
+Record = dict[str, Any]
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results.")] = Path("results"),
+    to: Annotated[Path | None, typer.Option("--to", help="The page to write.", show_default="DIR/report.html")] = None,
+    form: Annotated[str, typer.Option("--format", help="html, or md, csv, latex to standard output.")] = "html",
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the experiments' figures there instead, PNG and PDF.")] = None,
+    other: Annotated[
+        Path | None, typer.Option("--against", metavar="DIR", help="Compare with the experiments recorded there instead, as Markdown.")
+    ] = None,
+) -> None:
+    """One self-contained HTML page of everything recorded in DIR, or its tables for a paper. Experiments come first."""
+    with reporting_errors():
+        from selfless import report as reporting
+        from selfless.report import experiments as experimental
+        from selfless.runner.store import Store
+
+        if other is not None:
+            typer.echo(_comparison(folder, other))
+            return
+        records = [experimental.marked(record, *_declared_today(record)) for record in sorted(experimental.load(folder), key=_place)]
+        results = Store(folder).all() if records else load_results(folder)
+        if figures is not None:
+            _write_figures(records, folder, figures)
+        elif form == "html":
+            typer.echo(reporting.write(results, to or folder / "report.html", out=folder, experiments=records))
+        elif form not in ("md", "csv", "latex"):
+            raise ValueError(f"format {form!r} is unknown; choose html, md, csv or latex")
+        else:
+            name = {"md": "markdown"}.get(form, form)
+            parts = [getattr(experimental, name)(records)] if records else []
+            rest = [r for r in results if r.run.key not in experimental.keys(records)]
+            if not records or (rest and form != "csv"):  # a CSV holds one table: that of the experiments, where there are any
+                parts.append(getattr(reporting, name)(rest))
+            typer.echo("\n".join(parts))
+
+
+def _comparison(folder: Path, other: Path) -> str:
+    """The experiments of two folders side by side, as Markdown."""
+    from selfless.report import against
+
+    mine, theirs = (sorted(against.records(one), key=_place) for one in (folder, other))
+    names = (folder.resolve().name, other.resolve().name)
+    return against.against(mine, theirs, names if names[0] != names[1] else (str(folder), str(other)))
+
+
+def _write_figures(records: Sequence[Record], folder: Path, figures: Path) -> None:
+    from selfless.report.experiment_plots import save
+
+    written = save(records, figures)
+    if not written:
+        raise ValueError(f"{folder} holds no experiment to draw; make one: selfless reproduce fig-2 --out {folder}")
+    typer.echo(f"{len(written)} files in {figures}")
+
+
+def _place(record: Record) -> tuple[bool, str, int]:
+    """The order of records: ours before the paper's settings, each in the order of the paper; quick versions last."""
+    from selfless.experiments import NAMES
+
+    return record["quick"], record["profile"], NAMES.index(record["name"]) if record["name"] in NAMES else len(NAMES)
+
+
+def _declared_today(record: Record) -> tuple[set[str], dict[tuple[str, str], set[str]]]:
+    """(keys of the runs that the record's experiment may report as it is written today, keys of the candidates of each cell).
+
+    Both are empty for an experiment that does not exist any more.
+    """
+    from selfless.experiments import EXPERIMENTS, experiment
+    from selfless.experiments.reproduce import declared, grids
+
+    if record["name"] not in EXPERIMENTS:
+        return set(), {}
+    made = experiment(record["name"], record["profile"], quick=record["quick"], record=record)
+    return declared(made, record["seeds"]), grids(made)

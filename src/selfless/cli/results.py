@@ -1,0 +1,71 @@
+"""Show results in the terminal or as JSON, and load those that are recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from selfless.cli.errors import print_error
+
+if TYPE_CHECKING:
+    from selfless.spec import Result
+
+
+def show_results(results: Sequence[Result], out: Path, as_json: bool) -> None:
+    """Print the results and where their files are. Exit with status 1 if a run failed."""
+    if as_json:
+        _print_json(results, out)
+    else:
+        _print_table(results, out)
+    failed = [r for r in results if r.status != "done"]
+    for result in failed:
+        print_error(f"failed: {result.run.method}, seed {result.run.seed}: {result.error}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print_json(results: Sequence[Result], out: Path) -> None:
+    from selfless.metrics import spread
+
+    methods: dict[str, list[float]] = {}
+    for r in results:
+        methods.setdefault(r.run.method, []).extend([r.average] if r.status == "done" else [])
+    spreads = {name: spread(values) if values else (float("nan"), float("nan")) for name, values in methods.items()}
+    averages = {name: {"mean": _nan_to_none(mean), "std": _nan_to_none(std)} for name, (mean, std) in spreads.items()}
+    payload = {"out": str(out), "averages": averages, "runs": [r.as_dict() for r in results]}
+    if len(averages) == 1:
+        payload["average"] = next(iter(averages.values()))
+    typer.echo(json.dumps(payload))
+
+
+def _nan_to_none(value: float) -> float | None:
+    return value if value == value else None
+
+
+def _print_table(results: Sequence[Result], out: Path) -> None:
+    from rich.console import Console
+
+    from selfless import report
+
+    console = Console()
+    console.print(report.terminal(results))
+    console.print(str(report.headline(results)))
+    for result in results:
+        console.print(f"[dim]{result.run.method}, seed {result.run.seed}:[/dim] {out / result.run.key}", highlight=False, soft_wrap=True)
+
+
+def load_results(folder: Path) -> list[Result]:
+    """Every result recorded in a folder; an error if there is none."""
+    from selfless.runner.store import Store
+
+    results = Store(folder).all()
+    if not results:
+        begun = sum(1 for _ in folder.glob("*/log.jsonl"))
+        if begun:
+            raise ValueError(f"{folder} holds no results, but {begun} unfinished; give the command that began them again")
+        raise ValueError(f"{folder} holds no results; train something first: selfless run --out {folder}")
+    return results

@@ -1,0 +1,64 @@
+"""`selfless run`: train a sequence of tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from selfless.cli.errors import reporting_errors
+from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Out, Workers, with_run_fields
+from selfless.cli.results import show_results
+from selfless.cli.training import train_with_progress
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  selfless run                                                     [dim]# five permuted-MNIST tasks with MAS[/dim]
+  selfless run --sparsify slnid:1e-3 --seeds 5                     [dim]# mean ± std over five seeds[/dim]
+  selfless run --preserve mas:0.1,estimator=per-batch              [dim]# the authors' estimate of Ω[/dim]
+  selfless run --stream split-cifar-100 --model cnn-256 --tasks 10 --epochs 50 --preserve mas:1 --sparsify slnid:3e-3
+  selfless run --preserve lwf:1 --stream split-mnist --scenario class            [dim]# one head over all classes seen so far[/dim]
+  selfless run --stream folders:my/tasks --model mypkg.nets:build  [dim]# your data and your network[/dim]
+  selfless run --config my.toml --lr 0.03 --json"""
+
+
+@with_run_fields
+def run(
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, from --seed up.", show_default="1", rich_help_panel="Training")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget; flags win.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    workers: Workers = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="How much data to keep in memory, as 2GB; larger data is read from a memory map.", show_default="all", rich_help_panel=HOW
+        ),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=HOW)] = "local",
+    force: Force = False,
+    as_json: AsJson = False,
+    **fields: Any,
+) -> None:
+    """Train a sequence of tasks and report accuracy, forgetting and the capacity that is left.
+
+    A run is named by its settings: a recorded run is shown, not trained again, and an interrupted run goes on where it stopped.
+    """
+    with reporting_errors(as_json):
+        from selfless.runner.plan import plan
+
+        if engine != "local":
+            raise ValueError(f"engine {engine!r} is not available in this version; use --engine local")
+        how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget}
+        planned = plan(config, {**fields, "seeds": seeds, **how}, force=force)
+        results = train_with_progress(planned.runs, planned.options, as_json=as_json)
+        assert planned.options.out is not None  # `plan` gives every command a folder
+        show_results(results, planned.options.out, as_json)

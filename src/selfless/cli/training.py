@@ -1,0 +1,53 @@
+"""Train with live progress, for every command that trains."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from selfless.runner import TrainOptions
+    from selfless.spec import Result, Run
+
+
+def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: bool) -> list[Result]:
+    """Train with live progress on standard error, or take what is recorded in `options.out`."""
+    from rich.console import Console
+
+    from selfless.cli.progress import progress_bars
+    from selfless.runner import Store, train_runs
+
+    assert options.out is not None, "commands record what they train"
+    console = Console(stderr=True, quiet=as_json)
+    store = Store(options.out, options.data_dir)
+    recorded = set() if options.force else {run for run in runs if store.load(run) is not None}
+    if recorded:
+        many = "s" if len(runs) > 1 else ""
+        console.print(f"{len(recorded)} of {len(runs)} run{many} recorded in {options.out} already; --force trains again", soft_wrap=True)
+
+    def waiting(run: Run) -> None:
+        console.print(f"another process is training {run.method}; waiting for it")
+
+    quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a custom network may print
+    with progress_bars(console) as watch, quiet:
+        results = train_runs(runs, dataclasses.replace(options, watch=watch, waiting=waiting))
+    for line in fleet_speeds([r for r in results if r.run not in recorded]):
+        console.print(f"[dim]{line}[/dim]", highlight=False, soft_wrap=True)
+    return results
+
+
+def fleet_speeds(results: Sequence[Result]) -> list[str]:
+    """A line for every fleet among these: how many runs, on what, how fast, and how much of a GPU's memory it took."""
+    fleets: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for about in (r.about for r in results if r.about.get("run_steps_per_second")):
+        fleets.setdefault((about["seconds"], about["run_steps_per_second"]), about)
+    lines = []
+    for about in fleets.values():
+        size, memory = about["fleet"], about.get("memory")
+        line = f"{size} run{'s as one fleet' if size > 1 else ''} on {about['hardware']}: {about['seconds']:.1f} s, "
+        line += f"{about['run_steps_per_second']:,.0f} run-steps a second"
+        lines.append(line + (f", {memory['peak_gb']:.1f} GB ({memory['share']:.0%} of its memory)" if memory else ""))
+    return lines

@@ -1,0 +1,142 @@
+"""`selfless tune`: the paper's rule of thumb for λ, by one fleet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from selfless.cli.errors import reporting_errors
+from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Workers
+from selfless.cli.training import train_with_progress
+
+if TYPE_CHECKING:
+    from selfless.spec import Run
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  selfless tune                                    [dim]# λ for five permuted-MNIST tasks and mlp-128[/dim]
+  selfless tune --stream split-cifar-100 --model cnn-256 --epochs 50 --strengths 1e-4,1e-3,1e-2"""
+
+
+def tune(
+    stream: Annotated[str, typer.Option(help="The stream whose first task is learned.")] = "permuted-mnist",
+    model: Annotated[str, typer.Option(help="The network.")] = "mlp-128",
+    sparsify: Annotated[str, typer.Option(help="The sparsifier whose strength is chosen.")] = "slnid",
+    strengths: Annotated[str, typer.Option(help="The grid of strengths, separated by commas.")] = "1e-5,3e-5,1e-4,3e-4,1e-3,3e-3,1e-2,3e-2",
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="How many points below the unregularised accuracy still count as keeping it.")
+    ] = 0.5,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs per task.")] = 10,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 200,
+    lr: Annotated[float, typer.Option(help="Learning rate of SGD.")] = 1e-2,
+    schedule: Annotated[str, typer.Option(help="Learning rate over a task: constant, cosine.")] = "constant",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only so many images of the task.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 up.")] = 2,
+    out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results/tune"),
+    data_dir: DataDir = None,
+    device: Device = None,
+    workers: Workers = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's rule of thumb for λ: the strength that keeps the first task's accuracy, found by one fleet on held-out data.
+
+    The paper says the smallest that does, and means the one that leaves most room: the largest. Both are shown; the largest is suggested.
+    """
+    with reporting_errors(as_json):
+        from selfless.experiments.base import Choice
+        from selfless.experiments.choosing import choose, trials
+        from selfless.experiments.rule import tuning
+        from selfless.runner import TrainOptions
+        from selfless.spec import Run
+
+        base = Run(
+            stream=stream,
+            model=model,
+            sparsify=sparsify,  # type: ignore[arg-type]
+            epochs=epochs,
+            batch=batch,
+            lr=lr,
+            schedule=schedule,  # type: ignore[arg-type]
+            stream_options={} if limit is None else {"limit": limit},
+        )
+        grid = _parse_strengths(strengths)
+        cell = tuning(base, grid, Choice("rule-largest", tuple(range(seeds)), tolerance=tolerance))
+        runs = list(dict.fromkeys(trials(cell)))
+        options = TrainOptions(out=out, data_dir=data_dir, device=device or "auto", workers=workers, force=force)
+        results = dict(zip(runs, train_with_progress(runs, options, as_json=as_json), strict=True))
+        largest = choose(cell, results)
+        smallest = choose(tuning(base, grid, Choice("rule-smallest", tuple(range(seeds)), tolerance=tolerance)), results)
+        show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json)
+
+
+def _parse_strengths(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(sorted({float(word) for word in text.split(",")}))
+    except ValueError:
+        raise ValueError(f"--strengths is {text!r}; write numbers separated by commas, as 1e-4,1e-3,1e-2") from None
+    if not found or found[0] <= 0:
+        raise ValueError(f"--strengths is {text!r}; every strength must be above 0 (no inhibition is tried anyway)")
+    return found
+
+
+def show_tuning(
+    candidates: Sequence[Run],
+    scores: Sequence[Sequence[float]],
+    largest: int | None,
+    smallest: int | None,
+    tolerance: float,
+    as_json: bool,
+) -> None:
+    """Print the held-out accuracy of every candidate (the first has no sparsifier) and the strength to take.
+
+    scores[i] are the accuracies of candidate i over seeds, in percent, NaN for a failed run. `largest` and `smallest` are the candidates
+    that the two readings of the rule choose; None: all failed.
+    """
+    from selfless.metrics import spread
+
+    means = [spread(row) for row in scores]
+    reference = means[0][0]
+    kept = [mean >= reference - tolerance for mean, _ in means]  # False for a failed run's NaN
+    if largest is None or smallest is None:
+        raise ValueError("every strength failed; try a smaller --lr or smaller --strengths")
+    if as_json:
+        rows = [
+            {
+                "method": str(run.sparsify),
+                "strength": run.sparsify.strength,
+                "scores": [s if s == s else None for s in row],
+                "keeps": bool(ok),
+            }
+            for run, row, ok in zip(candidates, scores, kept, strict=True)
+        ]
+        picked = {"largest": candidates[largest].sparsify.strength, "smallest": candidates[smallest].sparsify.strength}
+        typer.echo(json.dumps({"tolerance": tolerance, "candidates": rows, **picked, "kept_any": any(kept[1:])}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Held-out accuracy on the first task (%)", title_justify="left")
+    table.add_column("sparsifier")
+    for heading in ("accuracy", "± std", "to none"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    marks = {smallest: "← smallest", largest: "← largest that keeps it"} if any(kept[1:]) else {}
+    for i, (run, (mean, std), ok) in enumerate(zip(candidates, means, kept, strict=True)):
+        cells = ["failed", "–", ""]
+        if mean == mean:
+            cells = [f"{mean:.2f}", f"{std:.2f}" if std == std else "–", f"{mean - reference:+.2f}" if i else ""]
+        table.add_row(str(run.sparsify), *cells, marks.get(i, ""), style=None if ok else "dim")
+    console = Console()
+    console.print(table)
+    if len({mean for mean, _ in means}) == 1:
+        advice = "Nothing to suggest: every strength gives the same. Was anything learnt? Train longer, or on more data."
+    elif any(kept[1:]):
+        advice = f"Suggested: --sparsify {candidates[largest].sparsify}"
+    else:
+        advice = f"No strength keeps the accuracy within {tolerance:g} points; the weakest is {candidates[smallest].sparsify}"
+    console.print(advice, highlight=False)

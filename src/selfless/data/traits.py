@@ -1,0 +1,32 @@
+"""Facts about streams that a runner must know before it loads them, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+UNBALANCED = ("mnist",)  # sources whose classes have different numbers of images
+
+
+@dataclass(frozen=True)
+class StreamTraits:
+    """What decides whether runs on a stream can train together.
+
+    equal_sizes             task t has the same number of samples for every seed
+    draws_after_last_epoch  importance is measured on samples that are drawn anew, so it depends on the number of epochs
+    """
+
+    equal_sizes: bool
+    draws_after_last_epoch: bool
+
+
+def stream_traits(name: str, options: Mapping[str, Any] | None = None) -> StreamTraits:
+    """The traits of the stream that `selfless.data.stream(name, **options)` makes. Nothing is loaded; an unknown name is no error."""
+    base = name.removeprefix("joint-")
+    custom = base.startswith(("folders:", "arrays:"))
+    kind, _, source = base.partition("-")
+    if custom:
+        kind = str((options or {}).get("kind", ""))
+    unbalanced = kind in ("split", "blurred") and source in UNBALANCED
+    return StreamTraits(equal_sizes=not custom and not unbalanced, draws_after_last_epoch=kind == "blurred")

@@ -1,0 +1,71 @@
+"""The checkpoint of a fleet: its whole state in one file, written while it trains and read when it goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from selfless.engine.fleet import Fleet
+from selfless.engine.progress import Progress
+from selfless.files import write_atomically
+
+WRITTEN = 1e9  # bytes a second, until it has been measured
+SAVING = 0.05  # the share of the time that saving may take; on a CPU what takes less than 0.05 s is saved after every epoch
+
+
+class CannotContinue(Exception):
+    """The checkpoint was of no use and has been removed."""
+
+
+class Checkpoint:
+    """The file `path` (None: nothing is saved). One with another `stamp`, of the data and networks it was made from, is not continued."""
+
+    def __init__(self, path: Path | None, stamp: str, fleet: Fleet) -> None:
+        self.path, self.stamp, self.device = path, stamp, fleet.device
+        self._saved_at = time.perf_counter()
+        self._seconds = sum(t.nbytes for t in fleet.tensors().values()) / WRITTEN  # that saving takes
+
+    def save(self, fleet: Fleet, progress: Progress, best: dict[str, Tensor], last: bool = False) -> None:
+        """Write everything; a large fleet not after every epoch, and not after the last one, when its results are there."""
+        now = time.perf_counter()
+        cheap = 0.05 if self.device.type == "cpu" else 0.0
+        dear = self._seconds > cheap and (last or now - self._saved_at < self._seconds / SAVING)
+        if self.path is None or dear:
+            return
+        tensors = fleet.tensors() | {f"best.{n}": t for n, t in best.items()}
+        plain = {n: t.cpu().contiguous() for n, t in tensors.items()}
+        meta = {"progress": progress.text(), "tasks": str(fleet.tasks), "threads": str(torch.get_num_threads())}
+        meta |= {"keys": json.dumps([run.key for run in fleet.runs]), "stamp": self.stamp}
+        write_atomically(self.path, lambda path: save_file(plain, path, meta))
+        self._saved_at = time.perf_counter()
+        self._seconds = self._saved_at - now
+
+    def resume(self, fleet: Fleet) -> tuple[Progress, dict[str, Tensor]] | None:
+        """Restore the fleet; return its progress and the parameters of the best epoch so far. None: nothing to go on from.
+
+        A file that cannot be continued is removed with a warning and `CannotContinue`: the fleet may be half restored then.
+        """
+        if self.path is None or not self.path.exists():
+            return None
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                meta = file.metadata()
+            if meta.get("stamp", "") != self.stamp:
+                raise ValueError("its data or network has changed since")
+            tensors = load_file(self.path, device=str(self.device))
+            progress = Progress.parse(meta["progress"])
+            fleet.restore(tensors, int(meta["tasks"]))
+        except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            warnings.warn(f"{self.path} cannot be continued ({error}); training starts again", stacklevel=2)
+            self.path.unlink()
+            raise CannotContinue from error
+        if self.device.type == "cpu":
+            torch.set_num_threads(int(meta.get("threads", torch.get_num_threads())))  # the same bits need the same order of sums
+        return progress, {n.removeprefix("best."): t for n, t in tensors.items() if n.startswith("best.")}

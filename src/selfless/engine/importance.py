@@ -1,0 +1,138 @@
+"""Ω and α of every member of a fleet: the stacked backend of the loop in `selfless.importance.loop`.
+
+A native network is measured for the whole fleet at once. Any other network, and any objective that goes layer by layer, is measured member
+by member with `selfless.importance.measure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfless.engine.native.forward import forward
+from selfless.engine.native.options import ForwardOptions, Measure
+from selfless.engine.stack import Stack, Tensors
+from selfless.importance import Importance, LayerNorms, Objective, measure
+from selfless.importance.closed import power_of
+from selfless.importance.loop import Sums, accumulate
+from selfless.network.calling import evaluating
+from selfless.network.layers import Tap
+from selfless.preserve.base import Measurement
+
+Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]  # a fresh pass over x (F, B, …), y (F, B)
+
+
+def measure_fleet(
+    stack: Stack, params: Tensors, buffers: Tensors, batches: Batches, wanted: Measurement, head: slice, positive: bool = False
+) -> tuple[Tensors, Tensors]:
+    """Return (Ω, α) of every member, stacked, in one pass.
+
+    f is the output in the columns `head`, and labels count from its first. `positive`: no input is below zero.
+    """
+    with evaluating(stack.module):
+        if stack.native and not isinstance(wanted.objective, LayerNorms):
+            return _together(stack, params, batches, wanted, head, positive)
+        members = range(len(next(iter(params.values()))))
+        parts = [_alone(stack, m, params, buffers, batches, wanted, head) for m in members]
+        return _stack([p.omega for p in parts]), _stack([p.alpha for p in parts])
+
+
+def _together(stack: Stack, params: Tensors, batches: Batches, wanted: Measurement, head: slice, positive: bool) -> tuple[Tensors, Tensors]:
+    backend = StackedBackend(stack, params, wanted, head, positive)
+    alpha_objective = wanted.alpha_objective if backend.layers else None
+    found = accumulate(batches(), backend, wanted.objective, alpha_objective, parameters=bool(wanted.users), neurons=bool(backend.layers))
+    omega = {n: found.omega[n] if n in found.omega else torch.zeros_like(params[n]) for n in backend.names}
+    alpha = {n: found.alpha[n] if n in found.alpha else torch.zeros_like(p) for n, p in backend.probes.items()}
+    return omega, alpha
+
+
+class StackedBackend:
+    """One backward pass gives Σ_m |∂L_m/∂θ|ᵖ of every member's parameters and Σ_m |∂L_m/∂n| of its probes."""
+
+    def __init__(self, stack: Stack, params: Tensors, wanted: Measurement, head: slice, positive: bool) -> None:
+        self.stack, self.params, self.head, self.positive = stack, params, head, positive
+        self.names = stack.trainable if wanted.users else []
+        self.layers = stack.layers if wanted.neurons else ()
+        self.leaves = {n: p.detach().requires_grad_(n in self.names) for n, p in params.items()}
+        self.probes: Tensors = {}  # a zero for every neuron of the layers, (F, N) each
+        self.exact = bool(wanted.users) and wanted.estimator == "per-sample"
+        self.power = wanted.objective.power
+        self._measure = Measure(0)
+        self._shape = torch.Size()
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
+        x, y = batch
+        if self.layers and not self.probes:
+            with torch.no_grad():
+                widths = self.stack.widths(self.params, {}, x[:, :1])
+            self.probes = {n: torch.zeros(len(x), width, device=x.device, requires_grad=True) for n, width in widths.items()}
+        self._measure, self._shape = Measure(self.power if self.exact else 0), x.shape[:2]
+        options = ForwardOptions(
+            self.layers,
+            measure=self._measure if self.exact else None,
+            weights=self._measure,
+            probes=self.probes,
+            resized=self.stack.resized,
+            positive=self.positive,
+            gates={n: g.detach() for n, g in self.stack.gates.items()},
+        )
+        output = forward(self.stack.module, self.leaves, x, options)[..., self.head].flatten(0, 1).float()
+        return output, (y - (self.head.start or 0)).flatten(), x.shape[1]
+
+    def reduce(
+        self,
+        objective: Objective,
+        output: Tensor,
+        target: Tensor | None,
+        weight: Tensor | None,
+        *,
+        parameters: bool,
+        neurons: bool,
+        retain: bool,
+    ) -> tuple[Sums, Sums]:
+        values, power, self._measure.rows = objective.value(output, target), self.power, None
+        if weight is not None:
+            rows = weight.view(self._shape)
+            self._measure.rows = rows if self.exact else None if power == 1 else rows.sqrt()  # |w^½ ∂|² carries w, and w^½·w^½ |∂n| too
+            values = values if self.exact else values * (weight if power == 1 else weight.sqrt())
+        sources = {n: self.leaves[n] for n in self.names} if parameters else {}
+        sources |= self.probes if neurons else {}
+        grads = torch.autograd.grad(values.sum(), list(sources.values()), retain_graph=retain, allow_unused=True)
+        found = {n: g for n, g in zip(sources, grads, strict=True) if g is not None}
+        omega = {n: g if self.exact else power_of(g, power) for n, g in found.items() if n not in self.probes}
+        return omega, {n: g for n, g in found.items() if n in self.probes}
+
+
+def _alone(stack: Stack, m: int, params: Tensors, buffers: Tensors, batches: Batches, wanted: Measurement, head: slice) -> Importance:
+    """Measure one member with the module itself."""
+    stack.load_member(m, params, buffers)
+
+    def call(model: nn.Module, batch: Any) -> Tensor:
+        stack.live_gates = {n: g[m].detach() for n, g in stack.gates.items()}
+        output: Tensor = stack.run_module(model, batch[0])[:, head]
+        stack.live_gates = {}
+        return output
+
+    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in batches():
+            yield x[m].float(), y[m] - (head.start or 0)  # a native network's inputs may be bf16, which its module is not
+
+    layers = stack.layers if wanted.neurons else ()
+    return measure(
+        stack.module,
+        pairs(),
+        wanted.objective,
+        alpha_objective=wanted.alpha_objective,
+        taps={name: Tap(stack.module.get_submodule(name), at_input=name not in stack.resized) for name in layers},
+        parameters=bool(wanted.users),
+        estimator=wanted.estimator,
+        forward=call,
+        finite=False,  # a member that diverged is a failed result, not an error
+    )
+
+
+def _stack(parts: list[Tensors]) -> Tensors:
+    return {n: torch.stack([p[n] for p in parts]) for n in parts[0]}

@@ -1,0 +1,52 @@
+"""What this machine offers: Triton kernels, memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+HAS_OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # bmm(..., out_dtype=)
+
+
+# --------------------------------------------------------------------------------------------------------------- what is there
+def kernels(x: Tensor) -> ModuleType | None:
+    """`selfless.engine.kernels`, for tensors on a GPU where Triton is installed."""
+    return _triton() if x.is_cuda else None
+
+
+@cache
+def memory_of(device: torch.device) -> int:
+    """The bytes that a GPU has, in use or not: what is sized by it is the same in every run there."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+@cache
+def _triton() -> ModuleType | None:
+    if find_spec("triton") is None or torch.version.hip or torch.cuda.get_device_capability() < (8, 0):
+        return None  # older matrix units know neither TF32 nor bfloat16
+    from selfless.engine import kernels as found
+
+    return found
+
+
+def runs_in_triton(layer: nn.Conv2d, x: Tensor) -> bool:
+    fast = kernels(x)
+    if fast is None or (layer.stride, layer.dilation, layer.groups, layer.kernel_size) != ((1, 1), (1, 1), 1, (3, 3)):
+        return False
+    return layer.padding in ((0, 0), (1, 1), (2, 2)) and max(layer.in_channels, layer.out_channels) <= int(fast.CHANNELS)
+
+
+def is_small_pool(layer: nn.Module, x: Tensor) -> bool:
+    """2×2 maxima of feature maps that lie channels last."""
+    if kernels(x) is None or type(layer) is not nn.MaxPool2d or x.dim() != 5 or not x.permute(0, 1, 3, 4, 2).is_contiguous():
+        return False
+    size = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode)
+    return size == (2, 2, 0, 1, False)

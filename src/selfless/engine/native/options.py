@@ -1,0 +1,70 @@
+"""Options of one forward pass over stacked parameters: which outputs to keep, what to add on the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from selfless.engine.native.hardware import kernels
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass
+class Measure:
+    """Σ_m |∂_m|^power in place of Σ_m ∂_m. `rows` (F, B) are the samples' weights; they may be set until the backward pass runs."""
+
+    power: int
+    rows: Tensor | None = None
+
+    def weighted(self, g: Tensor) -> Tensor:
+        """g (F, B, …) such that |g_m|^power carries the weight of sample m."""
+        if self.rows is None:
+            return g
+        rows = self.rows if self.power == 1 else self.rows.sqrt()
+        return g * rows.view(*rows.shape, *[1] * (g.dim() - 2)).to(g.dtype)
+
+
+@dataclass(frozen=True)
+class PairGradient:
+    """The gradient 2Sh/M of R = 1/M Σ_m hᵀSh, for every member: the stacked form of `functional.PairForm`.
+
+    S is `matrix` (F, N, N), or for wide layers AAᵀ − diag d with A `factors` (F, N, r) and d `diagonal` (F, N). The factor 2, λ and the
+    learning rate are in them.
+    """
+
+    matrix: Tensor | None = None
+    factors: Tensor | None = None
+    diagonal: Tensor | None = None
+
+    def add_to(self, g: Tensor, h: Tensor) -> Tensor:
+        """g + 2Sh/M for g, h (F, M, N)."""
+        share = 1 / h.shape[1]
+        if self.matrix is not None:
+            return torch.baddbmm(g, h, self.matrix.to(h.dtype), alpha=share)
+        assert self.factors is not None
+        assert self.diagonal is not None
+        fast = kernels(h)
+        if fast is not None:
+            made: Tensor = fast.inhibit(g.contiguous(), h.contiguous(), self.factors, self.diagonal, share)
+            return made
+        g = torch.baddbmm(g, torch.bmm(h, self.factors), self.factors.mT, alpha=share)
+        return g.addcmul_(h, self.diagonal.unsqueeze(1), value=-share)
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """Options of one forward pass: keep the outputs of `layers` in `outputs`, inhibit them, measure importances."""
+
+    layers: Collection[str] = ()
+    outputs: Tensors = field(default_factory=dict)
+    inhibit: Mapping[str, Sequence[PairGradient]] = field(default_factory=dict)
+    measure: Measure | None = None  # in place of the parameters' gradient; None: their ordinary gradient
+    weights: Measure | None = None  # holds the samples' weights at the probes
+    probes: Mapping[str, Tensor] = field(default_factory=dict)  # layer → zeros (F, N), at the activation's input
+    resized: Collection[str] = ()  # layers that change the number of neurons (Maxout): their α is measured at the output
+    positive: bool = False  # no input is below zero
+    gates: Mapping[str, Tensor] = field(default_factory=dict)  # layer → what its outputs are multiplied by, (F, N)

@@ -1,0 +1,128 @@
+"""The pair form R = 1/M Σ_m hᵀSh, which SNI, SNID, SLNI and SLNID are: its value, its matrix S, its low-rank factors.
+
+The gradient 2Sh/M of many networks at once, with its Triton kernel, is `selfless.engine.inhibition`, built from `matrix` or `factors`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from selfless.functional.gaussian import band, feature_count, fourier, gaussian, reach
+from selfless.functional.shapes import without_autocast
+
+Discount = Literal["product", "max"]
+
+DENSE = 128  # up to this width the N×N kernel is the quickest form; above it no N×N tensor is made
+_BLOCK = 64  # neurons a block in the `max` discount: cost O(M·N·block)
+
+
+@dataclass(frozen=True)
+class PairForm:
+    """S of N neurons: S_ij = K_ij D_ij for i ≠ j, S_ii = 0.
+
+    K_ij = exp(−(i−j)²/2σ²), or 1 where `sigma` is None.
+    D_ij = exp(−(αᵢ+αⱼ)) for `discount="product"`, exp(−max(αᵢ, αⱼ)) for `"max"`, and 1 where `alpha` is None.
+    """
+
+    n: int
+    sigma: float | None = None
+    alpha: Tensor | None = None
+    discount: Discount = "product"
+
+    def __post_init__(self) -> None:
+        if self.discount not in ("product", "max"):
+            raise ValueError(f"discount is {self.discount!r}; it must be 'product' (the paper) or 'max' (the authors' last release)")
+        if self.alpha is not None and self.alpha.shape != (self.n,):
+            raise ValueError(f"alpha has shape {tuple(self.alpha.shape)}, but h has {self.n} neurons: alpha must be ({self.n},)")
+
+    def value(self, h: Tensor) -> Tensor:
+        """R = 1/M Σ_m hᵀSh for h (M, N), without an N×N tensor where N > 128."""
+        if self.alpha is not None:
+            d = torch.exp(-self.alpha.to(h.dtype))
+            if self.discount == "max":
+                return _discounted_pairs(h, d, self.sigma)
+            h = h * d  # D_ij factors into dᵢdⱼ
+        return _all_pairs(h) if self.sigma is None else _near_pairs(h, self.sigma)
+
+    def matrix(self, like: Tensor) -> Tensor:
+        """S (N, N), for small layers whose gradient 2Sh/M is needed more often than S changes."""
+        kernel = _ones(self.n, like) if self.sigma is None else gaussian(self.n, self.sigma, like)
+        if self.alpha is None:
+            return kernel
+        d = torch.exp(-self.alpha.to(like.dtype))
+        return kernel * (d[:, None] * d if self.discount == "product" else torch.minimum(d[:, None], d))
+
+    def factors(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """(A (N, r), d (N,)) with S = AAᵀ − diag d and r ≪ N, for wide layers; None where r would not be small."""
+        if self.alpha is not None and self.discount == "max":
+            return None
+        if self.sigma is None:
+            features, diagonal = torch.ones(self.n, 1, device=like.device, dtype=like.dtype), 1.0
+        elif 4 * feature_count(self.n, self.sigma) > self.n:
+            return None
+        else:
+            features, diagonal = fourier(self.n, self.sigma, like)
+        ones = torch.ones(self.n, device=like.device, dtype=like.dtype)
+        d = ones if self.alpha is None else torch.exp(-self.alpha.to(like.dtype))
+        return features * d[:, None], diagonal * d.square()
+
+
+def _ones(n: int, like: Tensor) -> Tensor:
+    """K = 1 with a zero diagonal."""
+    return 1 - torch.eye(n, device=like.device, dtype=like.dtype)
+
+
+def _all_pairs(h: Tensor) -> Tensor:
+    """1/M Σ_{i≠j} Σ_m hᵢ hⱼ = mean_m [(Σᵢ hᵢ)² − Σᵢ hᵢ²]."""
+    return (h.sum(1).square() - h.square().sum(1)).mean()
+
+
+def _near_pairs(h: Tensor, sigma: float) -> Tensor:
+    """1/M Σ_{i≠j} K_ij Σ_m hᵢ hⱼ with the Gaussian K: dense, by a band or by Fourier features, whichever is cheapest."""
+    n = h.shape[1]
+    with without_autocast(h):
+        if n <= DENSE:
+            return ((h @ gaussian(n, sigma, h)) * h).sum(1).mean()
+        if reach(sigma) < feature_count(n, sigma):  # σ of a few neurons: a short convolution
+            near = F.conv1d(h.unsqueeze(1), band(sigma, h).view(1, 1, -1), padding=reach(sigma)).squeeze(1)
+            return (near * h).sum(1).mean()
+        features, diagonal = fourier(n, sigma, h)
+        return ((h @ features).square().sum(1) - diagonal * h.square().sum(1)).mean()
+
+
+def _discounted_pairs(h: Tensor, d: Tensor, sigma: float | None) -> Tensor:
+    """1/M Σ_{i≠j} K_ij min(dᵢ, dⱼ) Σ_m hᵢ hⱼ  (K = 1 when σ is None), without an N×N tensor for large N.
+
+    Sort neurons by d, so that min(dᵢ, dⱼ) is d of the earlier one, and cut the order into blocks. Pairs within a block are summed
+    directly; pairs across blocks factor through K's features: Σ_b ⟨Σ_{i∈b} dᵢφ(i)hᵢ, Σ_{j in later blocks} φ(j)hⱼ⟩, twice.
+    """
+    n = h.shape[1]
+    with without_autocast(h):
+        if n <= DENSE:
+            kernel = _ones(n, h) if sigma is None else gaussian(n, sigma, h)
+            return ((h @ (kernel * torch.minimum(d[:, None], d[None, :]))) * h).sum(1).mean()
+        if sigma is not None and reach(sigma) < feature_count(n, sigma):  # σ of a few neurons: neighbours only
+            near = torch.exp(-0.5 * (torch.arange(1, reach(sigma) + 1, device=h.device, dtype=torch.float64) / sigma) ** 2).to(h.dtype)
+            pairs = [near[k - 1] * torch.minimum(d[k:], d[:-k]) * h[:, k:] * h[:, :-k] for k in range(1, min(n, len(near) + 1))]
+            return 2 * torch.stack([p.sum(1) for p in pairs]).sum(0).mean()
+        order = torch.argsort(d)
+        pad = -n % _BLOCK
+        at = F.pad(order, (0, pad)).view(-1, _BLOCK)  # the neuron at each place, (blocks, block)
+        h = F.pad(h[:, order], (0, pad)).view(h.shape[0], -1, _BLOCK).transpose(0, 1)  # (blocks, M, block), padded with zeros
+        d = F.pad(d[order], (0, pad)).view(-1, _BLOCK)
+        weight = torch.minimum(d[:, :, None], d[:, None, :]) * (1 - torch.eye(_BLOCK, device=h.device, dtype=h.dtype))
+        if sigma is None:
+            phi = torch.ones_like(d).unsqueeze(2)
+        else:
+            phi = fourier(n, sigma, h)[0][at]
+            weight = weight * torch.exp(-0.5 * ((at[:, :, None] - at[:, None, :]) / sigma) ** 2).to(h.dtype)
+        inside = ((h @ weight) * h).sum((0, 2))
+        sums = h @ phi  # (blocks, M, F)
+        later = sums.flip(0).cumsum(0).flip(0) - sums
+        across = (((h * d[:, None, :]) @ phi) * later).sum((0, 2))
+        return (inside + 2 * across).mean()

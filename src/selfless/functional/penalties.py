@@ -1,0 +1,102 @@
+"""The penalties R: on the activations h of a layer, and on weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from selfless.functional.gaussian import resolve_sigma
+from selfless.functional.pairs import Discount, PairForm
+from selfless.functional.shapes import samples, wide, without_autocast
+
+
+def sni(h: Tensor, *, absolute: bool = False) -> Tensor:
+    """Sparsity through neural inhibition:  R = 1/M Σ_{i≠j} Σ_m hᵢ hⱼ,  h: (M, N).
+
+    Equals mean_m [(Σᵢ hᵢ)² − Σᵢ hᵢ²], which is how it is computed.
+    """
+    h = samples(h, absolute)
+    return PairForm(h.shape[1]).value(h)
+
+
+def slni(h: Tensor, sigma: float | None = None, *, absolute: bool = False) -> Tensor:
+    """Local inhibition:  R = 1/M Σ_{i≠j} exp(−(i−j)²/2σ²) Σ_m hᵢ hⱼ,  h: (M, N),  σ = N/6 unless given.
+
+    Up to N = 128 with the N×N kernel, above with its Fourier features Φ (N, F): R = 1/M (‖hΦ‖² − Σ K̂ᵢᵢ h²), O(M·N·F).
+    """
+    h = samples(h, absolute)
+    return PairForm(h.shape[1], resolve_sigma(sigma, h.shape[1])).value(h)
+
+
+def snid(h: Tensor, alpha: Tensor, discount: Discount = "product", *, absolute: bool = False) -> Tensor:
+    """SNI, discounted:  R = 1/M Σ_{i≠j} D_ij Σ_m hᵢ hⱼ,  h: (M, N),  α: (N,).
+
+    D_ij = exp(−(αᵢ+αⱼ)) for `discount="product"` (the paper), exp(−max(αᵢ, αⱼ)) for `"max"` (the authors' last release):
+    pairs that earlier tasks need are spared.
+    """
+    h = samples(h, absolute)
+    return PairForm(h.shape[1], None, alpha, discount).value(h)
+
+
+def slnid(h: Tensor, alpha: Tensor, sigma: float | None = None, discount: Discount = "product", *, absolute: bool = False) -> Tensor:
+    """SLNI, discounted:  R = 1/M Σ_{i≠j} D_ij exp(−(i−j)²/2σ²) Σ_m hᵢ hⱼ,  h: (M, N),  α: (N,),  σ = N/6 unless given.
+
+    D as in `snid`. This is the paper's SLNID, Selfless Sequential Learning's own penalty.
+    """
+    h = samples(h, absolute)
+    return PairForm(h.shape[1], resolve_sigma(sigma, h.shape[1]), alpha, discount).value(h)
+
+
+def l1_rep(h: Tensor) -> Tensor:
+    """Sparse representation:  R = 1/M Σ_m Σᵢ |hᵢ|,  h: (M, N)."""
+    return samples(h, absolute=True).sum(1).mean()
+
+
+def decov(h: Tensor) -> Tensor:
+    """DeCov (Cogswell et al., ICLR 2016):  R = ½ (‖C‖²_F − ‖diag C‖²),  C = 1/M Σ_m (h−h̄)(h−h̄)ᵀ,  h: (M, N).
+
+    ‖C‖²_F is also ‖XXᵀ‖²_F/M² for the centred X (M, N): the smaller of the two Gram matrices is formed.
+    """
+    x = samples(h)
+    m, n = x.shape
+    x = x - x.mean(0)
+    with without_autocast(x):
+        gram = x.T @ x if n <= m else x @ x.T
+    return 0.5 * (gram.square().sum() - x.square().sum(0).square().sum()) / m**2
+
+
+# ------------------------------------------------------------------------------------------------- penalties on weights
+def l1_param(weights: Tensor | Iterable[Tensor]) -> Tensor:
+    """R = Σ_k |θ_k| over one tensor or several."""
+    return _total([w.abs().sum() for w in _listed(weights)])
+
+
+def l2_param(weights: Tensor | Iterable[Tensor]) -> Tensor:
+    """R = Σ_k θ_k² over one tensor or several: weight decay (an optimizer's `weight_decay` w equals a strength of w/2)."""
+    return _total([w.square().sum() for w in _listed(weights)])
+
+
+def orth_reg(weight: Tensor, sharpness: float = 10.0) -> Tensor:
+    """OrthReg (Rodríguez et al., ICLR 2017):  R = Σ_{i≠j} log(1 + exp(λ (cos(wᵢ, wⱼ) − 1))),  λ = 10,  w: (N, …).
+
+    Rows wᵢ are the incoming weights of neuron i, of a linear layer or (flattened) of a convolution. Locally constrained: pairs
+    that point the same way are pushed apart, negative correlations are left alone. Forms the N×N cosines.
+    """
+    rows = F.normalize(wide(weight).flatten(1), dim=1)
+    with without_autocast(rows):
+        costs = F.softplus(sharpness * (rows @ rows.T - 1))
+    return costs.sum() - costs.diagonal().sum()
+
+
+def _listed(weights: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    found = [weights] if isinstance(weights, Tensor) else list(weights)
+    if not found:
+        raise ValueError("no weights were given")
+    return [wide(w) for w in found]
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts).sum()

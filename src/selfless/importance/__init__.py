@@ -1,0 +1,16 @@
+"""How much each parameter (Ω) and each neuron (α) matters to what was learned, exactly per sample, in one pass over the data.
+
+    MAS   Ω = mean_m |∂‖f(x_m)‖²/∂θ|        α = mean_m |∂‖f(x_m)‖²/∂n|
+    EWC   Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²  α = mean_m |∂ log p(y_m|x_m)/∂n|,   n the pre-activation
+
+Lives here: the objectives, the one loop over the data, closed forms and per-sample gradients. Imports functional and network;
+preservers, the keeper and the engine import it.
+"""
+
+from selfless.importance.eager import ewc, mas, measure, neurons
+from selfless.importance.loop import Estimator, Importance
+from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
+
+__all__ = [
+    "Estimator", "Fisher", "FunctionNorm", "Importance", "LayerNorms", "LogLikelihood", "Objective", "ewc", "mas", "measure", "neurons",
+]  # fmt: skip

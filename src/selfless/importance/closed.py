@@ -1,0 +1,141 @@
+"""Closed forms: Σ_m |g_m|ᵖ of one module's parameters from its input a and the gradient δ at its output.
+
+Row m of δ belongs to sample m alone, so a linear layer needs a single matrix product, |δ|ᵀ|a|; convolutions, sequences, embeddings and
+normalisations form g_m a few samples at a time, within a memory bound. `selfless.importance.reducer` decides where they apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Rule: module, input a (M, …), output gradient δ (M, …), power p, memory bound → (parameter name, Σ_m |g_m|ᵖ)
+Rule = Callable[[Any, Tensor, Tensor, int, int], Iterator[tuple[str, Tensor]]]
+
+
+def linear(module: nn.Linear, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
+    """g_m = Σ_t δ_mt a_mtᵀ.  With one position per sample |g| = |δ||a|ᵀ, so the sum over m is one matmul: |δ|ᵀ|a|."""
+    a, delta = a.flatten(1, -2) if a.dim() > 2 else a.unsqueeze(1), delta.flatten(1, -2) if delta.dim() > 2 else delta.unsqueeze(1)
+    if a.shape[1] == 1:
+        yield "weight", power_of(delta[:, 0], power).T @ power_of(a[:, 0], power)
+    else:
+        size = delta.shape[2] * a.shape[2]
+        yield "weight", _chunked(lambda s: reduced(delta[s].mT @ a[s], power), len(a), size, a, memory)
+    if module.bias is not None:
+        yield "bias", reduced(delta.sum(1), power)
+
+
+def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
+    """g_m = Σ_p δ_mp ⊗ patch_p(a_m): δ times the unfolded input, group by group, for 1, 2 or 3 spatial dimensions."""
+    groups, out = module.groups, module.out_channels
+    positions, taps = delta[0, 0].numel(), module.weight[0].numel()
+    size = groups * taps * positions + module.weight.numel()  # the unfolded input and g_m
+
+    def part(s: slice) -> Tensor:
+        patches = _unfold(module, a[s])  # (m, groups·taps, positions)
+        rows = len(patches) * groups
+        g = delta[s].reshape(rows, out // groups, positions) @ patches.reshape(rows, taps, positions).mT
+        return reduced(g.view(len(patches), *module.weight.shape), power)
+
+    yield "weight", _chunked(part, len(a), size, a, memory)
+    if module.bias is not None:
+        yield "bias", reduced(delta.flatten(2).sum(2), power)
+
+
+def embedding(module: nn.Embedding, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
+    """g_m of row v = Σ_{t: a_mt = v} δ_mt: sum within each (sample, token) pair, reduce, then add up by token."""
+    tokens, rows = a.flatten(1), module.num_embeddings
+    pairs = (torch.arange(len(a), device=a.device)[:, None] * rows + tokens).flatten()
+    unique, inverse = pairs.unique(return_inverse=True)
+    delta = delta.reshape(-1, module.embedding_dim)
+    g = delta.new_zeros(len(unique), module.embedding_dim).index_add_(0, inverse, delta)
+    total = delta.new_zeros(rows, module.embedding_dim).index_add_(0, unique % rows, power_of(g, power))
+    if module.padding_idx is not None:
+        total[module.padding_idx] = 0
+    yield "weight", total
+
+
+def norm(module: nn.Module, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
+    """g_m = Σ δ·â (scale) and Σ δ (shift) over the positions of sample m; â is the input, normalised without scale and shift."""
+    if isinstance(module, nn.LayerNorm):
+        shape = module.normalized_shape
+        hat, keep = F.layer_norm(a, shape, eps=module.eps), len(shape)
+    elif isinstance(module, nn.RMSNorm):
+        shape = module.normalized_shape
+        hat, keep = F.rms_norm(a, list(shape), eps=module.eps), len(shape)
+    elif isinstance(module, nn.GroupNorm):
+        hat, keep = F.group_norm(a, module.num_groups, eps=module.eps), 0
+    else:
+        assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+        hat, keep = F.batch_norm(a, module.running_mean, module.running_var, eps=module.eps), 0
+
+    def over_positions(x: Tensor) -> Tensor:  # (M, positions…, features…) or (M, channels, positions…) → (M, features…)
+        axes = range(1, x.dim() - keep) if keep else range(2, x.dim())
+        return x.sum(tuple(axes)) if len(axes) else x
+
+    for name, parameter in module.named_parameters(recurse=False):
+        yield name, reduced(over_positions(delta * hat if name == "weight" else delta), power).view_as(parameter)
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear,
+    nn.Conv1d: conv,
+    nn.Conv2d: conv,
+    nn.Conv3d: conv,
+    nn.Embedding: embedding,
+    nn.LayerNorm: norm,
+    nn.RMSNorm: norm,
+    nn.GroupNorm: norm,
+    nn.BatchNorm1d: norm,
+    nn.BatchNorm2d: norm,
+    nn.BatchNorm3d: norm,
+}
+
+
+def rule_for(module: nn.Module) -> Rule | None:
+    """The closed form of a module, or None: exact types only (a subclass may compute something else)."""
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
+        return None
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        return None  # batch statistics: samples are not independent
+    return RULES.get(type(module))
+
+
+def power_of(g: Tensor, power: int) -> Tensor:
+    return g.abs() if power == 1 else g.square()
+
+
+def reduced(g: Tensor, power: int) -> Tensor:
+    """Σ_m |g_m|ᵖ over the leading axis."""
+    return power_of(g, power).sum(0)
+
+
+def _chunked(part: Callable[[slice], Tensor], count: int, size: int, like: Tensor, memory: int) -> Tensor:
+    """Σ part(chunk) over chunks of samples of `size` numbers each, within `memory` bytes (at least one sample at a time)."""
+    step = max(1, memory // max(1, size * like.element_size()))
+    total = part(slice(0, step))
+    for start in range(step, count, step):
+        total += part(slice(start, start + step))
+    return total
+
+
+def _unfold(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
+    """The input's patches, (M, channels·taps, positions): stride, padding, dilation, in any number of dimensions."""
+    spatial = a.dim() - 2
+    if module.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        pads = [(t // 2, t - t // 2) for t in totals]
+    else:
+        pads = [(0, 0)] * spatial if module.padding == "valid" else [(int(p), int(p)) for p in module.padding]
+    flat = [p for pair in reversed(pads) for p in pair]
+    if any(flat):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        a = F.pad(a, flat, mode=mode)
+    for axis, (k, s, d) in enumerate(zip(module.kernel_size, module.stride, module.dilation, strict=True), start=2):
+        a = a.unfold(axis, d * (k - 1) + 1, s)[..., ::d]  # (M, C, out…, k…)
+    a = a.permute(0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
+    return a.flatten(1, 1 + spatial).flatten(2)

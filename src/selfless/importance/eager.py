@@ -1,0 +1,155 @@
+"""Importance of anybody's model: exact per sample in one pass over the data.
+
+    MAS   Ω = mean_m |∂‖f(x_m)‖²/∂θ|        α = mean_m |∂‖f(x_m)‖²/∂n|
+    EWC   Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²  α = mean_m |∂ log p(y_m|x_m)/∂n|,   n the pre-activation
+
+References: Aljundi et al., *Memory Aware Synapses*, ECCV 2018; Kirkpatrick et al., *Overcoming catastrophic forgetting*, PNAS 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfless.importance.closed import power_of
+from selfless.importance.fallback import vmap_chunks
+from selfless.importance.layerwise import Layerwise
+from selfless.importance.loop import Estimator, Importance, Sums, accumulate
+from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
+from selfless.importance.reducer import MEMORY, Reducer
+from selfless.network.calling import Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
+from selfless.network.layers import Layers, Tap, resolve
+
+
+def mas(model: nn.Module, batches: Iterable[Any], estimator: Estimator = "per-sample", **options: Any) -> dict[str, Tensor]:
+    """Return {parameter name: Ω}, Ω = mean_m |∂‖f(x_m)‖²/∂θ|. Options as in `measure` (forward, memory)."""
+    return measure(model, batches, FunctionNorm(), estimator=estimator, **options).omega
+
+
+def ewc(
+    model: nn.Module,
+    batches: Iterable[Any],
+    estimator: Estimator = "per-sample",
+    fisher: Fisher = "empirical",
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """Return {parameter name: Ω}, Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²; `fisher` says whose y (see `LogLikelihood`)."""
+    return measure(model, batches, LogLikelihood(fisher, generator), estimator=estimator, **options).omega
+
+
+def neurons(
+    model: nn.Module, batches: Iterable[Any], layers: Layers, objective: Objective | None = None, **options: Any
+) -> dict[str, Tensor]:
+    """Return {layer name: α (N,)}, α = mean_m |∂L(x_m)/∂n|: at the input of an activation module, at the output of any other."""
+    return measure(model, batches, objective or FunctionNorm(), taps=resolve(model, layers), parameters=False, **options).alpha
+
+
+def measure(
+    model: nn.Module,
+    batches: Iterable[Any],
+    objective: Objective,
+    *,
+    alpha_objective: Objective | None = None,
+    taps: dict[str, Tap] | None = None,
+    parameters: bool = True,
+    estimator: Estimator = "per-sample",
+    forward: Forward | None = None,
+    memory: int = MEMORY,
+    lenient: bool = False,
+    finite: bool = True,
+) -> Importance:
+    """Measure Ω and α of one task in one pass. The model is put in eval mode meanwhile and left as it was.
+
+    alpha_objective   what α is the gradient of, if not `objective`: one more backward pass a batch
+    batches           what a training loop has: a DataLoader, a list or a generator of x, (x, y, …) or dicts
+    forward           forward(model, batch) → output, for models that take more than x (a task id, say); default: see `run_batch`
+    memory            bytes that per-sample gradients may take at a time
+    lenient           leave out layers that no batch runs through or no gradient reaches, instead of an error
+    finite            raise on importances that are NaN or infinite
+    """
+    if estimator not in ("per-sample", "per-batch"):
+        raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
+    check_batches(batches)
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "importance needs gradients, which torch.inference_mode() forbids; leave it, or use torch.no_grad() around the rest"
+        )
+    model, taps = unwrap(model), taps or {}
+    forward = Layerwise(forward) if isinstance(objective, LayerNorms) else forward
+    exact = parameters and estimator == "per-sample"
+    with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, wanted=exact, lenient=lenient) as reducer:
+        backend = _Eager(model, reducer, forward, memory, exact)
+        found = accumulate(batches, backend, objective, alpha_objective, parameters=parameters, neurons=bool(taps))
+    missing = set(taps) - set(found.alpha)
+    if missing and not lenient:
+        raise ValueError(f"layer {sorted(missing)[0]!r} was never reached by the forward pass; name a layer that these batches run through")
+    omega = {n: _complete(found.omega, n, p) for n, p in model.named_parameters() if p.requires_grad} if parameters else {}
+    alpha = {name: found.alpha[name] for name in taps if name in found.alpha}
+    if finite:
+        _check_finite(omega, alpha)
+    return Importance(omega, alpha, found.samples)
+
+
+class _Eager:
+    """The backend for one model: closed forms and their fallback, or the gradient of the batch."""
+
+    def __init__(self, model: nn.Module, reducer: Reducer, forward: Forward | None, memory: int, exact: bool) -> None:
+        self.model, self.reducer, self.call, self.memory, self.exact = model, reducer, forward, memory, exact
+        self.batch: Any = None
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
+        self.batch = to_device(batch, self.model)
+        self.reducer.listen()
+        output = run_batch(self.model, self.batch, self.call)
+        return output, labels_of(self.batch), len(output)
+
+    def reduce(
+        self,
+        objective: Objective,
+        output: Tensor,
+        target: Tensor | None,
+        weight: Tensor | None,
+        *,
+        parameters: bool,
+        neurons: bool,
+        retain: bool,
+    ) -> tuple[Sums, Sums]:
+        values, power = objective.value(output, target), objective.power
+        if not parameters:
+            return {}, self.reducer.neurons(values, weight, retain)
+        if self.exact:
+            chunks = vmap_chunks(self.model, self.batch, target, objective, self.call, len(values), self.memory)
+            omega, alpha = self.reducer.reduce(values, power, weight, chunks, retain)
+        else:
+            alpha = self.reducer.neurons(values, weight, retain=True)
+            omega = _batch_gradient(self.model, values, power, weight, retain)
+        return omega, alpha if neurons else {}
+
+
+def _batch_gradient(model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool) -> Sums:
+    """|∂ Σ_m L_m/∂θ|ᵖ of one batch: what the authors' code, and most libraries, add up."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    total = values.sum() if weight is None else (values * (weight if power == 1 else weight.sqrt())).sum()
+    grads = torch.autograd.grad(total, list(named.values()), retain_graph=retain, allow_unused=True)
+    return {n: power_of(g, power) for n, g in zip(named, grads, strict=True) if g is not None}
+
+
+def _complete(omega: Sums, name: str, parameter: Tensor) -> Tensor:
+    """Ω of a parameter, zeros where nothing of it reaches the output."""
+    half = parameter.dtype in (torch.float16, torch.bfloat16)
+    return omega[name].detach() if name in omega else torch.zeros_like(parameter, dtype=torch.float32 if half else None).detach()
+
+
+def _check_finite(omega: Sums, alpha: Sums) -> None:
+    for name, value in omega.items():
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"the importance of {name!r} is not finite: the model's output holds NaN or infinity. Did training diverge?")
+    for name, value in alpha.items():
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(
+                f"the importance of layer {name!r} is not finite: activations or outputs hold NaN or infinity. Did training diverge?"
+            )

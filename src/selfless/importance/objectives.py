@@ -1,0 +1,88 @@
+"""Objectives: what importance is the gradient of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Fisher = Literal["empirical", "sampled", "exact"]
+
+
+class Objective(Protocol):
+    """L: what importance is the gradient of."""
+
+    @property
+    def power(self) -> int:
+        """p in Ω = mean_m |∂L_m/∂θ|ᵖ."""
+
+    @property
+    def draws(self) -> bool:
+        """True if `targets` draws random numbers."""
+
+    def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
+        """Return the (target, weight) pairs to differentiate, each (M,) or more: one pair, or one for every class."""
+
+    def value(self, output: Tensor, target: Tensor | None) -> Tensor:
+        """Return L_m, (M,)."""
+
+
+@dataclass(frozen=True)
+class FunctionNorm:
+    """MAS: L = ‖f(x)‖², the squared length of the output. Needs no labels."""
+
+    power: int = 1
+    draws: ClassVar[bool] = False
+
+    def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
+        return [(None, None)]
+
+    def value(self, output: Tensor, target: Tensor | None) -> Tensor:
+        return output.flatten(1).square().sum(1)
+
+
+@dataclass(frozen=True)
+class LayerNorms(FunctionNorm):
+    """MAS in its local form: L = Σ_l ‖y_l‖², y_l the output of layer l with its input held fixed (`importance.layerwise`)."""
+
+
+@dataclass(frozen=True)
+class LogLikelihood:
+    """EWC: L = log p(y|x), summed over positions for (M, T, C) outputs; labels of −100 do not count.
+
+    `fisher` names whose y: "empirical" the data's labels, "sampled" one label drawn from the model, "exact" the expectation over
+    all classes, Σ_c p_c (∂ log p_c)², at the price of one backward pass a class.
+    """
+
+    fisher: Fisher = "empirical"
+    generator: torch.Generator | None = None
+    power: int = 2
+
+    @property
+    def draws(self) -> bool:
+        return self.fisher == "sampled"
+
+    def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
+        if self.fisher == "empirical":
+            if labels is None:
+                raise ValueError("EWC's empirical Fisher needs labels: yield (x, y) pairs or dicts with 'labels', or use fisher='sampled'")
+            if labels.is_floating_point():
+                raise ValueError(f"EWC's labels must be class numbers (integers), not {labels.dtype}")
+            return [(labels, None)]
+        p = output.detach().softmax(-1)
+        if self.fisher == "sampled":
+            flat = torch.multinomial(p.flatten(0, -2), 1, generator=self.generator)
+            return [(flat.view(p.shape[:-1]), None)]
+        if p.dim() != 2:
+            raise ValueError(f"the exact Fisher needs outputs of shape (batch, classes), not {tuple(p.shape)}; use fisher='sampled'")
+        return [(torch.full((len(p),), c, device=p.device), p[:, c]) for c in range(p.shape[1])]
+
+    def value(self, output: Tensor, target: Tensor | None) -> Tensor:
+        assert target is not None
+        if (output.dim() > 2 and output.shape[:-1] != target.shape) or (output.dim() > 3 and output.shape[2:] == target.shape[1:]):
+            output = output.movedim(1, -1)  # (M, C, H, W) with labels (M, H, W), as for F.cross_entropy
+        losses = F.cross_entropy(output.flatten(0, -2), target.flatten().long(), reduction="none", ignore_index=-100)
+        return -losses.view(len(output), -1).sum(1)

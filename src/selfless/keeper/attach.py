@@ -1,0 +1,57 @@
+"""`attach`: a keeper for somebody's model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from selfless.keeper.keeper import Keeper
+from selfless.network.layers import Layers
+from selfless.preserve import PRESERVERS, NoPreserver, Preserver
+from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
+from selfless.terms import Term, parse
+
+
+def attach(
+    model: nn.Module,
+    preserve: Preserver | Term | str | None = None,
+    sparsify: Sparsifier | Term | str | None = None,
+    layers: Layers = "auto",
+    *,
+    heads: Sequence[str] = (),
+    check_finite: bool = True,
+) -> Keeper:
+    """Return a keeper for `model`.
+
+    preserve      MAS(0.1), EWC(10), LwF(1) + MAS(0.1) and the others of `selfless.preserve`, or "mas:0.1"; None keeps nothing
+    sparsify      SLNID(1e-3) or any other of `selfless.sparsify`, or "slnid:1e-3"; None leaves the activations alone
+    layers        where the sparsifier acts and neurons are counted: names, globs ("blocks.*.act"), modules; "auto": the activation
+                  after every hidden nn.Linear; "all": after every convolution too, whose neurons are its channels. The layer that was
+                  registered last counts as the head. A layer is named by its activation module or by the module before it.
+    heads         where each task has its own output layer: its name, task by task (["heads.0", "heads.1"]); it may be added to the
+                  model later. LwF, IMM, PackNet and HAT treat it apart from what tasks share
+    check_finite  raise on NaN or infinite activations (one synchronisation a step on a GPU; False skips it)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
+    return Keeper(
+        model,
+        _term(preserve, PRESERVERS, Preserver, NoPreserver(), "preserve"),
+        _term(sparsify, SPARSIFIERS, Sparsifier, NoSparsifier(), "sparsify"),
+        layers,
+        heads,
+        check_finite,
+    )
+
+
+def _term(value: Any, kinds: Mapping[str, Any], base: Any, none: Term, argument: str) -> Term:
+    if isinstance(value, str):
+        value = parse(value, kinds, base.role)
+    value = none if value is None else value
+    if not isinstance(value, Term) or value.role != base.role:
+        known = ", ".join(dict.fromkeys(k.__name__ for k in kinds.values()))
+        written = f"; write {value.__name__}(…)" if isinstance(value, type) and issubclass(value, base) else ""
+        raise TypeError(f"{argument}= takes one of {known}, or a subclass of {base.__name__}, not {value!r}{written}")
+    return value

@@ -1,0 +1,117 @@
+"""Distillation in anybody's loop: old outputs beside new ones on the batch at hand, and the features that a head reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selfless.keeper.hook import Hook
+from selfless.network.calling import Forward, call_with, evaluating, labels_of, run_batch, to_device
+from selfless.preserve.base import widened
+from selfless.preserve.capabilities import Distils, Encodes, Features, State
+
+
+def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequence[Forward | None], batch: Any) -> Tensor:
+    """Σ over the different `forwards` of old tasks: the penalty on their outputs, given the teacher's."""
+    if batch is None:
+        raise RuntimeError(
+            f"{type(term).__name__} compares old outputs on the batch at hand: write keeper.penalty((x, y)), not keeper.penalty()"
+        )
+    batch = to_device(batch, model)
+    costs: list[Tensor] = []
+    watched = model if isinstance(term, Encodes) else None
+    for forward in dict.fromkeys(forwards):
+        with torch.no_grad(), evaluating(model), HeadInput(watched) as before:
+            teacher = call_with(model, term.teacher(state), batch, forward)
+        with HeadInput(watched) as now, _frozen_statistics(model):
+            costs.append(term.distil(run_batch(model, batch, forward), teacher))
+        if isinstance(term, Encodes) and len(costs) == 1:  # once: all heads read the same features
+            costs.append(term.code_drift(state, now.features, before.features))
+    return torch.stack(costs).sum()
+
+
+def task_features(model: nn.Module, term: Encodes, batches: Iterable[Any], forward: Forward | None) -> Iterator[Features]:
+    """Cycle over the batches of a task; yield the head's features, and the task's loss as a function of features."""
+    for given in _cycle(batches):
+        batch = to_device(given, model)
+        labels = labels_of(batch)
+        if labels is None:
+            raise ValueError(f"{type(term).__name__} needs labels: consolidate with (x, y) pairs or dicts with 'labels'")
+        with torch.no_grad(), evaluating(model), HeadInput(model) as read:
+            run_batch(model, batch, forward)
+        yield widened(read.features).unsqueeze(0), _loss_of_features(model, batch, labels, read.head, forward)
+
+
+def _loss_of_features(
+    model: nn.Module, batch: Any, labels: Tensor, head: nn.Module | None, forward: Forward | None
+) -> Callable[[Tensor], Tensor]:
+    def loss(features: Tensor) -> Tensor:
+        assert head is not None
+        with evaluating(model), HeadInput(model, (head, features[0])):
+            output = run_batch(model, batch, forward)
+        return F.cross_entropy(output.flatten(0, -2).to(features.dtype), labels.flatten())
+
+    return loss
+
+
+class HeadInput:
+    """Inside `with`: the input of the last nn.Linear that runs, which is what the head reads; `instead` replaces it.
+
+    Without a model nothing is watched.
+    """
+
+    def __init__(self, model: nn.Module | None, instead: tuple[nn.Module, Tensor] | None = None) -> None:
+        self.model, self.instead = model, instead
+        self.head: nn.Module | None = None
+        self._given: Tensor | None = None
+        self._handles: list[Any] = []
+
+    @property
+    def features(self) -> Tensor:
+        """(M, N)."""
+        if self._given is None:
+            raise ValueError("no nn.Linear ran in the forward pass, so there is no head whose input could be coded")
+        return self._given.flatten(0, -2)
+
+    def __enter__(self) -> HeadInput:
+        linear = [m for m in self.model.modules() if isinstance(m, nn.Linear)] if self.model is not None else []
+        self._handles = [m.register_forward_pre_hook(Hook(self._watch)) for m in linear]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _watch(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        self.head, self._given = module, inputs[0]
+        if self.instead is not None and module is self.instead[0]:
+            return (self.instead[1].view(inputs[0].shape).to(inputs[0].dtype), *inputs[1:])
+        return None
+
+
+@contextmanager
+def _frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Keep the running statistics of batch normalisation as they are: this pass is not the loop's."""
+    moving = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
+    for module in moving:
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module in moving:
+            module.track_running_stats = True
+
+
+def _cycle(batches: Iterable[Any]) -> Iterator[Any]:
+    """Cycle over the batches; stop at once if there are none."""
+    while True:
+        count = 0
+        for count, batch in enumerate(batches, 1):  # noqa: B007
+            yield batch
+        if not count:
+            return

@@ -1,0 +1,62 @@
+"""Turn nodes of hidden layers off while a loop trains, for preservers with the capability `Drops`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selfless.keeper.hook import Hook
+from selfless.network.roles import nodes
+from selfless.preserve.capabilities import Drops, State
+
+
+class DroppedNodes:
+    """Hooks that run hidden layers with the parameters of `drop_nodes`: in training mode with gradients on, nodes drawn once a step."""
+
+    def __init__(self, model: nn.Module, term: Drops, heads: Sequence[str] = ()) -> None:
+        self.term = term
+        self.draw: Callable[[int], Tensor] = torch.rand
+        self._layers: dict[str, Any] = nodes(model, heads)
+        self._state: State = {}
+        self._off: dict[str, Tensor] = {}
+        self._handles = [m.register_forward_hook(Hook(self._rerun(n)), prepend=True) for n, m in self._layers.items()]
+
+    def follow(self, state: State) -> None:
+        """Use this state from now on."""
+        self._state = state
+
+    def end_step(self) -> None:
+        """Draw new nodes for the next step."""
+        self._off = {}
+
+    def _nodes(self, name: str) -> Tensor:
+        if not self._off:
+            sizes = [m.weight.shape[0] for m in self._layers.values()]
+            drawn = (self.draw(sum(sizes)) < self.term.drop_rate).split(sizes)
+            self._off = dict(zip(self._layers, drawn, strict=True))
+        return self._off[name]
+
+    def _rerun(self, name: str) -> Callable[..., Tensor | None]:
+        def hook(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            if not self._state or not module.training or not torch.is_grad_enabled():
+                return None
+            live = {f"{name}.{key}": p for key, p in module.named_parameters(recurse=False)}
+            found = self.term.drop_nodes(self._state, live, dict.fromkeys(live, self._nodes(name).to(output.device)))
+            if f"{name}.weight" not in found:
+                return None  # nothing to drop towards: the first task
+            weight, bias = found[f"{name}.weight"], found.get(f"{name}.bias", module.bias)
+            if isinstance(module, nn.Linear):
+                return F.linear(inputs[0], weight, bias)
+            rerun: Tensor = module._conv_forward(inputs[0], weight, bias)
+            return rerun
+
+        return hook
+
+    def stop(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()

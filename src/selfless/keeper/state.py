@@ -1,0 +1,112 @@
+"""What a keeper has learned, as flat named tensors, and back: read and checked whole before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selfless.network.layers import Tap
+from selfless.preserve import Preserver, State
+
+PLAIN = ("tasks", "method", "begun", "called")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The states of the preservers, α, and how far the keeper has come.
+
+    `begun` is True if a step of the present task was seen. `called` says, task by task, whether consolidate() was given forward=, which
+    cannot be saved; None if it does not matter.
+    """
+
+    states: list[State]
+    alpha: dict[str, Tensor]
+    tasks: int
+    begun: bool
+    called: list[bool] | None = None
+
+
+def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
+    """Return named tensors, as safetensors takes them; the states of several preservers are numbered."""
+    numbers = [""] if len(terms) == 1 else [f"{i}." for i in range(len(terms))]
+    found = {
+        f"preserve.{number}{group}.{name}": t
+        for number, state in zip(numbers, learned.states, strict=True)
+        for group, tensors in state.items()
+        for name, t in tensors.items()
+    }
+    found |= {f"alpha.{name}": t for name, t in learned.alpha.items()}
+    method = torch.tensor(list(_method(terms).encode()), dtype=torch.uint8)
+    plain = {"tasks": torch.tensor(learned.tasks), "method": method, "begun": torch.tensor(int(learned.begun))}
+    if learned.called is not None:
+        plain["called"] = torch.tensor(learned.called)
+    return {n: t.detach().contiguous().clone() for n, t in found.items()} | plain
+
+
+def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned:
+    """Return what `flatten` was given, for the same preservers."""
+    if "tasks" not in flat or "method" not in flat:
+        raise ValueError("this is not a keeper's state_dict: it has no 'tasks' and 'method'. Pass what keeper.state_dict() returned")
+    method = bytes(flat["method"].tolist()).decode()
+    if method != _method(terms):
+        raise ValueError(f"the state is of preserver {method!r}, but this keeper has {_method(terms)!r}; attach with the same one")
+    states: list[State] = [{group.name: {} for group in term.groups} for term in terms]
+    alpha: dict[str, Tensor] = {}
+    for key, tensor in flat.items():
+        kind, _, rest = key.partition(".")
+        if not isinstance(tensor, Tensor) or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
+            raise ValueError(f"{key!r} in the state is not a tensor of finite numbers; the file is damaged or from a run that diverged")
+        if kind == "alpha":
+            alpha[rest] = tensor.detach().clone()
+        elif kind == "preserve":
+            _put(states, terms, key, rest, tensor)
+        elif key not in PLAIN:
+            raise ValueError(f"the state has {key!r}, which this keeper knows nothing of; was it saved by another version?")
+    called = [bool(c) for c in flat["called"].tolist()] if "called" in flat else None
+    return Learned(states, alpha, int(flat["tasks"]), "begun" in flat and bool(int(flat["begun"])), called)
+
+
+def _method(terms: Sequence[Preserver]) -> str:
+    return "+".join(term.name for term in terms)
+
+
+def _put(states: list[State], terms: Sequence[Preserver], key: str, rest: str, tensor: Tensor) -> None:
+    number, _, tail = rest.partition(".")
+    i, rest = (int(number), tail) if len(terms) > 1 and number.isdigit() and int(number) < len(terms) else (0, rest)
+    group, _, name = rest.partition(".")
+    if group in terms[i].retired:
+        return
+    declared = states[i] if terms[i].groups else states[i] | {group: states[i].get(group, {})}
+    if group not in declared:
+        raise ValueError(f"the state has {key!r}, which this keeper knows nothing of; was it saved by another version?")
+    declared[group][name] = tensor.detach().clone()
+    states[i] = declared
+
+
+def check(learned: Learned, terms: Sequence[Preserver], shapes: Mapping[str, torch.Size], taps: Mapping[str, Tap]) -> None:
+    """Compare with the model: the shapes of its parameters, and the layers that the keeper follows."""
+    for term, state in zip(terms, learned.states, strict=True):
+        _check_shapes(term, state, shapes)
+    for name, a in learned.alpha.items():
+        if name not in taps:
+            raise ValueError(f"the state has layer {name!r}, but this keeper has {', '.join(taps) or 'none'}; attach with the same layers")
+        width = getattr(taps[name].weighted, "out_features", getattr(taps[name].weighted, "out_channels", None))
+        if a.dim() != 1 or (width is not None and width % len(a) != 0):
+            raise ValueError(f"layer {name!r} has {width} neurons, but its importance in the state is {tuple(a.shape)}")
+
+
+def _check_shapes(term: Preserver, state: State, shapes: Mapping[str, torch.Size]) -> None:
+    term.check_state(state)
+    for group in term.groups:
+        for name, tensor in state[group.name].items() if group.like_parameter else ():
+            if name in shapes and tensor.shape != shapes[name]:
+                raise ValueError(
+                    f"parameter {name!r} is {tuple(tensor.shape)} in the state and {tuple(shapes[name])} in the model; "
+                    "build the model the state was saved with"
+                )
+    named = {name for group in term.groups if group.like_parameter for name in state[group.name]}
+    if named and not named & shapes.keys():
+        raise ValueError(f"the state has {min(named)!r}, which the model has not; build the model the state was saved with")

@@ -1,0 +1,68 @@
+"""Wiring: which gated neurons stand at the two ends of every weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfless.network.roles import WEIGHTED
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Which gated neurons stand at the two ends of every weight, for a chain of layers. Neurons are numbered through all gated layers;
+    number `size` stands for the network's inputs and outputs, which have no gate."""
+
+    size: int
+    place: dict[str, Tensor]  # gated layer → the numbers of its neurons (N,)
+    rows: dict[str, Tensor]  # parameter → the neuron that each of its rows (first axis) belongs to
+    columns: dict[str, Tensor]  # weight → the neuron that each of its columns (second axis) reads
+
+
+def chain(model: nn.Module, gated: Mapping[str, nn.Module]) -> Wiring:
+    """The wiring of a chain: layers in the order they are defined in, each hidden one followed by its activation module in `gated`."""
+    names = {module: name for name, module in gated.items()}
+    device = next(model.parameters()).device
+    place: dict[str, Tensor] = {}
+    ends: list[tuple[str, nn.Module, str, str]] = []  # (name, layer, gate of its inputs, gate of its outputs)
+    size, last = 0, ""
+    for name, module in model.named_modules():
+        if isinstance(module, WEIGHTED):
+            if getattr(module, "groups", 1) != 1 or getattr(module, "transposed", False):
+                raise ValueError(f"gates know plain linear layers and convolutions; {name!r} has groups or is transposed")
+            ends.append((name, module, last, ""))
+        elif module in names:
+            if type(module).__module__ != "torch.nn.modules.activation" or isinstance(module, (nn.GLU, nn.Softmax)) or not ends:
+                raise ValueError(f"gates stand behind a pointwise activation module of torch.nn; {name!r} is {type(module).__name__}")
+            before, layer, source, _ = ends[-1]
+            width = int(layer.weight.shape[0])  # type: ignore[index]
+            last = names[module]
+            place[last] = torch.arange(size, size + width, device=device)
+            ends[-1] = (before, layer, source, last)
+            size += width
+        elif any(True for _ in module.parameters(recurse=False)):
+            raise ValueError(f"gates know linear layers and convolutions; {name!r} ({type(module).__name__}) has parameters of its own")
+    gates = [gate for *_, gate in ends]
+    for k, (name, *_, gate) in enumerate(ends):
+        if not gate and any(gates[k + 1 :]):
+            raise ValueError(f"the hidden layer {name!r} has no gate: an activation module must follow it and be among the layers")
+    if not place:
+        raise ValueError("no hidden layer has an activation module to put gates behind; name them in layers=[…]")
+    rows, columns = {}, {}
+    for name, layer, source, gate in ends:
+        weight: Any = layer.weight
+        outside = torch.tensor([size], device=device)
+        rows[f"{name}.weight"] = place[gate] if gate else outside.expand(weight.shape[0]).clone()
+        if layer.bias is not None:
+            rows[f"{name}.bias"] = rows[f"{name}.weight"]
+        reads = place[source] if source else outside
+        if weight.shape[1] % len(reads):
+            raise ValueError(
+                f"{name!r} reads {weight.shape[1]} numbers, not a multiple of the {len(reads)} gated neurons before it: no chain"
+            )
+        columns[f"{name}.weight"] = reads.repeat_interleave(weight.shape[1] // len(reads))
+    return Wiring(size, place, rows, columns)

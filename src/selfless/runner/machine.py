@@ -1,0 +1,77 @@
+"""The machine that trains: its device, its threads, and what a result says about it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfless.runner.network_traits import network_traits
+from selfless.spec import Run
+
+
+def resolve_device(device: str) -> str:
+    """The device that a name stands for: "auto" is a GPU if there is one."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} is not available: this machine has no usable GPU; use --device cpu")
+    return device
+
+
+def core_count() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def suitable_threads(run: Run, device: str) -> Iterator[None]:
+    """Use one thread for a small perceptron on a CPU: its steps are too short to share, and on a busy machine two threads are slower."""
+    before = torch.get_num_threads()
+    if device == "cpu" and network_traits(run).has_short_steps:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def machine() -> dict[str, Any]:
+    """What a result is computed with: hardware, threads, versions, commit."""
+    from selfless import __version__
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "hardware": gpu or _cpu(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "selfless": __version__,
+        "commit": _commit(),
+    }
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return f"{line.split(':', 1)[1].strip()}, {os.cpu_count()} cores"
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _commit() -> str:
+    if os.environ.get("SELFLESS_COMMIT"):  # where the code was copied without its history
+        return os.environ["SELFLESS_COMMIT"]
+    try:
+        here = Path(__file__).resolve().parent
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=here, capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

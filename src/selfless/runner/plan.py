@@ -1,0 +1,151 @@
+"""What to train: from flags and a TOML file to runs, and from runs to fleets.
+
+Flags win over the file, and the file over the defaults. An unknown key is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from selfless.data.traits import stream_traits
+from selfless.preserve import Preserver
+from selfless.runner.network_traits import network_traits
+from selfless.runner.options import TrainOptions
+from selfless.spec import Run
+
+HOW = ("out", "device", "workers", "data_dir", "budget")  # fields of TrainOptions that are also keys of the TOML file
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs that a command asks for, and how to train them."""
+
+    runs: list[Run]
+    options: TrainOptions
+
+
+def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) -> Plan:
+    """The plan of `selfless run`. `flags` holds what the command line gave, by field; None: not given."""
+    values = _read(config) if config is not None else {}
+    fields = {f.name: f.metadata["option"] for f in dataclasses.fields(Run)}
+    _check_keys(values, (*fields, "seeds", *HOW), config)
+    for name, value in flags.items():
+        if value is None:
+            continue
+        if name in fields and fields[name].kind is dict:  # its entries compose with those of the file
+            value = {**values.get(name, {}), **parse_pairs(value, fields[name].flag)}
+        values[name] = value
+    for name in ("preserve", "sparsify"):
+        if isinstance(values.get(name), Mapping) and "name" not in values[name]:
+            raise ValueError(f'{config}: [{name}] needs a name, as in {name} = "mas:0.1" or {name} = {{name = "mas", strength = 0.1}}')
+    how = {name: values.pop(name) for name in HOW if name in values}
+    _check_whole("workers", how.get("workers"))
+    how["budget"] = parse_size(how.get("budget"))
+    seeds = values.pop("seeds", 1)
+    first = Run.from_dict(values)
+    _check_whole("seeds", seeds, f": how many seeds to run, from {first.seed} up")
+    runs = [dataclasses.replace(first, seed=first.seed + i) for i in range(seeds)]
+    return Plan(runs, TrainOptions(**({"out": "results"} | how), force=force))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}; --config takes a TOML file such as: model = 'mlp-64'") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
+
+
+def _check_keys(values: Mapping[str, Any], known: Sequence[str], config: Path | None) -> None:
+    for key in values:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"{config}: unknown key {key!r}.{hint} Known keys: {', '.join(known)}")
+
+
+def _check_whole(name: str, value: Any, explanation: str = "") -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ 1{explanation}")
+
+
+def parse_pairs(pairs: Sequence[str], flag: str) -> dict[str, Any]:
+    """["p=0.5", "head=all"] → {"p": 0.5, "head": "all"}: values in TOML; what is not TOML is text."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{flag} {pair!r}: write key=value, as in {flag} classes_per_task=5")
+        try:
+            found[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = text
+    return found
+
+
+def parse_size(text: str | int | None) -> int | None:
+    """ "2GB", "500 MiB" or a number of bytes → bytes."""
+    if text is None or (isinstance(text, (int, float)) and not isinstance(text, bool) and text > 0):
+        return None if text is None else int(text)
+    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+    plain = str(text).strip().lower().replace(" ", "")
+    number = plain.rstrip("abcdefghijklmnopqrstuvwxyz")
+    try:
+        if float(number) <= 0:
+            raise ValueError
+        return int(float(number) * units[plain[len(number) :]])
+    except (KeyError, ValueError):
+        raise ValueError(f"{str(text)!r} is not a size; write for example 2GB or 500MiB") from None
+
+
+# -------------------------------------------------------------------------------------------------------------------- fleets
+def fleets(runs: Sequence[Run], most: int | None = None) -> list[list[Run]]:
+    """Group runs that can train together, at most `most` in a fleet. Members with the same sparsifier are neighbours."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_shared_settings(run), []).append(run)
+    made = []
+    for group in groups.values():
+        group.sort(key=lambda r: repr(r.sparsify.neutral()))
+        size = len(group) if most is None else max(1, most)
+        made += [group[i : i + size] for i in range(0, len(group), size)]
+    return made
+
+
+def split_evenly(fleet: Sequence[Run], count: int) -> Iterator[list[Run]]:
+    """Cut a fleet into `count` parts of nearly equal size; neighbours stay together."""
+    size, more = divmod(len(fleet), count)
+    start = 0
+    for i in range(count):
+        stop = start + size + (i < more)
+        if stop > start:
+            yield list(fleet[start:stop])
+        start = stop
+
+
+def _shared_settings(run: Run) -> str:
+    """What the members of a fleet must share, as text: everything but seed, strengths, lr, epochs, ramp and the sparsifier.
+
+    Stream, network and preserver may require more: the same seed, the same number of epochs, or a fleet of one.
+    """
+    stream, network = stream_traits(run.stream, run.stream_options), network_traits(run)
+    terms: tuple[Preserver, ...] = run.preserve.parts
+    preserve = [repr(term if term.same_strength else term.neutral()) for term in terms]
+    fields = run.as_dict() | {"preserve": preserve, "sparsify": None, "seed": None, "lr": None, "epochs": None, "ramp": None}
+    if not stream.equal_sizes:
+        fields["seed"] = run.seed
+    # A member that is done must not change while others train on, and phases of a task must begin at the same epoch.
+    if stream.draws_after_last_epoch or network.has_running_statistics or any(term.has_phases for term in terms):
+        fields["epochs"] = run.epochs
+    stops_early = run.schedule == "plateau" and network.has_running_statistics
+    if stops_early or network.draws_randomly or any(term.draws_randomly for term in terms):  # a fleet shares one random generator
+        fields["key"] = run.key
+    return json.dumps(fields, sort_keys=True)
