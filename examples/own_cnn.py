@@ -1,12 +1,15 @@
 """A convolutional network with BatchNorm, one head per task.
 
-Three tasks of five classes of small colour images each. What to see here: inhibition on the channels of the convolutions as well as
-on the hidden fully connected layer, `forward=` for a model that takes more than x, and what to do about BatchNorm: its running
-statistics are not parameters, so no importance protects them. They are learned in the first task and held from then on.
+Three tasks, each with five classes of small colour images. This example shows:
+
+- SLNID on the channels of the convolutions and on the units of the hidden fully connected layer;
+- `forward=` for a model that takes more than x;
+- how to treat BatchNorm. Its running statistics are not parameters, so no importance protects them: they are learnt in the first task and
+  kept fixed afterwards.
 
     python examples/own_cnn.py
 
-A demonstration, not evidence: its strengths were chosen on this data (docs/lab-notes.md).
+This is a demonstration, not evidence: the strengths were chosen on this data (docs/lab-notes.md).
 """
 
 import torch
@@ -35,7 +38,7 @@ class CNN(nn.Module):
 
 
 def make_tasks(generator: torch.Generator) -> list[tuple[Batches, Batches]]:
-    """Every class is a smooth pattern of colours, moved about and noisy. (train, test) a task."""
+    """Return (train, test) for each task. Every class is a smooth colour pattern at a random position, with noise."""
     tasks = []
     for _ in range(TASKS):
         patterns = F.interpolate(torch.randn(CLASSES, 3, 4, 4, generator=generator), size=(16, 16), mode="bilinear")
@@ -55,8 +58,8 @@ def accuracy(model: CNN, batches: Batches, task: int) -> float:
     return right / sum(len(y) for _, y in batches)
 
 
-def training(model: CNN, first: bool) -> None:
-    """Training mode; after the first task BatchNorm only applies its statistics."""
+def set_training(model: CNN, first: bool) -> None:
+    """Set training mode; after the first task, BatchNorm no longer updates its statistics."""
     model.train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -64,16 +67,16 @@ def training(model: CNN, first: bool) -> None:
 
 
 def learn(tasks: list[tuple[Batches, Batches]], preserve: MAS | None, sparsify: SLNID | None) -> tuple[list[list[float]], selfless.Keeper]:
-    """Learn the tasks in turn; accuracy[t][u] is that on task u after learning task t."""
+    """Learn the tasks one after another; return accuracy[t][u], the accuracy on task u after learning task t, and the keeper."""
     torch.manual_seed(0)  # the same initial weights for every row of the table
     model = CNN()
-    keeper = selfless.attach(model, preserve, sparsify, layers=["act*"])  # 1: channels of act1, act2 and units of act3
+    keeper = selfless.attach(model, preserve, sparsify, layers=["act*"])  # 1: before the first task; all three activations
     history = []
     for task, (train, _) in enumerate(tasks):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-        keeper.anchor_with(optimizer)  # (again for every new optimizer: it holds old weights in place, stable at any strength)
+        keeper.anchor_with(optimizer)  # once for each optimizer: pulls important weights back after every step
         for _ in range(EPOCHS):
-            training(model, first=task == 0)
+            set_training(model, first=task == 0)
             for x, y in train:
                 loss = F.cross_entropy(model(x, task), y) + keeper.penalty()  # 2: in every step
                 optimizer.zero_grad()
@@ -100,10 +103,10 @@ def main() -> dict[str, dict[str, float]]:
         cells = "".join(f"{100 * a:6.1f}  " for a in history[-1])
         free = f"{100 * room:5.1f} %" if preserve else "    –"
         print(f"{name:12} {cells}{100 * found[name]['average']:6.1f}   {100 * found[name]['forgetting']:8.1f}  {free}")
-    print(f"\n{keeper.capacity()}")  # free: parameters, channels and units that the tasks so far hardly need
+    print(f"\n{keeper.capacity()}")  # free: parameters, channels and units that the tasks so far hardly use
     return found
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # networks this small are quickest on one thread
+    torch.set_num_threads(1)  # fastest for networks as small as this one
     main()

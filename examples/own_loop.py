@@ -1,12 +1,12 @@
-"""Your own training loop, three lines more.
+"""Your training loop with three more lines.
 
-A small MLP with functional relus learns three tasks one after the other: the same ten classes of images, their pixels shuffled
-differently in each task. What to see here: where the three lines go in a plain loop, how much less is forgotten with them, and how
-to ask what is left free for the next task.
+A small MLP with functional ReLUs learns three tasks one after another: the same ten classes of images, with the pixels in a different order
+in each task. This example shows where the three lines go in a plain loop, how much less the network forgets with them, and how to print
+the capacity that is free for the next task.
 
     python examples/own_loop.py
 
-A demonstration, not evidence: its strengths were chosen on this data (docs/lab-notes.md).
+This is a demonstration, not evidence: the strengths were chosen on this data (docs/lab-notes.md).
 """
 
 import torch
@@ -30,7 +30,7 @@ class MLP(nn.Module):
 
 
 def make_tasks(generator: torch.Generator) -> list[tuple[Batches, Batches]]:
-    """Every class is a prototype image plus noise; task t sees the pixels in its own order. (train, test) a task."""
+    """Return (train, test) for each task. Every class is a prototype image plus noise; each task has another order of the pixels."""
     prototypes = torch.rand(CLASSES, PIXELS, generator=generator)
     tasks = []
     for _ in range(TASKS):
@@ -50,14 +50,14 @@ def accuracy(model: nn.Module, batches: Batches) -> float:
 
 
 def learn(tasks: list[tuple[Batches, Batches]], preserve: MAS | None, sparsify: SLNID | None) -> tuple[list[list[float]], selfless.Keeper]:
-    """Learn the tasks in turn; accuracy[t][u] is that on task u after learning task t."""
+    """Learn the tasks one after another; return accuracy[t][u], the accuracy on task u after learning task t, and the keeper."""
     torch.manual_seed(0)  # the same initial weights for every row of the table
     model = MLP()
-    keeper = selfless.attach(model, preserve, sparsify, layers=["fc1", "fc2"])  # 1: what to keep, and where to leave room
+    keeper = selfless.attach(model, preserve, sparsify, layers=["fc1", "fc2"])  # 1: before the first task
     history = []
     for train, _ in tasks:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-        keeper.anchor_with(optimizer)  # from now on old weights are held in place after each step of any optimizer, stable at any strength
+        keeper.anchor_with(optimizer)  # pulls important weights back after every step, stable at any strength
         for _ in range(EPOCHS):
             model.train()
             for x, y in train:
@@ -86,10 +86,10 @@ def main() -> dict[str, dict[str, float]]:
         cells = "".join(f"{100 * a:6.1f}  " for a in history[-1])
         free = f"{100 * room:5.1f} %" if preserve else "    –"
         print(f"{name:12} {cells}{100 * found[name]['average']:6.1f}   {100 * found[name]['forgetting']:8.1f}  {free}")
-    print(f"\n{keeper.capacity()}")  # free: parameters that the tasks so far hardly need
+    print(f"\n{keeper.capacity()}")  # free: parameters that the tasks so far hardly use
     return found
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # networks this small are quickest on one thread
+    torch.set_num_threads(1)  # fastest for networks as small as this one
     main()

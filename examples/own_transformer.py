@@ -1,12 +1,15 @@
 """A transformer encoder, trained with AdamW.
 
-Short documents, sequences of tokens, are classified by topic; each of three tasks has topics of its own, and they share the head. What
-to see here: the keeper on a transformer's MLPs, where every token counts as a sample; `absolute=True`, because GELU is signed and the
-paper's penalty assumes activations ≥ 0; and the implicit anchor with AdamW, which takes its step sizes from the optimizer.
+The model classifies short documents (sequences of tokens) by topic. Three tasks have different topics and share one head.
+This example shows:
+
+- the keeper on the MLPs of a transformer, where every token counts as a sample;
+- `absolute=True`, because GELU gives negative values and the paper's penalty assumes activations ≥ 0;
+- the implicit anchor with AdamW, which takes its step sizes from the optimizer.
 
     python examples/own_transformer.py
 
-A demonstration, not evidence: its strengths were chosen on this data (docs/lab-notes.md).
+This is a demonstration, not evidence: the strengths were chosen on this data (docs/lab-notes.md).
 """
 
 import torch
@@ -18,7 +21,7 @@ from selfless import MAS, SLNID, metrics
 
 Batches = list[tuple[Tensor, Tensor]]
 WORDS, LENGTH, CLASSES, TASKS, EPOCHS = 200, 16, 4, 3, 3
-THRESHOLD = 0.03  # "free" is relative to the scale of the importances: three times that of the default here
+THRESHOLD = 0.03  # three times the default: "free" depends on the scale of the importances
 
 
 class Block(nn.Module):
@@ -47,7 +50,7 @@ class Transformer(nn.Module):
 
 
 def make_tasks(generator: torch.Generator) -> list[tuple[Batches, Batches]]:
-    """Documents about one of a task's topics; a topic prefers some words to others. (train, test) a task."""
+    """Return (train, test) for each task. A document is about one topic; a topic prefers some words to others."""
     tasks = []
     for _ in range(TASKS):
         topics = (2 * torch.randn(CLASSES, WORDS, generator=generator)).softmax(1)
@@ -66,14 +69,14 @@ def accuracy(model: nn.Module, batches: Batches) -> float:
 
 
 def learn(tasks: list[tuple[Batches, Batches]], preserve: MAS | None, sparsify: SLNID | None) -> tuple[list[list[float]], selfless.Keeper]:
-    """Learn the tasks in turn; accuracy[t][u] is that on task u after learning task t."""
+    """Learn the tasks one after another; return accuracy[t][u], the accuracy on task u after learning task t, and the keeper."""
     torch.manual_seed(0)  # the same initial weights for every row of the table
     model = Transformer()
-    keeper = selfless.attach(model, preserve, sparsify, layers=["blocks.*.act"])  # 1: the hidden units of every block's MLP
+    keeper = selfless.attach(model, preserve, sparsify, layers=["blocks.*.act"])  # 1: before the first task; every block's MLP
     history = []
     for train, _ in tasks:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-        keeper.anchor_with(optimizer)  # (again for every new optimizer: it holds old weights in place, stable at any strength)
+        keeper.anchor_with(optimizer)  # once for each optimizer: pulls important weights back after every step
         for _ in range(EPOCHS):
             model.train()
             for x, y in train:
@@ -102,10 +105,10 @@ def main() -> dict[str, dict[str, float]]:
         cells = "".join(f"{100 * a:6.1f}  " for a in history[-1])
         free = f"{100 * room:5.1f} %" if preserve else "    –"
         print(f"{name:12} {cells}{100 * found[name]['average']:6.1f}   {100 * found[name]['forgetting']:8.1f}  {free}")
-    print(f"\n{keeper.capacity(THRESHOLD)}")  # free: parameters and units that the tasks so far hardly need
+    print(f"\n{keeper.capacity(THRESHOLD)}")  # free: parameters and units that the tasks so far hardly use
     return found
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # networks this small are quickest on one thread
+    torch.set_num_threads(1)  # fastest for networks as small as this one
     main()

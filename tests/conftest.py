@@ -1,3 +1,3 @@
 import torch
 
-torch.set_num_threads(1)  # two pytest workers on two cores
+torch.set_num_threads(1)  # pytest runs one worker per core; more threads would slow all of them down

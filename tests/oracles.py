@@ -1,4 +1,4 @@
-"""Slow, obvious references: loops over samples and pairs, float64, no cleverness."""
+"""Slow and obvious reference implementations: loops over samples and pairs, mostly in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selfless.network.calling import labels_of, run_batch
 
 
 def pairs(h: Tensor, sigma: float | None = None, alpha: Tensor | None = None, discount: str = "product") -> Tensor:
-    """1/M Σ_{i≠j} K_ij D_ij Σ_m hᵢ hⱼ with the N×N matrix written out, in float64."""
+    """1/M Σ_{i≠j} K_ij D_ij Σ_m hᵢ hⱼ with the full N×N matrix K D, in float64. K = 1 without sigma, D = 1 without alpha."""
     h, n = h.double(), h.shape[1]
     i = torch.arange(n, dtype=torch.float64)
     weight = torch.ones(n, n, dtype=torch.float64) if sigma is None else torch.exp(-((i[:, None] - i) ** 2) / (2 * sigma**2))
@@ -25,7 +25,7 @@ def pairs(h: Tensor, sigma: float | None = None, alpha: Tensor | None = None, di
 
 
 def looped(h: Tensor, sigma: float | None = None) -> float:
-    """The same by three Python loops: the definition itself."""
+    """1/M Σ_m Σ_{i≠j} K_ij hᵢ hⱼ in three Python loops: the definition itself."""
     total = 0.0
     for row in h.tolist():
         for i, a in enumerate(row):
@@ -36,6 +36,7 @@ def looped(h: Tensor, sigma: float | None = None) -> float:
 
 
 def decov(h: Tensor) -> Tensor:
+    """½ (‖C‖² − ‖diag C‖²), C the covariance matrix of h."""
     c = torch.cov(h.T, correction=0)
     return 0.5 * (c.square().sum() - c.diagonal().square().sum())
 
@@ -51,16 +52,18 @@ def _size(batch: Any) -> int:
 
 
 def mas_loss(output: Tensor, label: Tensor | None) -> Tensor:
+    """‖f(x)‖²."""
     return output.square().sum()
 
 
 def log_likelihood(output: Tensor, label: Tensor | None) -> Tensor:
+    """log p(y|x), summed over positions."""
     assert label is not None
     return output.log_softmax(-1).flatten(0, -2)[torch.arange(label.numel()), label.flatten()].sum()
 
 
 def omega(model: nn.Module, batches: list[Any], loss: Callable[[Tensor, Tensor | None], Tensor], power: int) -> dict[str, Tensor]:
-    """mean_m |∂L_m/∂θ|ᵖ: one forward and one backward pass a sample."""
+    """mean_m |∂L_m/∂θ|ᵖ with one forward and one backward pass per sample."""
     model.eval()
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = {n: torch.zeros_like(p) for n, p in named.items()}
@@ -78,7 +81,7 @@ def omega(model: nn.Module, batches: list[Any], loss: Callable[[Tensor, Tensor |
 
 
 def omega_per_batch(model: nn.Module, batches: list[Any], loss: Callable[[Tensor, Tensor | None], Tensor], power: int) -> dict[str, Tensor]:
-    """Σ_batches |∂ Σ_{m∈batch} L_m/∂θ|ᵖ / M, as the authors' code has it."""
+    """1/M Σ_batches |∂ Σ_{m∈batch} L_m/∂θ|ᵖ, as in the authors' code."""
     model.eval()
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = {n: torch.zeros_like(p) for n, p in named.items()}
@@ -109,7 +112,7 @@ def exact_fisher(model: nn.Module, batches: list[Any]) -> dict[str, Tensor]:
 
 
 def alpha(model: nn.Module, pre: Callable[[nn.Module, Tensor], Tensor], post: Callable[[nn.Module, Tensor], Tensor], xs: Tensor) -> Tensor:
-    """mean_m |∂‖f(x_m)‖²/∂n|, n = pre(model, x), f = post(model, n): the network cut by hand at the pre-activation."""
+    """mean_m |∂‖f(x_m)‖²/∂n|, n = pre(model, x), f = post(model, n). The test splits the network at the pre-activation n."""
     total = 0
     for m in range(len(xs)):
         n = pre(model, xs[m : m + 1]).detach().requires_grad_()
@@ -119,7 +122,7 @@ def alpha(model: nn.Module, pre: Callable[[nn.Module, Tensor], Tensor], post: Ca
 
 
 def lwf(z: Tensor, old: Tensor, temperature: float) -> Tensor:
-    """Li & Hoiem's modified cross-entropy, sample by sample and class by class, less its value at z = old."""
+    """Li & Hoiem's modified cross-entropy minus its value at z = old, sample by sample and class by class."""
     total = torch.zeros((), dtype=torch.float64)
     for row, was in zip(z.double(), old.double(), strict=True):
         p = [torch.exp(v / temperature) / sum(torch.exp(u / temperature) for u in row) for v in row]
@@ -129,7 +132,7 @@ def lwf(z: Tensor, old: Tensor, temperature: float) -> Tensor:
 
 
 def code_drift(features: Tensor, before: Tensor, encoders: Tensor, weight: float) -> float:
-    """EBLL's a/2 mean_m Σ_t ‖σ(W_t f_m) − σ(W_t f*_m)‖², unit by unit."""
+    """a/2 mean_m Σ_t ‖σ(W_t f_m) − σ(W_t f*_m)‖² of EBLL, unit by unit."""
 
     def unit(w: Tensor, f: Tensor) -> float:
         return 1 / (1 + math.exp(-sum(float(a) * float(b) for a, b in zip(w, f, strict=True))))
@@ -141,8 +144,11 @@ def code_drift(features: Tensor, before: Tensor, encoders: Tensor, weight: float
 def encoder(
     start: tuple[Tensor, Tensor], batches: list[tuple[Tensor, Tensor]], head: tuple[Tensor, Tensor], b: float, rate: float
 ) -> Tensor:
-    """EBLL's W after a step of Adam a batch of (features, labels) on b‖r(f) − f‖² + CE(head(r(f))), r(f) = V σ(W f): the chain rule
-    written out, sample by sample and entry by entry. Adam steps W·l, l the mean Σ|f| of the first batch."""
+    """W of EBLL's autoencoder r(f) = V σ(W f) after training on batches of (features, labels), with the chain rule written out by entries.
+
+    The loss is b‖r(f) − f‖² + CE(head(r(f))), with one step of Adam per batch. Adam acts on W·l, where l is the mean of Σ|f| over the
+    first batch.
+    """
     l = sum(float(f.abs().sum()) for f in batches[0][0]) / len(batches[0][0])
     W, V = (t.double().clone() for t in start)
     W *= l
@@ -168,7 +174,7 @@ def encoder(
 
 
 def merged(optima: list[dict[str, Tensor]], weights: list[dict[str, Tensor]] | None = None) -> dict[str, Tensor]:
-    """Σ_k F_k θ_k / Σ_k F_k of whole tasks kept side by side; the mean without weights."""
+    """Σ_k F_k θ_k / Σ_k F_k from the stored optima θ_k of all tasks; the plain mean without weights F_k."""
     names = optima[0]
     if weights is None:
         return {n: sum(o[n] for o in optima) / len(optima) for n in names}  # type: ignore[misc]
@@ -176,7 +182,7 @@ def merged(optima: list[dict[str, Tensor]], weights: list[dict[str, Tensor]] | N
 
 
 def drop_transfer(theta: Tensor, before: Tensor, off: list[bool], p: float) -> Tensor:
-    """θ̃ of a layer, node by node and entry by entry."""
+    """θ̃ = θ* where a node is off, else (θ − p θ*)/(1 − p): IMM's drop-transfer of a layer, entry by entry."""
     rows = [
         [float(b) if gone else float(t) / (1 - p) - p / (1 - p) * float(b) for t, b in zip(row.flatten(), old.flatten(), strict=True)]
         for row, old, gone in zip(theta, before, off, strict=True)
@@ -185,14 +191,14 @@ def drop_transfer(theta: Tensor, before: Tensor, off: list[bool], p: float) -> T
 
 
 def packed(weights: list[float], owner: list[int], task: int, share: float) -> list[int]:
-    """PackNet's owners after a task: of the free weights (owner 0) the smallest `share` stay free, the others are the task's."""
+    """PackNet's owner of each weight after a task. The smallest `share` of the free ones (owner 0) stays free; the task gets the rest."""
     free = sorted((abs(w), i) for i, w in enumerate(weights) if owner[i] == 0)
     gone = {i for _, i in free[: int(share * len(free))]}
     return [task if owner[i] == 0 and i not in gone else owner[i] for i in range(len(weights))]
 
 
 def hebbian(weights: list[Tensor], biases: list[Tensor], xs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """(Ω of W, Ω of b) of a ReLU perceptron whose last layer is linear, layer by layer: mean_m |2 y_i x_j|, sample by sample."""
+    """(Ω of W, Ω of b) = mean_m |2 y_i x_j| and mean_m |2 y_i| for each layer of a ReLU MLP with a linear last layer, by samples."""
     total = [(torch.zeros_like(w), torch.zeros_like(b)) for w, b in zip(weights, biases, strict=True)]
     for sample in xs:
         x = sample
@@ -208,7 +214,7 @@ def hebbian(weights: list[Tensor], biases: list[Tensor], xs: Tensor) -> list[tup
 
 
 def rwalk(steps: list[tuple[float, float, float]], average: float, every: int, damping: float, fisher: float = 0.0) -> tuple[float, float]:
-    """(F, s) of one parameter after steps of (θ before, θ after, g): the two recursions written out."""
+    """(F, s) of RWalk for one parameter after steps (θ before, θ after, g): its two recursions."""
     score, path, start = 0.0, 0.0, steps[0][0]
     for k, (before, after, g) in enumerate(steps, 1):
         fisher = average * g * g + (1 - average) * fisher
@@ -220,7 +226,7 @@ def rwalk(steps: list[tuple[float, float, float]], average: float, every: int, d
 
 
 def hat_gradient(e: Tensor, given: Tensor, s: float, s_max: float, clamp: float) -> Tensor:
-    """∂loss/∂e of a = σ(s·e) as the authors' code has it, in float64: the chain rule, then the compensation with cosh clamped."""
+    """∂loss/∂e for a = σ(s·e) as in the code of HAT's authors, in float64: the chain rule, then the compensation with clamped cosh."""
     e = e.double()
     a = torch.sigmoid(s * e)
     q = given.double() * s * a * torch.sigmoid(-s * e)

@@ -1,4 +1,4 @@
-"""The core on a GPU: the same values, gradients and importances. Skipped where there is none."""
+"""The core gives the same values, gradients and importances on a GPU. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import selfless
 from selfless import MAS, SI, SLNID, functional, importance
 from selfless.data import Augment
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.parametrize("n", [16, 128, 300, 4096])
@@ -33,10 +33,10 @@ def test_formulas(n: int, discount: Any) -> None:
 
 
 @pytest.mark.parametrize("augment", [Augment(crop=2, flip=True), Augment(resized=14, flip=True)])
-def test_the_same_crops(augment: Augment) -> None:
+def test_crops_are_the_same_on_both_devices(augment: Augment) -> None:
     x = torch.randint(0, 256, (200, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     here, there = (augment(x.to(device), torch.Generator().manual_seed(1)) for device in ("cpu", "cuda"))
-    assert_close(there.cpu(), here, rtol=0, atol=0.1)  # of 255
+    assert_close(there.cpu(), here, rtol=0, atol=0.1)  # pixel values go up to 255
 
 
 def net() -> nn.Sequential:
@@ -49,7 +49,7 @@ def net() -> nn.Sequential:
 def test_importances() -> None:
     model, x = net().double(), torch.randn(9, 2, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     want = importance.mas(model, [x])
-    got = importance.mas(model.cuda(), [x])  # the batch follows the model
+    got = importance.mas(model.cuda(), [x])  # the batch is moved to the device of the model
     for name in want:
         assert_close(got[name].cpu(), want[name])
     assert importance.neurons(model, [x], layers=["2", "5"])["2"].device.type == "cuda"

@@ -1,83 +1,343 @@
-"""Every Python snippet of README.md and docs/ runs (unless it says no-run), and every file they link to exists."""
+"""The documentation: its snippets run, its links lead somewhere, its numbers are the recorded ones, its pages stay short and plain."""
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SNIPPETS = [
-    pytest.param(code, id=f"{page.name}:{number}")
-    for page in PAGES
-    for number, (info, code) in enumerate(re.findall(r"^```python([^\n]*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M))
-    if "no-run" not in info
-]
+RECORDED = ROOT / "results/reproduction"
+PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def read(path: str | Path) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def load(path: str | Path) -> Any:
+    return json.loads(read(path))
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
+
+# ------------------------------------------------------------------------------------------------------------------ snippets
+
+
+def snippets(page: Path) -> list[str]:
+    """The Python snippets of a page, except those marked `no-run`."""
+    found = re.findall(r"^```python([^\n]*)\n(.*?)^```", read(page), re.S | re.M)
+    return [code for info, code in found if "no-run" not in info]
+
+
+SNIPPETS = [pytest.param(code, id=f"{page_name(page)}:{number}") for page in PAGES for number, code in enumerate(snippets(page))]
+
+
+def run_snippet(code: str) -> dict[str, Any]:
+    """Run a snippet as a program and return its names."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(code, "snippet", "exec"), names)
+    return names
 
 
 @pytest.mark.parametrize("code", SNIPPETS)
 def test_snippet_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "snippet", "exec"), {"__name__": "__main__"})
+    run_snippet(code)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+METHODS = [
+    pytest.param(code, id=match.group(1))
+    for code in snippets(ROOT / "docs/methods.md")
+    if (match := re.search(r"^class (\w+)\((?:Preserver|Quadratic|Sparsifier)\b", code, re.M))
+]
+
+
+@pytest.mark.parametrize("code", METHODS)
+def test_example_method_trains_two_tasks(code: str, request: pytest.FixtureRequest) -> None:
+    import selfless
+    from selfless.sparsify import Sparsifier
+
+    kind = run_snippet(code)[request.node.callspec.id]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    keeper = selfless.attach(model, **{"sparsify" if issubclass(kind, Sparsifier) else "preserve": kind()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(2):
+        data = [(torch.randn(10, 6), torch.randint(0, 3, (10,))) for _ in range(4)]
+        for epoch in range(2):
+            keeper.begin_epoch(epoch, 2, batches=len(data))
+            for x, y in data:
+                loss = F.cross_entropy(model(x), y) + keeper.penalty((x, y))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        keeper.consolidate(data)
+    for task in range(2):
+        with keeper.evaluating(task), torch.no_grad():
+            assert torch.isfinite(model(data[0][0])).all()
+
+
+def test_every_capability_has_an_example() -> None:
+    text = read("docs/methods.md")
+    table = re.findall(r"^\| `(\w+)` \| `", text.partition("### One example for each capability")[2], re.M)
+    assert table
+    assert [name for name in table if not re.search(rf"^class \w+\(.*\b{name}\b", text, re.M)] == []
+
+
+# --------------------------------------------------------------------------------------------------------------------- links
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```|^(?: {4}|\t).*?$", "", text, flags=re.S | re.M)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", without_code(read(page)), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
 def test_links_lead_somewhere(page: Path) -> None:
-    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
-        if not target.startswith(("http:", "https:", "mailto:")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", without_code(read(page))):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page_name(page)} links to {target}, which is not there"
+        if anchor:
+            assert anchor in anchors(file), f"{page_name(page)} links to #{anchor}, which {file.name} does not have"
 
 
-def test_nothing_speaks_of_notes_that_readers_do_not_have() -> None:
-    texts = [*PAGES, *(ROOT / "src").rglob("*.py")]
-    assert [text.name for text in texts if "method notes" in text.read_text(encoding="utf-8")] == []
+def test_every_page_is_linked_from_the_index() -> None:
+    index = read("docs/README.md") + read("docs/lab-notes.md")
+    pages = [page.relative_to(ROOT / "docs") for page in PAGES if page.is_relative_to(ROOT / "docs") and page.name != "README.md"]
+    assert [str(page) for page in pages if f"({page}" not in index] == []
 
 
-RECORDED = ROOT / "results/reproduction"
-SPREAD = r"[\d.]+ ± [\d.]+"
-INTERVAL = r"[+−][\d.]+ \[[+−][\d.]+, [+−][\d.]+\]"
+def test_architecture_names_files_that_exist() -> None:
+    named = re.findall(r"`((?!tests/|src/)(?:\w+/)+(?:\w+\.py)?|\w+\.py)`", read("docs/architecture.md"))
+    assert named
+    assert [name for name in named if not (ROOT / "src/selfless" / name).exists()] == []
 
 
-def test_the_tables_are_those_of_the_recorded_experiments() -> None:
-    """`make tables` after every change of the records or of how they are told."""
+@every_page
+def test_paths_of_the_repository_exist(page: Path) -> None:
+    named = re.findall(r"`((?:src|tests|docs|examples|benchmarks|results)/[\w./-]*)`", read(page))
+    made_by_a_command = ("results/bench/here", "results/tune", "results/KEY", "results/mine", "results/report.html")
+    assert [name for name in named if not name.startswith(made_by_a_command) and not (ROOT / name).exists()] == []
+
+
+# ------------------------------------------------------------------------------------------------------------------ reference
+
+
+def test_every_option_is_on_the_page_of_the_command_line() -> None:
+    import typer
+
+    from selfless.cli import app
+
+    def commands(command: Any) -> Iterator[Any]:
+        yield from (found for sub in command.commands.values() for found in commands(sub)) if hasattr(command, "commands") else [command]
+
+    page = read("docs/cli.md")
+    for command in commands(typer.main.get_command(app)):
+        options = [name for parameter in command.params for name in parameter.opts if name.startswith("--") and name != "--help"]
+        assert [name for name in options if not re.search(rf"{name}\b", page)] == [], command.name
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    import selfless
+
+    page = read("docs/api.md")
+    names = [name for name in selfless.__all__ if not name.startswith("__")]
+    assert [name for name in names if not re.search(rf"`(?:selfless\.)?{name}\b", page)] == []
+
+
+def test_every_method_is_on_the_page_of_methods() -> None:
+    from selfless.preserve import PRESERVERS
+    from selfless.sparsify import SPARSIFIERS
+
+    page = read("docs/methods.md")
+    assert [name for name in {**PRESERVERS, **SPARSIFIERS} if f"`{name}" not in page] == []
+
+
+# -------------------------------------------------------------------------------------------------------------------- limits
+
+LONGEST = {"README.md": 130, "CHANGELOG.md": 60, "docs/results.md": 160, "docs/architecture.md": 120}
+LINE, PARAGRAPH = 120, 6
+
+
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a page that are neither code, nor table, nor image, nor comment; blank ones included."""
+    fenced = False
+    for number, line in enumerate(read(page).splitlines(), 1):
+        if line.startswith("```"):
+            fenced = not fenced
+        elif not fenced:
+            yield number, "" if line.startswith(("|", "![", "<!--", "#", "    ", "```")) else line
+
+
+@every_page
+def test_lines_of_prose_are_short(page: Path) -> None:
+    assert [(number, len(line)) for number, line in prose(page) if len(line) > LINE] == []
+
+
+@every_page
+def test_lines_of_code_are_short(page: Path) -> None:
+    lines = enumerate(read(page).splitlines(), 1)
+    assert [number for number, line in lines if line.startswith("    ") and len(line) > LINE] == []
+
+
+@every_page
+def test_paragraphs_are_short(page: Path) -> None:
+    count = 0
+    for number, line in prose(page):
+        item = re.match(r"\s*(?:[-*]|\d+\.) ", line) is not None
+        count = 0 if not line.strip() else 1 if item else count + 1
+        assert count <= PARAGRAPH, f"{page_name(page)}:{number}: a paragraph of more than {PARAGRAPH} lines; cut it or make a table of it"
+
+
+@pytest.mark.parametrize("name", LONGEST)
+def test_page_is_short(name: str) -> None:
+    written = re.sub(r"(<!-- rooms -->\n).*?(<!-- /rooms -->)", r"\1\2", read(name), flags=re.S)  # the picture is generated
+    assert len(written.splitlines()) <= LONGEST[name]
+
+
+@every_page
+def test_page_says_what_the_reader_can_do_after_it(page: Path) -> None:
+    if page.name in ("README.md", "CHANGELOG.md") and page.parent == ROOT:
+        return
+    title, _, first = read(page).split("\n", 2)
+    assert title.startswith("# ")
+    assert first.startswith("After this page you ")
+
+
+MAKING = (
+    r"\b(?:sessions?|issues?|helpers?|agents?|reviewers?|this round|first round|next round|method notes|judged|judging)\b|/work/|/tmp/w/"
+)
+
+
+@every_page
+def test_page_speaks_of_the_project_not_of_its_making(page: Path) -> None:
+    text = read(page)
+    if page.name == "results.md":
+        text = text.partition("<!-- claims -->")[0]
+    assert re.findall(MAKING, text, re.I) == []
+
+
+def test_code_speaks_of_no_notes_that_readers_do_not_have() -> None:
+    assert [path.name for path in (ROOT / "src").rglob("*.py") if "method notes" in read(path)] == []
+
+
+def test_picture_of_the_readme_has_one_sentence() -> None:
+    caption = re.search(r"^!\[[^\]]*\]\([^)]*\)\n\n\*(.*?)\*$", read("README.md"), re.M)
+    assert caption
+    assert len(re.findall(r"[.!?](?:\s|$)", caption.group(1))) == 1
+
+
+# ------------------------------------------------------------------------------------------------------- numbers: experiments
+
+SPREAD = r"\d+\.\d+ ± \d+\.\d+"
+INTERVAL = r"[+−]\d+\.\d+ \[[+−]\d+\.\d+, [+−]\d+\.\d+\]"
+
+
+def block(page: str, name: str) -> str:
+    """The text of a page between `<!-- name -->` and `<!-- /name -->`."""
+    found = re.search(rf"^<!-- {name} -->\n(.*?)\n<!-- /{name} -->$", read(page), re.S | re.M)
+    assert found, f"{page} has no block {name}"
+    return found.group(1)
+
+
+def number(x: float, digits: int = 2) -> str:
+    return f"{x:.{digits}f}".replace("-", "−")
+
+
+def records(profile: str) -> list[Any]:
+    return [load(path) for path in sorted((RECORDED / "experiments").glob(f"*-{profile}.json"))]
+
+
+def test_tables_are_those_of_the_recorded_experiments() -> None:
+    """Run `make tables` after every change of the records or of the report."""
     from typer.testing import CliRunner
 
     from selfless.cli import app
 
     for form, suffix in (("md", "md"), ("csv", "csv"), ("latex", "tex")):
         made = CliRunner().invoke(app, ["report", str(RECORDED), "--format", form])
-        assert made.stdout == (RECORDED / f"tables.{suffix}").read_text(encoding="utf-8"), f"run make tables: tables.{suffix} is old"
+        assert made.stdout == read(RECORDED / f"tables.{suffix}"), f"run make tables: tables.{suffix} is old"
 
 
-def test_the_times_of_experiments_are_the_recorded_ones() -> None:
-    page = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in (RECORDED / "experiments").glob("*-ours.json")]
-    rows = {f"| `{r['name']}` | {r['about']['runs']} | {r['about']['seconds']:.0f} s |" for r in records}
-    assert rows == set(re.findall(r"^\| `[\w-]+` \| \d+ \| \d+ s \|$", page, re.M))
+def test_claims_on_the_results_page_are_the_generated_ones() -> None:
+    """Copy the table of the paper's claims from claims.md after `make tables`."""
+    paper = read(RECORDED / "claims.md").partition("## Claims of the paper\n")[2].partition("\n## ")[0]
+    assert block("docs/results.md", "claims") == paper.strip()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_figures_of_the_reproduction_are_the_recorded_ones(page: str) -> None:
-    """Every "a ± b" and every "+a [+b, +c]" stands in the tables drawn from the records."""
-    tables = (RECORDED / "tables.md").read_text(encoding="utf-8")
-    found = re.findall(f"{SPREAD}|{INTERVAL}", (ROOT / page).read_text(encoding="utf-8"))
-    assert found
-    assert [figure for figure in found if figure not in tables] == []
-
-
-def test_the_verdicts_on_the_results_page_are_the_recorded_ones() -> None:
-    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+def test_verdicts_on_the_results_page_are_counted_right() -> None:
+    page = read("docs/results.md")
     for profile in ("ours", "paper"):
-        paths = [path for path in (RECORDED / "experiments").glob(f"*-{profile}.json") if not path.name.startswith("rivals")]
-        records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        verdicts = [claim["verdict"] for record in records for claim in record["claims"] if not claim["ours"]]
+        claims = [claim for r in records(profile) if not r["name"].startswith("rivals") for claim in r["claims"]]
+        verdicts = [claim["verdict"] for claim in claims if not claim["ours"]]
         counted = " | ".join(str(verdicts.count(verdict)) for verdict in ("holds", "fails", "undecided"))
         assert re.search(rf"^\| `{profile}`[^|]*\| {re.escape(counted)} \|$", page, re.M), f"{profile}: {counted}"
+
+
+def test_times_of_experiments_are_the_recorded_ones() -> None:
+    rows = {f"| `{r['name']}` | {r['about']['runs']} | {r['about']['seconds']:.0f} s |" for r in records("ours")}
+    assert rows == set(re.findall(r"^\| `[\w-]+` \| \d+ \| \d+ s \|$", read("docs/experiments.md"), re.M))
+
+
+def rivals() -> dict[tuple[str, str], Any]:
+    return {(cell["row"], cell["column"]): cell for cell in load(RECORDED / "experiments/rivals-ours.json")["cells"]}
+
+
+def test_table_of_methods_is_the_recorded_one() -> None:
+    cells, rows = rivals(), block("docs/choosing.md", "rivals").splitlines()[2:]
+    columns = [f"{data}{lost}{term}" for data in ("pMNIST 128", "CIFAR 256") for term in ("", " + SLNID") for lost in ("", " lost")]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in dict.fromkeys(name for name, _ in cells)]
+    for row in rows:
+        name, *values = row.strip("| ").split(" | ")
+        for column, value in zip(columns, values, strict=False):
+            cell = cells.get((name, column))
+            assert value.strip() == (f"{number(cell['mean'])} ± {number(cell['std'])}" if cell else ""), (name, column)
+
+
+def test_strengths_of_methods_are_the_chosen_ones() -> None:
+    cells = rivals()
+    for row in block("docs/choosing.md", "strengths").splitlines()[2:]:
+        name, *values = row.strip("| ").split(" | ")
+        columns = ("pMNIST 128", "pMNIST 128 + SLNID", "CIFAR 256", "CIFAR 256 + SLNID")
+        assert [value.replace("`", "") for value in values] == [cells[name, column]["method"] for column in columns]
+
+
+def lambda_grid() -> set[str]:
+    """mean ± standard deviation of every setting of the trial."""
+    rows = load("results/trials/lambda-grid.json")["rows"]
+    settings = {(row["preserve"], row["sparsify"]) for row in rows}
+    averages = [[100 * row["average"] for row in rows if (row["preserve"], row["sparsify"]) == setting] for setting in settings]
+    return {f"{number(statistics.mean(a))} ± {number(statistics.stdev(a))}" for a in averages}
+
+
+OLD_RECORDS = {"64.40 ± 0.35", "+0.83 [+0.33, +1.23]"}  # of records that are in the history of the repository
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "performance.md"], ids=page_name)
+def test_values_with_a_spread_are_the_recorded_ones(page: Path) -> None:
+    """Every "a ± b" and every "+a [+b, +c]" is in a file made from the records."""
+    known = read(RECORDED / "tables.md") + read("results/again/against.md") + " ".join(lambda_grid() | OLD_RECORDS)
+    assert [value for value in re.findall(f"{SPREAD}|{INTERVAL}", read(page)) if value not in known] == []
 
 
 def test_every_reported_run_is_there_and_gives_the_reported_value() -> None:
@@ -85,8 +345,8 @@ def test_every_reported_run_is_there_and_gives_the_reported_value() -> None:
 
     results = {result.run.key: result for result in Store(RECORDED).all()}
     reported = set()
-    for path in (RECORDED / "experiments").glob("*.json"):
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+    for record in [*records("ours"), *records("paper")]:
+        for cell in record["cells"]:
             for run in cell["runs"]:
                 reported.add(run["key"])
                 if cell["value"] == "average":
@@ -94,48 +354,7 @@ def test_every_reported_run_is_there_and_gives_the_reported_value() -> None:
     assert reported == results.keys()
 
 
-def test_figures_in_the_performance_page_are_the_recorded_ones() -> None:
-    """Each is formatted from results/bench/ and must stand on the page; the marks must be those of the files."""
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    cpu, gpu, steps, peers = (
-        json.loads((ROOT / "results/bench" / name).read_text(encoding="utf-8"))
-        for name in ("cpu/bench.json", "h200/bench.json", "h200/steps.json", "peers-cpu/bench.json")
-    )
-    wanted = []
-    sixty, *cifar = gpu["sequence"]
-    wanted.append(f"**{sixty['seconds']:.2f} s** {mark(sixty)}")
-    for tf32, bf16 in ((cifar[0], cifar[1]), (cifar[2], cifar[3])):
-        wanted.append(f"**{bf16['seconds_a_run']:.2f} s** {mark(bf16)} / {tf32['seconds_a_run']:.2f} s {mark(tf32)}")
-    wanted.append(f"**{next(r for r in steps['steps'] if r['target'])['times_eager']:.0f}×** ✓")
-    wanted.append(f"**{100 * next(r for r in gpu['penalty'] if r['target'])['share']:.1f} %** ✓")
-    shares = {r["n"]: f"{100 * r['share']:.1f} %" for r in gpu["penalty"] if r["kind"] == "share"}
-    wanted += [shares[128] + " at N = 128", shares[256] + " at 256", shares[512] + " at 512", shares[1024] + " at 1,024"]
-    wanted += [shares[2048] + " at 2,048", shares[4096] + " at 4,096", shares[8192] + " at\n8,192", shares[16384] + " at 16,384"]
-    passes = [f"**{r['target']['value']:.2f}×**" for r in steps["importance"]]
-    wanted += [f"{passes[0]} / {passes[1]} ✓", f"{passes[2]} / {passes[3]} ✓"]
-    for n in (128, 512, 2048, 4096, 16384):
-        formula, share = (next(r for r in cpu["penalty"] if r["n"] == n and r["kind"] == kind) for kind in ("formula", "share"))
-        wanted.append(
-            f"| {n:,} | {significant(1e3 * formula['seconds'])} ms | {significant(formula['times_dense'])} | {100 * share['share']:.1f} % |"
-        )
-        wanted.append(f"{100 * share['share_eager']:.1f} % |")
-    by_name = {r["what"].removesuffix(", a task-epoch"): r for r in peers["peers"]}
-    rows = {
-        "Avalanche MAS, its PermutedMNIST": ["Avalanche MAS, its PermutedMNIST"],
-        "Avalanche MAS, fed from memory": ["Avalanche MAS, fed from memory"],
-        "selfless MAS (exact Ω), one run": ["selfless MAS, one run"],
-        "selfless MAS + SLNID, one run": ["selfless MAS + SLNID, one run"],
-    }
-    for kind in ("selfless MAS", "selfless MAS + SLNID", "selfless MAS in bf16"):
-        fleet = f"{kind}, a run in a fleet of 8"
-        rows[fleet] = [f"{fleet}, one process", f"{fleet}, 2 workers"]
-    plain = page.replace("**", "")
-    for title, names in rows.items():
-        best = min((by_name[name] for name in names), key=lambda r: r["seconds"])
-        ratios = f"{best['times_its_permuted_mnist']:.1f} | {best['times_from_memory']:.1f} |"
-        assert f"| {title} | {best['seconds']:.2f} | {ratios}" in plain, (title, best["seconds"], ratios)
-    missing = [figure for figure in wanted if figure not in page]
-    assert not missing, missing
+# -------------------------------------------------------------------------------------------------------------- numbers: speed
 
 
 def mark(row: dict[str, Any]) -> str:
@@ -147,7 +366,56 @@ def significant(x: float) -> str:
     return f"{x:.2f}" if x < 10 else f"{x:.1f}"
 
 
-def test_the_rate_of_preparing_images_is_the_recorded_one() -> None:
-    page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
-    best = json.loads((ROOT / "results/bench/prepare-cpu/bench.json").read_text(encoding="utf-8"))["prepare"][0]
-    assert f"{best['seconds']:.1f} s ({best['rate']}, the best of three rounds" in page
+def missing(values: list[str]) -> list[str]:
+    page = read("docs/performance.md")
+    return [value for value in values if value not in page]
+
+
+def test_speed_on_a_gpu_is_the_recorded_one() -> None:
+    gpu, steps = load("results/bench/h200/bench.json"), load("results/bench/h200/steps.json")
+    sixty, *cifar = gpu["sequence"]
+    wanted = [f"**{sixty['seconds']:.2f} s** {mark(sixty)}"]
+    for tf32, bf16 in ((cifar[0], cifar[1]), (cifar[2], cifar[3])):
+        wanted.append(f"**{bf16['seconds_a_run']:.2f} s** {mark(bf16)} / {tf32['seconds_a_run']:.2f} s {mark(tf32)}")
+    wanted += [re.findall(SPREAD, cifar[3]["says"])[0], re.findall(SPREAD, cifar[2]["says"])[0]]
+    wanted.append(f"**{next(r for r in steps['steps'] if r['target'])['times_eager']:.0f}×** ✓")
+    wanted.append(f"**{100 * next(r for r in gpu['penalty'] if r['target'])['share']:.1f} %** ✓")
+    wanted += [f"| {r['n']:,} | {100 * r['share']:.1f} % |" for r in gpu["penalty"] if r["kind"] == "share"]
+    passes = [f"**{r['target']['value']:.2f}×**" for r in steps["importance"]]
+    wanted += [f"{passes[0]} / {passes[1]} ✓", f"{passes[2]} / {passes[3]} ✓"]
+    assert missing(wanted) == []
+
+
+def test_speed_on_a_cpu_is_the_recorded_one() -> None:
+    cpu = load("results/bench/cpu/bench.json")
+    wanted = []
+    for n in (128, 512, 2048, 4096, 16384):
+        formula, share = (next(r for r in cpu["penalty"] if r["n"] == n and r["kind"] == kind) for kind in ("formula", "share"))
+        times = f"{significant(1e3 * formula['seconds'])} ms | {significant(formula['times_dense'])}"
+        wanted.append(f"| {n:,} | {times} | {100 * share['share']:.1f} % | {100 * share['share_eager']:.1f} % |")
+    exact = [r for r in cpu["importance"] if "per sample" in r["what"]]
+    for mas, ewc in (exact[:2], exact[2:]):
+        wanted.append(f"| {mas['of_forward_backward']:.2f}× | {ewc['of_forward_backward']:.2f}× |")
+        wanted.append(f"| {mas['times_loop']:.0f}× / {ewc['times_loop']:.0f}× faster |")
+    assert missing(wanted) == []
+
+
+def test_speed_beside_avalanche_is_the_recorded_one() -> None:
+    found = {r["what"].removesuffix(", a task-epoch"): r for r in load("results/bench/peers-cpu/bench.json")["peers"]}
+    rows = {
+        name: [name] for name in ("Avalanche MAS, its PermutedMNIST", "Avalanche MAS, fed from memory", "selfless MAS + SLNID, one run")
+    }
+    rows["selfless MAS (exact Ω), one run"] = ["selfless MAS, one run"]
+    for kind in ("selfless MAS", "selfless MAS + SLNID", "selfless MAS in bf16"):
+        fleet = f"{kind}, a run in a fleet of 8"
+        rows[fleet] = [f"{fleet}, one process", f"{fleet}, 2 workers"]
+    plain = read("docs/performance.md").replace("**", "")
+    for title, names in rows.items():
+        best = min((found[name] for name in names), key=lambda r: r["seconds"])
+        ratios = f"{best['times_its_permuted_mnist']:.1f} | {best['times_from_memory']:.1f} |"
+        assert f"| {title} | {best['seconds']:.2f} | {ratios}" in plain, (title, best["seconds"], ratios)
+
+
+def test_rate_of_preparing_images_is_the_recorded_one() -> None:
+    best = load("results/bench/prepare-cpu/bench.json")["prepare"][0]
+    assert f"{best['seconds']:.1f} s ({best['rate']}, the best of three rounds)" in " ".join(read("docs/data.md").split())

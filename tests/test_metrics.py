@@ -94,7 +94,7 @@ def test_a_hole_below_the_diagonal_is_named():
     broken[2, 1] = np.nan
     with pytest.raises(ValueError, match=r"A\[2, 1\] is nan"):
         metrics.forgetting(broken)
-    with pytest.raises(ValueError, match="one accuracy a task"):
+    with pytest.raises(ValueError, match="one accuracy per task"):
         metrics.forward_transfer(A, B[:2])
 
 
@@ -103,7 +103,7 @@ def test_spread():
     mean, std = metrics.spread([3.0])
     assert mean == 3.0
     assert math.isnan(std)
-    with pytest.raises(ValueError, match="one value a seed"):
+    with pytest.raises(ValueError, match="one value per seed"):
         metrics.spread([])
 
 

@@ -1,6 +1,7 @@
-"""The networks: their sizes by hand, their seeds, fleets by vmap, weights from files, and one's own."""
+"""The networks: sizes computed by hand, seeds, fleets under vmap, weights from files, custom networks."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ SIZES = [  # name, outputs, input, options, parameters
 
 
 @pytest.mark.parametrize(("name", "outputs", "shape", "options", "parameters"), SIZES, ids=lambda v: str(v))
-def test_sizes_by_hand_and_what_the_names_say(name, outputs, shape, options, parameters):
+def test_sizes_by_hand_and_layer_names(name, outputs, shape, options, parameters):
     model = build(name, outputs=outputs, input_shape=shape, seed=0, **options)
     assert count(model) == parameters
     assert model(images(shape)).shape == (2, outputs)
@@ -67,8 +68,8 @@ def test_hidden_layers_by_name():
     assert isinstance(vgg[:3], Network)
     started = build("vgg-slim", outputs=20, input_shape=(3, 56, 56), seed=0)
     x = torch.randn(8, 3, 56, 56, generator=torch.Generator().manual_seed(0))
-    assert 0.2 < started[:-1](x).std().item() < 5  # what goes in comes out at its own size, eight layers on …
-    assert torch.equal(started(x), torch.zeros(8, 20))  # … and the head says nothing yet
+    assert 0.2 < started[:-1](x).std().item() < 5  # eight layers keep the scale of their input …
+    assert torch.equal(started(x), torch.zeros(8, 20))  # … and the head starts at zero
 
 
 @pytest.mark.parametrize("n", [1, 10, 64, 100, 128, 500])
@@ -84,7 +85,7 @@ def test_maxout_is_the_nearest_in_parameters(n):
     assert gaps[k] == min(gaps.values())
 
 
-def test_lwta_silences_half_of_the_units():
+def test_lwta_sets_half_of_the_units_to_zero():
     model = build("mlp-12-lwta", outputs=2, input_shape=MNIST, seed=0)
     seen = []
     model.act1.register_forward_hook(lambda module, inputs, output: seen.append(output))
@@ -97,7 +98,7 @@ def test_lwta_silences_half_of_the_units():
 # ---- randomness --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_seed_is_reproducible_and_leaves_the_global_state_alone():
+def test_a_seed_is_reproducible_and_keeps_the_global_random_state():
     state = torch.random.get_rng_state()
     one, same, other = (build("cnn-8", outputs=2, input_shape=CIFAR, seed=s) for s in (5, 5, 6))
     assert_close(torch.random.get_rng_state(), state, rtol=0, atol=0)
@@ -105,7 +106,7 @@ def test_a_seed_is_reproducible_and_leaves_the_global_state_alone():
     assert not torch.equal(one.conv1.weight, other.conv1.weight)
 
 
-def test_initialisation_is_pytorchs_own():
+def test_initialisation_is_the_default_of_pytorch():
     model = build("mlp-8", outputs=3, input_shape=(1, 2, 2), seed=7)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
@@ -170,7 +171,7 @@ IMAGENET = (3, 224, 224)
 
 
 def torchvision_state(*parts: str) -> dict[str, torch.Tensor]:
-    """A constant per tensor, expanded: the file is small, the shapes are the real ones."""
+    """Return a state-dict with the real shapes; each tensor is one expanded constant, so that the file is small."""
     shapes = {}
     for key, shape in TORCHVISION.items():
         if not parts or key.startswith(parts):
@@ -211,7 +212,7 @@ def test_alexnet_convolutions_alone(tmp_path):
         build("alexnet", outputs=2, input_shape=TINY, weights=tmp_path / "conv.npz")
 
 
-def test_alexnet_weights_that_do_not_fit(tmp_path):
+def test_alexnet_refuses_weights_that_do_not_fit(tmp_path):
     def refused(state, match, shape=TINY, **options):
         torch.save(state, tmp_path / "w.pth")
         with pytest.raises(ValueError, match=match):
@@ -243,9 +244,9 @@ def test_alexnet_imagenet_convolutions():
     assert_close(vmapped[:, 0], model(images(TINY)), rtol=1e-4, atol=1e-5)
 
 
-# ---- one's own ---------------------------------------------------------------------------------------------------------------
+# ---- custom networks ---------------------------------------------------------------------------------------------------------
 
-OWN = """
+CUSTOM = """
 import torch
 from torch import nn
 
@@ -295,13 +296,13 @@ value = 3
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
-    """A module in the working directory, under a name of its own, called by `own(factory)`."""
-    name = f"own_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(OWN)
+def build_custom(tmp_path, monkeypatch):
+    """Write a module with a unique name to the working directory; return a function that builds one of its networks."""
+    name = f"custom_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(CUSTOM)
     (tmp_path / f"{name}_broken.py").write_text("import selfless_has_no_such_module")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if p != str(tmp_path)])
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p != str(tmp_path)])  # importing adds the folder; this undoes it
 
     def call(factory, suffix="", **options):
         return build(f"{name}{suffix}:{factory}", outputs=6, input_shape=(1, 2, 2), **options)
@@ -309,14 +310,14 @@ def own(tmp_path, monkeypatch):
     return call
 
 
-def test_own_network_and_where_its_hidden_layers_are_found(own):
-    model = own("build", seed=1, width=5)
+def test_a_custom_network_and_its_hidden_layers(build_custom):
+    model = build_custom("build", seed=1, width=5)
     assert (model.hidden, model.hidden_conv) == (("5", "7"), ("1",))
     assert model(torch.zeros(3, 1, 2, 2)).shape == (3, 6)
-    assert_close(model.state_dict(), own("build", seed=1, width=5).state_dict())
-    assert own("bare").hidden == ()
-    assert own("named").hidden == ("7",)
-    assert own("any_options", extra=1).options == ["extra", "input_shape", "outputs"]
+    assert_close(model.state_dict(), build_custom("build", seed=1, width=5).state_dict())
+    assert build_custom("bare").hidden == ()
+    assert build_custom("named").hidden == ("7",)
+    assert build_custom("any_options", extra=1).options == ["extra", "input_shape", "outputs"]
 
 
 @pytest.mark.parametrize(
@@ -333,18 +334,18 @@ def test_own_network_and_where_its_hidden_layers_are_found(own):
         ("", ValueError, "module:factory"),
     ],
 )
-def test_own_network_refused(own, factory, error, match):
+def test_a_custom_network_is_refused(build_custom, factory, error, match):
     with pytest.raises(error, match=match):
-        own(factory)
+        build_custom(factory)
 
 
-def test_own_module_that_is_not_there_or_fails(own):
+def test_a_custom_module_that_is_missing_or_fails(build_custom):
     with pytest.raises(ValueError, match="there is no module"):
-        own("build", suffix="_absent")
+        build_custom("build", suffix="_absent")
     with pytest.raises(ModuleNotFoundError, match="selfless_has_no_such_module"):
-        own("build", suffix="_broken")
+        build_custom("build", suffix="_broken")
     with pytest.raises(ValueError, match=r"no option 'deep'; it has width"):
-        own("build", deep=3)
+        build_custom("build", deep=3)
 
 
 # ---- refusals ----------------------------------------------------------------------------------------------------------------
@@ -386,7 +387,7 @@ def test_unknown_names_get_a_suggestion_and_the_list(name, hint):
         ("mlp-8", (28, 28), {}, r"input_shape \(C, H, W\)"),
     ],
 )
-def test_refusals(name, shape, options, match):
+def test_a_known_network_is_refused(name, shape, options, match):
     with pytest.raises(ValueError, match=match):
         build(name, outputs=2, input_shape=shape, **options)
 

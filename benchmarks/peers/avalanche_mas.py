@@ -1,6 +1,6 @@
-"""Avalanche's MAS on permuted MNIST: seconds a task-epoch, with its importance pass.
+"""Time Avalanche's MAS on permuted MNIST: seconds per task-epoch, importance pass included.
 
-Runs in `benchmarks/peers/.venv` (see README.md there), not in the project's own environment:
+It runs in `benchmarks/peers/.venv` (see README.md there), not in the environment of the project:
 
     benchmarks/peers/.venv/bin/python benchmarks/peers/avalanche_mas.py --data "$SELFLESS_DATA/mnist" --json
 
@@ -34,7 +34,7 @@ FILES = {
     "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
 }
 Task = tuple[Any, Tensor, Tensor]  # an Avalanche experience, and the task's test images and labels
-_LIBRARIES: list[torch.library.Library] = []  # torch forgets the operators of a Library that is collected
+_LIBRARIES: list[torch.library.Library] = []  # kept, because torch removes the operators of a Library that is garbage-collected
 
 
 def say(text: str) -> None:
@@ -44,9 +44,8 @@ def say(text: str) -> None:
 def import_torchvision() -> str:
     """Import torchvision and return its version.
 
-    The index has only torchvision's CUDA wheel. Beside a CPU torch its compiled part cannot load, which it forgives, except
-    that it then describes two detection operators that do not exist. Declaring the two lets the Python part import, which
-    is all that Avalanche needs; nothing here calls them.
+    The plain index has only a CUDA build of torchvision. With a CPU torch its compiled part does not load, and the import then fails at two
+    detection operators that are missing. Declaring the two lets the Python part import. Avalanche needs no more; nothing here calls them.
     """
     try:
         import torchvision
@@ -62,7 +61,7 @@ def import_torchvision() -> str:
 
 
 class Rows(Dataset[tuple[Tensor, int]]):
-    """Pairs in memory, split once, so that an item costs no tensor indexing: the quickest form Avalanche was seen to take."""
+    """Pairs (image, label) in memory, split once, so that no item needs tensor indexing: the fastest form for Avalanche that was found."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.targets: list[int] = y.tolist()
@@ -76,7 +75,7 @@ class Rows(Dataset[tuple[Tensor, int]]):
 
 
 class Stopwatch:
-    """A plugin that notes when training ends. It stands before MAS's, whose importance pass starts at the same event."""
+    """A plugin that notes when training ends. It comes before the plugin of MAS, whose importance pass starts at the same event."""
 
     trained_at = 0.0
 
@@ -86,12 +85,12 @@ class Stopwatch:
 
 def unzip(path: Path) -> bytes:
     if not path.is_file():
-        sys.exit(f"{path} is not there; --data names the folder with MNIST's four .gz files")
+        sys.exit(f"{path} does not exist; --data must name the folder with MNIST's four .gz files")
     return gzip.decompress(path.read_bytes())
 
 
 def idx(path: Path) -> np.ndarray:
-    """An IDX file of bytes: two zeros, the type (8), the number of axes, their lengths, the data."""
+    """Read an IDX file of bytes: two zeros, the type (8), the number of axes, their lengths, the data."""
     raw = unzip(path)
     if raw[:3] != b"\0\0\x08":
         sys.exit(f"{path} is not an IDX file of bytes")
@@ -100,14 +99,14 @@ def idx(path: Path) -> np.ndarray:
 
 
 def mnist(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """x: (M, 784) in [0, 1], y: (M,)."""
+    """Return x: (M, 784) in [0, 1] and y: (M,)."""
     images, labels = (idx(folder / name) for name in FILES[part])
     x = torch.tensor(images.reshape(len(images), -1), dtype=torch.float32) / 255
     return x, torch.tensor(labels, dtype=torch.int64)
 
 
 def in_memory(options: argparse.Namespace) -> Iterator[Task]:
-    """Permuted once a task, held as float rows; task 1 is the identity, the others are drawn from the seed."""
+    """Yield tasks that are permuted once and kept as float rows. Task 1 is not permuted; the seed gives the other permutations."""
     from avalanche.benchmarks import benchmark_from_datasets
     from avalanche.benchmarks.utils import as_classification_dataset
 
@@ -122,7 +121,7 @@ def in_memory(options: argparse.Namespace) -> Iterator[Task]:
 
 
 def classic(options: argparse.Namespace) -> Iterator[Task]:
-    """Avalanche's own PermutedMNIST, which converts and permutes every image whenever it is drawn."""
+    """Yield the tasks of Avalanche's PermutedMNIST, which converts and permutes an image each time it is drawn."""
     from avalanche.benchmarks.classic import PermutedMNIST
 
     with tempfile.TemporaryDirectory() as root:
@@ -149,7 +148,7 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     torchvision_version = import_torchvision()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Avalanche looks for a QP solver, which MAS does not use
+        warnings.simplefilter("ignore")  # Avalanche misses a QP solver, which MAS does not use
         import avalanche
         from avalanche.training import MAS
         from avalanche.training.plugins import EvaluationPlugin
@@ -161,7 +160,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         model.insert(0, nn.Flatten())
     stopwatch = Stopwatch()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "No loggers specified": none are wanted
+        warnings.simplefilter("ignore")  # "No loggers specified", which is intended
         evaluator = EvaluationPlugin()
     strategy = MAS(
         model=model,
@@ -186,7 +185,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         tests.append((test_x, test_y))
         before = strategy.clock.train_iterations
         cpu_start, start = time.process_time(), time.perf_counter()
-        # A fresh momentum for every task, as in the released code of the paper
+        # The momentum starts at zero in every task, as in the released code of the paper
         strategy.train(experience, num_workers=0, reset_optimizer_state=True)
         end, cpu_end = time.perf_counter(), time.process_time()
         training.append(stopwatch.trained_at - start)
@@ -228,7 +227,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def check() -> None:
-    """Import what the measurement imports."""
+    """Check that everything needed can be imported."""
     version = import_torchvision()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -239,7 +238,7 @@ def check() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="folder with MNIST's four .gz files; default $SELFLESS_DATA/mnist")
+    parser.add_argument("--data", type=Path, help="folder with MNIST's four .gz files (default: $SELFLESS_DATA/mnist)")
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=200)
@@ -247,12 +246,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument("--lambda", dest="strength", type=float, default=0.1, help="weight of the penalty (0.1)")
+    parser.add_argument("--lambda", dest="strength", type=float, default=0.1, help="strength of the penalty (0.1)")
     parser.add_argument("--alpha", type=float, default=0.5, help="share of the old importance at each update (0.5)")
     parser.add_argument("--loading", choices=("memory", "classic"), default="memory", help="see README.md")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--check", action="store_true", help="only see whether Avalanche imports")
+    parser.add_argument("--check", action="store_true", help="only check that Avalanche can be imported")
     options = parser.parse_args()
     if options.data is None and not options.check:
         if "SELFLESS_DATA" not in os.environ:

@@ -1,12 +1,12 @@
-"""The Fisher information of a perceptron by a loop over samples, one forward and one backward pass each.
+"""Compute the Fisher information of an MLP in a loop over samples, with one forward and one backward pass for each.
 
-This is how G. M. van de Ven's continual-learning code (and much code after it) takes it: batches of one sample, log-softmax, backward,
-square. Written anew here, in plain PyTorch, with nothing else in the loop. Runs in `benchmarks/peers/.venv`:
+G. M. van de Ven's continual-learning code, and much code after it, works in this way: batches of one sample, log-softmax, backward, square.
+This file is a new implementation in plain PyTorch with nothing else in the loop. It runs in `benchmarks/peers/.venv`:
 
     benchmarks/peers/.venv/bin/python benchmarks/peers/per_sample_fisher.py --samples 2000 --json
 
-`--labels true` squares the gradient at the sample's own label (the empirical Fisher information); `all` takes the expectation over the
-model's own distribution, a backward pass a class (the exact one).
+`--labels true` squares the gradient at the true label (the empirical Fisher information). `--labels all` takes the expectation over the
+model's distribution, with one backward pass per class (the exact Fisher information).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def mlp(hidden: int) -> nn.Sequential:
 
 
 def fisher(model: nn.Module, loader: DataLoader[Any], labels: str) -> dict[str, Tensor]:
-    """mean_m (∂ log p(y_m|x_m)/∂θ)², by parameter name."""
+    """mean_m (∂ log p(y_m|x_m)/∂θ)², by parameter name. With labels "all": mean_m Σ_c p_c (∂ log p_c/∂θ)²."""
     total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     seen = 0
     model.eval()
@@ -60,9 +60,9 @@ def main() -> None:
     data = TensorDataset(torch.rand(options.samples + 20, 784), torch.randint(10, (options.samples + 20,)))
     warm, timed = torch.utils.data.random_split(data, [20, options.samples])
     fisher(model, DataLoader(warm, batch_size=1), options.labels)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     found = fisher(model, DataLoader(timed, batch_size=1, shuffle=True), options.labels)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     result = {
         "peer": "per-sample-fisher",
         "labels": options.labels,

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Build benchmarks/peers/.venv: Avalanche in an environment of its own. Safe to run again; a finished build is left alone.
+# Build benchmarks/peers/.venv, a separate environment with Avalanche. Safe to run again: a finished build is not changed.
 #   sh benchmarks/peers/setup.sh            (PYTHON=python3.12 to choose the interpreter)
 set -eu
 cd "$(dirname "$0")"
 
 VENV=.venv
 STAMP=$VENV/.stamp
-# Without their dependencies: torchvision's own would replace the CPU torch by gigabytes of CUDA.
+# Installed without their dependencies: those of torchvision would replace the CPU torch by gigabytes of CUDA.
 NO_DEPS="torchvision==0.28.0 avalanche-lib==0.6.0"
 
 wanted=$(cat requirements.txt; echo "$NO_DEPS")
@@ -20,8 +20,8 @@ rm -f "$STAMP"
 echo "installing into benchmarks/peers/$VENV (a few minutes the first time)" >&2
 pip() { "$VENV/bin/python" -m pip install --disable-pip-version-check --quiet "$@"; }
 pip --requirement requirements.txt
-# shellcheck disable=SC2086  # two words, meant as two
+# shellcheck disable=SC2086  # two words on purpose
 pip --no-deps $NO_DEPS
 "$VENV/bin/python" avalanche_mas.py --check
-# Written last, so that a build that was stopped half-way is taken up again.
+# Written last, so that an interrupted build is continued the next time.
 printf '%s\n' "$wanted" > "$STAMP"

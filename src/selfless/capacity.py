@@ -1,7 +1,9 @@
-"""How much room is left: the free parameters and neurons of each layer.
+"""Capacity: how many parameters and neurons of each layer are free.
 
-A parameter is free while its importance Ω, summed over the tasks so far, is below a threshold, a neuron while its α is. The threshold is
-1e-2, the paper's (its figure 4, top); it belongs to the scale of Ω, so compare capacities of one method and network, not across them.
+    parameter k is free  ⇔  Ω_k < τ,      neuron i is free  ⇔  α_i < τ,
+
+with Ω and α summed over the tasks learnt so far. The threshold τ is 1e-2, as in the paper (its figure 4, top). It belongs to the scale of
+Ω: compare capacities of one method and one network, not across methods or networks.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ THRESHOLD = 1e-2
 
 @dataclass(frozen=True)
 class Free:
-    """So many of so many are free."""
+    """How many entries are free, out of how many."""
 
     free: int
     total: int
 
     @property
     def share(self) -> float:
-        """NaN of nothing: a method without importances knows of no room."""
+        """free / total. NaN if total = 0: a method without importances says nothing about capacity."""
         return self.free / self.total if self.total else math.nan
 
     def __str__(self) -> str:
@@ -33,7 +35,7 @@ class Free:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Free parameters by parameter name, free neurons by layer name, after `tasks` tasks. `print` it for a table."""
+    """Free parameters by parameter name and free neurons by layer name, after `tasks` tasks. Print it to see a table."""
 
     parameters: dict[str, Free]
     neurons: dict[str, Free]
@@ -42,16 +44,16 @@ class Capacity:
 
     @property
     def free_parameters(self) -> float:
-        """The share of all parameters that are free."""
-        return _together(self.parameters).share
+        """Σ free / Σ total over all parameters."""
+        return _sum(self.parameters).share
 
     @property
     def free_neurons(self) -> float:
-        """The share of the watched neurons that are free."""
-        return _together(self.neurons).share
+        """Σ free / Σ total over all neurons of the attached layers."""
+        return _sum(self.neurons).share
 
     def as_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON; None stands for NaN."""
         return {
             "tasks": self.tasks,
             "threshold": self.threshold,
@@ -71,13 +73,16 @@ class Capacity:
             for name, free in rows.items():
                 yield f"  {title:<10}  {name:<{width}}  {free}"
             if len(rows) > 1:
-                yield f"  {title:<10}  {'all':<{width}}  {_together(rows)}"
+                yield f"  {title:<10}  {'all':<{width}}  {_sum(rows)}"
 
 
-def _together(rows: Mapping[str, Free]) -> Free:
+def _sum(rows: Mapping[str, Free]) -> Free:
     return Free(sum(f.free for f in rows.values()), sum(f.total for f in rows.values()))
 
 
-def free_share(importance: Tensor, threshold: float = THRESHOLD) -> Free:
-    """How many entries lie below the threshold."""
+def count_free(importance: Tensor, threshold: float = THRESHOLD) -> Free:
+    """#{k : Ω_k < τ} and the number of entries k, for importances Ω of any shape."""
     return Free(int((importance < threshold).sum()), importance.numel())
+
+
+free_share = count_free  # the earlier name

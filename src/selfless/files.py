@@ -1,4 +1,7 @@
-"""Files that are whole or absent: written under a temporary name in the same folder, then renamed. And locks between processes."""
+"""Files that are complete or absent, and locks between processes.
+
+A file is written under a temporary name in its own folder and then renamed, so that a reader never sees half of it.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from typing import IO, Any
 
 try:
     import fcntl
-except ImportError:  # Windows: no advisory locks; renames are still atomic
+except ImportError:  # Windows has no advisory locks; renaming is still atomic there
     fcntl = None  # type: ignore[assignment]
 
-TRIES = 500  # to make a folder that others may be removing
+TRIES = 500  # attempts to open a lock file whose folder other processes may remove at the same time
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """`write` fills a temporary file beside `path`, which then takes its name in one step."""
+    """Let `write` fill a temporary file beside `path`, then rename it to `path` in one step. Folders are made as needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
         write(Path(name))
-        os.chmod(name, 0o644)
+        os.chmod(name, 0o644)  # mkstemp makes files that only their owner can read
         with open(name, "rb") as written:
             os.fsync(written.fileno())
         os.replace(name, path)
@@ -36,6 +39,8 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` as UTF-8, atomically."""
+
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
@@ -43,34 +48,36 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_text(path, _laid_out(value) + "\n")
+    """Write `value` to `path` as JSON, atomically. NaN and infinity raise a ValueError: they are not JSON."""
+    write_text(path, _format_json(value) + "\n")
 
 
-def _laid_out(value: Any, indent: int = 0) -> str:
-    """JSON with a line for every list or object that holds no other: a row of a matrix, an epoch's numbers."""
+def _format_json(value: Any, indent: int = 0) -> str:
+    """Return JSON with one line for each innermost list or object, such as a row of a matrix or the numbers of an epoch."""
     inner = list(value.values()) if isinstance(value, Mapping) else value
     if not isinstance(inner, list | tuple) or not any(isinstance(v, Mapping | list | tuple) for v in inner):
         return json.dumps(value, allow_nan=False)
-    names = [json.dumps({name: 0})[1:-2] for name in value] if isinstance(value, Mapping) else [""] * len(inner)  # numbers as text too
-    pad, (opening, closing) = "\n" + " " * (indent + 1), "{}" if isinstance(value, Mapping) else "[]"
-    body = f",{pad}".join(name + _laid_out(v, indent + 1) for name, v in zip(names, inner, strict=True))
-    return f"{opening}{pad}{body}\n{' ' * indent}{closing}"
+    # json.dumps turns keys that are numbers into text; {key: 0} without its last two characters, "0}", is the key in that form.
+    keys = [json.dumps({key: 0})[1:-2] for key in value] if isinstance(value, Mapping) else [""] * len(inner)
+    line, (opening, closing) = "\n" + " " * (indent + 1), "{}" if isinstance(value, Mapping) else "[]"
+    body = f",{line}".join(key + _format_json(v, indent + 1) for key, v in zip(keys, inner, strict=True))
+    return f"{opening}{line}{body}\n{' ' * indent}{closing}"
 
 
 @contextlib.contextmanager
 def locked(path: Path, busy: Callable[[], None]) -> Iterator[IO[str]]:
-    """Hold an exclusive lock on `path`; if another process has it, call `busy` once and wait. A killed process lets go of it.
+    """Hold an exclusive lock on the file `path` inside the `with` block; a killed process loses its lock.
 
-    Who holds the lock may remove the file, and its folder: one who waited then holds a file that nobody else will find, and takes the
-    new one instead.
+    If another process holds the lock, call `busy` once and wait. The holder may remove the file and its folder. Whoever waited then holds
+    a file that no other process can find, and locks the new file instead.
     """
-    told = False
+    waited = False
     tries = 0
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed by the block below
-        except (FileNotFoundError, FileExistsError) as error:  # the folder was removed since, or when mkdir looked what it is
+        except (FileNotFoundError, FileExistsError) as error:  # another process removed the folder, or mkdir saw it disappear
             tries += 1
             if tries == TRIES or (path.parent.exists() and not path.parent.is_dir()):
                 raise type(error)(f"cannot make the folder {path.parent}: {error.strerror}") from error
@@ -81,17 +88,17 @@ def locked(path: Path, busy: Callable[[], None]) -> Iterator[IO[str]]:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    if not told:
+                    if not waited:
                         busy()
-                    told = True
+                    waited = True
                     fcntl.flock(file, fcntl.LOCK_EX)
-            if _is(path, file):
+            if _is_at(path, file):
                 yield file
                 return
 
 
-def _is(path: Path, file: IO[str]) -> bool:
-    """Whether the path still leads to the open file."""
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """True if `path` still leads to the open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:

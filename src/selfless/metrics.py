@@ -1,9 +1,10 @@
-"""What a run achieved: pure functions of its accuracy matrix.
+"""Measures of a run, as pure functions of its accuracy matrix.
 
-A[t, u] is the accuracy on task u after learning task t, for t, u = 1 … T; A is (T, T), or (1, T) where all tasks were learnt
-together. Any unit (fractions or percent), numpy, torch or nested lists; the arithmetic is float64. Entries above the diagonal
-(tasks not learnt yet) may be NaN, not evaluated; the others must be there. A measure that compares before with after is not
-defined for a single row: it is NaN then.
+A[t, u] is the accuracy on task u after learning task t, t, u = 1 … T. A is (T, T), or (1, T) if all tasks were learnt together.
+
+- A may be a numpy array, a torch tensor or nested lists, in fractions or in percent. The arithmetic is float64.
+- Entries above the diagonal (u > t, tasks not learnt yet) may be NaN. All other entries must be finite.
+- A measure that compares "before" with "after" needs two rows. With one row it is NaN.
 """
 
 from typing import TYPE_CHECKING
@@ -29,18 +30,18 @@ Floats = NDArray[np.float64]
 
 
 def average(A: "ArrayLike | Tensor") -> float:
-    """1/T Σ_u A[T, u]: the mean accuracy over all tasks after the last one."""
+    """1/T Σ_u A[T, u]: the mean accuracy over all tasks after learning the last one."""
     return float(_matrix(A)[-1].mean())
 
 
 def learning_accuracy(A: "ArrayLike | Tensor") -> float:
-    """1/T Σ_u A[u, u]: the mean accuracy on each task just after learning it. NaN where tasks were learnt together."""
+    """1/T Σ_u A[u, u]: the mean accuracy on each task just after learning it. NaN if the tasks were learnt together."""
     A = _matrix(A)
     return float(A.diagonal().mean()) if A.shape[0] == A.shape[1] else np.nan
 
 
 def forgetting(A: "ArrayLike | Tensor") -> float:
-    """1/(T−1) Σ_{u<T} ( max_{t<T} A[t, u] − A[T, u] ): Chaudhry et al. 2018. The max is over what was evaluated. NaN if T = 1."""
+    """1/(T−1) Σ_{u<T} ( max_{t<T} A[t, u] − A[T, u] ): Chaudhry et al. 2018. The max ignores NaN entries. NaN if T = 1."""
     A = _matrix(A)
     return float((np.nanmax(A[:-1, :-1], axis=0) - A[-1, :-1]).mean()) if len(A) > 1 else np.nan
 
@@ -54,35 +55,35 @@ def backward_transfer(A: "ArrayLike | Tensor") -> float:
 def forward_transfer(A: "ArrayLike | Tensor", baseline: "ArrayLike | Tensor") -> float:
     """1/(T−1) Σ_{u≥2} ( A[u−1, u] − b_u ): Lopez-Paz & Ranzato 2017. NaN if T = 1.
 
-    baseline: (T,), b_u the accuracy on task u of the network at its random initialisation (b_1 is not used). Needs every next
-    task evaluated before it is learnt: A[u−1, u] must not be NaN.
+    baseline: (T,), b_u is the accuracy on task u of the network at its random initialisation (b_1 is not used). Each task must be
+    evaluated before it is learnt: A[u−1, u] must not be NaN.
     """
     A, b = _matrix(A), _float64(baseline)
     if b.shape != (A.shape[1],):
-        raise ValueError(f"baseline must hold one accuracy a task, shape ({A.shape[1]},), not {b.shape}")
+        raise ValueError(f"baseline must hold one accuracy per task, shape ({A.shape[1]},), not {b.shape}")
     if len(A) == 1:
         return np.nan
     ahead = A.diagonal(1)
     if not np.isfinite(ahead).all() or not np.isfinite(b[1:]).all():
-        raise ValueError("forward transfer needs each task's accuracy before it is learnt: A[u-1, u] and baseline[u]")
+        raise ValueError("forward transfer needs the accuracy on each task before it is learnt: A[u-1, u] and baseline[u] must be finite")
     return float((ahead - b[1:]).mean())
 
 
 def summary(A: "ArrayLike | Tensor", baseline: "ArrayLike | Tensor | None" = None) -> dict[str, float]:
-    """Every measure by its name; `forward_transfer` is NaN without a baseline, or where A[u−1, u] was not evaluated."""
+    """Return all measures by name. `forward_transfer` is NaN without a baseline or without the entries A[u−1, u]."""
     A = _matrix(A)
-    known = baseline is not None and bool(np.isfinite(A.diagonal(1)).all())
+    evaluated = baseline is not None and bool(np.isfinite(A.diagonal(1)).all())
     return {
         "average": average(A),
         "forgetting": forgetting(A),
         "backward_transfer": backward_transfer(A),
-        "forward_transfer": forward_transfer(A, baseline) if known and baseline is not None else np.nan,
+        "forward_transfer": forward_transfer(A, baseline) if evaluated and baseline is not None else np.nan,
         "learning_accuracy": learning_accuracy(A),
     }
 
 
 def spread(values: "ArrayLike | Tensor") -> tuple[float, float]:
-    """(x̄, s), s² = 1/(n−1) Σ (x − x̄)²: mean and sample standard deviation over seeds. One value has no spread: s is NaN."""
+    """(x̄, s), s² = 1/(n−1) Σ (x − x̄)²: mean and sample standard deviation over seeds. s is NaN for a single value."""
     x = _sample(values)
     return float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else np.nan
 
@@ -95,14 +96,14 @@ def paired_interval(
     level: float = 0.95,
     resamples: int = 10_000,
 ) -> tuple[float, float]:
-    """(low, high) for the mean of d = a − b, a and b paired by seed: the percentile bootstrap over d.
+    """(low, high) = quantiles (1 ∓ level)/2 of the resampled means of d = a − b, with a and b paired by seed.
 
-    The q-quantiles, q = (1 ∓ level)/2, of the means of `resamples` samples of n differences drawn with replacement. With few
-    seeds it is narrow: of n = 5 differences with one sign, it never reaches zero. One pair gives (NaN, NaN).
+    This is the percentile bootstrap: each of `resamples` means is taken over n differences drawn with replacement. With few seeds the
+    interval is too narrow; if n = 5 differences all have one sign, it never contains zero. One pair gives (NaN, NaN).
     """
     x, y = _sample(a), _sample(b)
     if x.shape != y.shape:
-        raise ValueError(f"a and b are paired, one value a seed each; they have {len(x)} and {len(y)} values")
+        raise ValueError(f"a and b must be paired, one value per seed in each; they have {len(x)} and {len(y)} values")
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, not {level}")
     if len(x) == 1:
@@ -114,12 +115,14 @@ def paired_interval(
 
 
 def _float64(values: "ArrayLike | Tensor") -> Floats:
-    if hasattr(values, "detach"):  # a tensor, on any device, of any float type; torch itself need not be imported
+    """Return a float64 array of a tensor (any device, any float type), an array or nested lists."""
+    if hasattr(values, "detach"):  # a tensor; asked this way, so that torch is not imported
         values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)
 
 
 def _matrix(A: "ArrayLike | Tensor") -> Floats:
+    """Return A as float64 after checking its shape and that no needed entry is missing."""
     A = _float64(A)
     if A.ndim != 2 or A.size == 0 or A.shape[0] not in (1, A.shape[1]):
         raise ValueError(f"the accuracy matrix A[t, u] must be (T, T), or (1, T) for joint training, not {A.shape}")
@@ -128,8 +131,8 @@ def _matrix(A: "ArrayLike | Tensor") -> Floats:
     if len(missing):
         t, u = missing[0]
         raise ValueError(
-            f"A[{t}, {u}] is {A[t, u]}: tasks learnt so far must be evaluated. "
-            "Of a run that is not finished, pass the first t rows and columns"
+            f"A[{t}, {u}] is {A[t, u]}, but every task learnt so far must be evaluated. "
+            "For an unfinished run, pass only the rows and columns of the tasks learnt so far"
         )
     return A
 
@@ -137,5 +140,5 @@ def _matrix(A: "ArrayLike | Tensor") -> Floats:
 def _sample(values: "ArrayLike | Tensor") -> Floats:
     x = _float64(values)
     if x.ndim != 1 or len(x) == 0:
-        raise ValueError(f"one value a seed is needed, a list of at least one, not shape {x.shape}")
+        raise ValueError(f"expected one value per seed, a list of at least one; got shape {x.shape}")
     return x

@@ -1,9 +1,10 @@
-"""The paper's networks, by name: `build("mlp-128", outputs=10, input_shape=(1, 28, 28), seed=0)`.
+"""The paper's networks by name: `build("mlp-128", outputs=10, input_shape=(1, 28, 28), seed=0)`.
 
-Every network names the activation modules of its hidden layers, where the sparsifiers act: `hidden` those of the fully connected
-layers, `hidden_conv` those of the convolutions. Layer l is `conv{l}` or `fc{l}`, its activation `act{l}`. There is one output
-layer, `head`; with several heads, a task's head is a range of its columns (the loss slices it), so nothing is added between tasks.
-Nothing works in place: all of it runs under `torch.func.functional_call` with `vmap` over stacked parameters, and `torch.compile`.
+Layer l is called `conv{l}` or `fc{l}`, its activation module `act{l}`, and the one output layer `head`. `Network.hidden` names the
+activations of the fully connected layers, `Network.hidden_conv` those of the convolutions; sparsifiers act there. With several tasks, the
+head of a task is a range of output columns, so that no layer is added between tasks. No module works in place: every network runs under
+`torch.func.functional_call`, `vmap` over stacked parameters, and `torch.compile`. All start from PyTorch's default initialisation, except
+vgg-slim.
 """
 
 import difflib
@@ -23,19 +24,19 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
+from selfless.network.hidden import hidden_layers
 from selfless.terms import import_custom
 
 __all__ = ["Network", "build", "hidden_layers", "names"]
 
-Shape = tuple[int, int, int]
-_NOT_ACTIVATIONS = (
-    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Flatten, nn.Unflatten, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
-    *(nn.AdaptiveMaxPool2d, nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.modules.dropout._DropoutNd),
-)
+Shape = tuple[int, int, int]  # (C, H, W)
+Padding = Literal["same-valid", "same"]
+Init = Literal["pretrained", "random"]
+File = str | os.PathLike[str]
 
 
 class Network(nn.Sequential):
-    """Named modules in order, plus the names of the activations of its hidden layers."""
+    """Named modules in order, with the names of the activations of its hidden layers."""
 
     def __init__(self, layers: "OrderedDict[str, nn.Module]", *, hidden: Iterable[str] = (), hidden_conv: Iterable[str] = ()) -> None:
         super().__init__(layers)
@@ -44,19 +45,25 @@ class Network(nn.Sequential):
 
 
 def build(name: str, *, outputs: int, input_shape: Shape, seed: int | None = None, **options: Any) -> nn.Module:
-    """The network called `name` (see `names()`), on the CPU, with PyTorch's default initialisation (vgg-slim has its own).
+    """Return the network called `name` (see `names()`), on the CPU.
 
-    outputs: columns of the output layer, over all tasks; input_shape: (C, H, W). The same `seed` gives the same parameters on
-    every machine and leaves the global random state as it was; without one they are drawn from that state, as PyTorch does.
+    outputs: columns of the output layer, over all tasks. input_shape: (C, H, W). seed: the same seed gives the same parameters on every
+    machine and leaves the global random state unchanged. Without a seed, parameters are drawn from that state, as usual in PyTorch.
     """
     if outputs < 1 or len(input_shape) != 3 or min(input_shape) < 1:
         raise ValueError(f"a network needs outputs ≥ 1 and input_shape (C, H, W), not {outputs} and {input_shape}")
-    make = _own(name) if ":" in name else _named(name)
-    arguments = _fitting(name, make, {"outputs": outputs, "input_shape": input_shape}, options)
+    is_custom = ":" in name
+    factory = _custom_factory(name) if is_custom else _known_factory(name)
+    arguments = _match_arguments(name, factory, {"outputs": outputs, "input_shape": input_shape}, options)
     with torch.random.fork_rng(devices=[]) if seed is not None else nullcontext(), torch.device("cpu"):
         if seed is not None:
-            torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which also resets the GPUs' generators
-        model = _made(name, make, arguments)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reset the generators of the GPUs
+        try:
+            model = factory(**arguments)
+        except Exception as error:
+            if not is_custom:
+                raise
+            raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
     for conv, attribute in ((False, "hidden"), (True, "hidden_conv")):
@@ -66,64 +73,31 @@ def build(name: str, *, outputs: int, input_shape: Shape, seed: int | None = Non
     return model
 
 
-def _made(name: str, make: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    if ":" not in name:
-        return make(**arguments)
-    try:
-        return make(**arguments)
-    except Exception as error:
-        raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
-
-
 def names() -> dict[str, str]:
-    """What `build` understands, each with one line about it; N is a number of units."""
+    """Return the names that `build` accepts, each with a one-line description. N stands for a number of units."""
     return {syntax: about for syntax, (_, about) in _NETWORKS.items()} | {
-        "module:factory": "your own: factory(outputs=…, input_shape=…) in an importable module or a file here"
+        "module:factory": "a custom network: factory(outputs=…, input_shape=…) in an importable module or a file in the working directory"
     }
 
 
-def hidden_layers(model: nn.Module, *, conv: bool = False) -> tuple[str, ...]:
-    """The names in `model.hidden` (`model.hidden_conv`), checked; for a model without them, those of every activation module
-    that follows a Linear (a convolution), normalisation and dropout between them allowed, except after the last Linear."""
-    attribute = "hidden_conv" if conv else "hidden"
-    declared = getattr(model, attribute, None)
-    if declared is None:
-        return _find_hidden(model, conv)
-    if isinstance(declared, str | nn.Module) or not isinstance(declared, Iterable):
-        raise TypeError(
-            f"{type(model).__name__}.{attribute} must be a tuple of module names, not {type(declared).__name__}; "
-            "rename it if it means something else"
-        )
-    known = dict(model.named_modules())
-    for layer in declared:
-        if layer not in known:
-            raise ValueError(f"layer {layer!r} of {attribute} is not in the model; its modules are {', '.join(filter(None, known))}")
-        if isinstance(known[layer], _NOT_ACTIVATIONS):
-            raise ValueError(
-                f"{attribute} names {layer!r}, a {type(known[layer]).__name__}; it must name activation modules, such as the ReLU after it"
-            )
-    return tuple(declared)
-
-
-# ---- the networks ------------------------------------------------------------------------------------------------------------
-
-
+# ---- networks ----------------------------------------------------------------------------------------------------------------
 def _mlp(n: int, *, outputs: int, input_shape: Shape, layers: int = 2) -> Network:
     """d–N–…–N–outputs with ReLU, d = C·H·W, `layers` hidden layers."""
     return _perceptron(math.prod(input_shape), n, n, nn.ReLU, layers, outputs)
 
 
 def _mlp_lwta(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, window: int = 2) -> Network:
-    """d–N–…–N–outputs with LWTA in place of ReLU: the same N units and the same parameters; N/window of them are active."""
+    """d–N–…–N–outputs with LWTA in place of ReLU: the same parameters as `mlp-N`, with N/window active units per layer."""
     if window < 1 or n % window:
         raise ValueError(f"mlp-{n}-lwta: {n} units do not divide into windows of {window}")
     return _perceptron(math.prod(input_shape), n, n, lambda: LWTA(window), layers, outputs)
 
 
 def _mlp_maxout(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, window: int = 2) -> Network:
-    """d–K–…–K–outputs with Maxout: each of K units is the largest of `window` linear ones. K is the width whose number of
-    parameters,  P(K) = wK(d+1) + (layers−1)·wK(K+1) + (K+1)·outputs,  is nearest to that of the ReLU network `mlp-N` (w = 1).
-    With d = 784, two layers and ten outputs, N = 128 (118,282) becomes K = 69 (118,690) and N = 64 (55,050) K = 33 (54,394).
+    """d–K–…–K–outputs with Maxout: each of the K units is the largest of w = `window` linear units.
+
+    P(K) = wK(d+1) + (layers−1)·wK(K+1) + (K+1)·outputs is the number of parameters. K is chosen so that P(K) is nearest to that of `mlp-N`
+    (w = 1). Example with d = 784, two layers, ten outputs: N = 128 (118,282) gives K = 69 (118,690), N = 64 (55,050) K = 33 (54,394).
     """
     d = math.prod(input_shape)
 
@@ -135,7 +109,7 @@ def _mlp_maxout(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, wi
 
 
 def _perceptron(inputs: int, width: int, linear: int, activation: Callable[[], nn.Module], layers: int, outputs: int) -> Network:
-    """Layers of `linear` units that the activation turns into `width`."""
+    """Hidden layers of `linear` linear units, which the activation reduces to `width` units."""
     if layers < 1:
         raise ValueError(f"an mlp needs at least one hidden layer, not layers={layers}")
     net = OrderedDict[str, nn.Module](flatten=nn.Flatten())
@@ -143,26 +117,18 @@ def _perceptron(inputs: int, width: int, linear: int, activation: Callable[[], n
         net |= {f"fc{l}": nn.Linear(inputs, linear), f"act{l}": activation()}
         inputs = width
     net["head"] = nn.Linear(inputs, outputs)
-    return Network(net, hidden=_acts(1, layers))
+    return Network(net, hidden=_activation_names(1, layers))
 
 
-def _cnn(
-    n: int,
-    *,
-    outputs: int,
-    input_shape: Shape,
-    padding: Literal["same-valid", "same"] = "same-valid",
-    dropout: float = 0.0,
-) -> Network:
-    """Zenke et al. 2017: conv 32, 32, max-pool, conv 64, 64, max-pool, FC N, head; 3×3 and ReLU throughout.
+def _cnn(n: int, *, outputs: int, input_shape: Shape, padding: Padding = "same-valid", dropout: float = 0.0) -> Network:
+    """Zenke et al. 2017: conv 32, 32, max-pool, conv 64, 64, max-pool, FC N, head; 3×3 kernels and ReLU throughout.
 
-    As in their Keras network the first convolution of a pair pads ("same") and the second does not ("valid"): 32×32 becomes
-    64×6×6 = 2304 inputs to the FC layer; padding="same" pads all. `dropout` is the rate after the FC layer, half of it after each
-    pool (theirs: 0.5); none by default, as in the paper.
+    padding: "same-valid" pads only the first convolution of each pair, as in their Keras network: 32×32 images give 64×6×6 = 2304 inputs to
+    the FC layer. "same" pads all. dropout: the rate after the FC layer, and half of it after each pool. Zenke et al. use 0.5, the paper 0.
     """
     if padding not in ("same-valid", "same"):
         raise ValueError(f"cnn: padding must be 'same-valid' or 'same', not {padding!r}")
-    _rate(dropout)
+    _check_dropout(dropout)
     channels, height, width = input_shape
     net, lost = OrderedDict[str, nn.Module](), 2 if padding == "same-valid" else 0
     for pair, filters in ((1, 32), (2, 64)):
@@ -173,21 +139,21 @@ def _cnn(
         if dropout:
             net[f"drop{pair}"] = nn.Dropout(dropout / 2)
         channels, height, width = filters, (height - lost) // 2, (width - lost) // 2
-    _enough("cnn", input_shape, height, width)
+    _check_size("cnn", input_shape, height, width)
     net |= {"flatten": nn.Flatten(), "fc5": nn.Linear(channels * height * width, n), "act5": nn.ReLU()}
     if dropout:
         net["drop3"] = nn.Dropout(dropout)
     net["head"] = nn.Linear(n, outputs)
-    return Network(net, hidden=_acts(5, 5), hidden_conv=_acts(1, 4))
+    return Network(net, hidden=_activation_names(5, 5), hidden_conv=_activation_names(1, 4))
 
 
 def _vgg_slim(*, outputs: int, input_shape: Shape, pools: int = 4, batch_norm: bool = False, fc_units: int = 500) -> Network:
-    """Table 4 of the paper: conv 64, pool, 128, pool, 256, pool, 256, pool, 512, 512, FC 500, 500, head; 3×3, padded, ReLU.
+    """Table 4 of the paper: conv 64, pool, 128, pool, 256, pool, 256, pool, 512, 512, FC 500, 500, head; 3×3 kernels, padded, ReLU.
 
-    pools=3 leaves out the last pool, as the authors' code does. FC inputs at 64×64 (56×56): 512·4·4 (512·3·3), with three pools
-    512·8·8 (512·7·7). batch_norm adds a normalisation `norm{l}` before each convolution's activation. Weights start as He's (variance
-    2/inputs, biases 0): from PyTorch's default, a sixth of that, nine layers learn nothing in the first epochs. The head starts at 0: as
-    He's it begins every task with large and wrong outputs (docs/lab-notes.md).
+    pools: 3 leaves out the last pool, as the authors' code does. Images of 64×64 (56×56) give 512·4·4 (512·3·3) FC inputs, with three
+    pools 512·8·8 (512·7·7). batch_norm: adds `norm{l}` before the activation of each convolution. Initialisation: He's (variance
+    2/inputs, bias 0). With PyTorch's default, a sixth of that variance, the network learns nothing in the first epochs. The head starts
+    at 0: with He's initialisation it would begin every task with large wrong outputs (docs/lab-notes.md).
     """
     if pools not in (3, 4):
         raise ValueError(f"vgg-slim has 4 pools (the paper's table 4) or 3 (the authors' code), not {pools}")
@@ -202,34 +168,27 @@ def _vgg_slim(*, outputs: int, input_shape: Shape, pools: int = 4, batch_norm: b
             net[f"pool{l}"] = nn.MaxPool2d(2)
             height, width = height // 2, width // 2
         channels = filters
-    _enough("vgg-slim", input_shape, height, width)
+    _check_size("vgg-slim", input_shape, height, width)
     net |= {"flatten": nn.Flatten(), "fc7": nn.Linear(channels * height * width, fc_units), "act7": nn.ReLU()}
     head = nn.Linear(fc_units, outputs)
     net |= {"fc8": nn.Linear(fc_units, fc_units), "act8": nn.ReLU(), "head": head}
     for layer in net.values():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # they have one
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # every layer here has a bias
     nn.init.zeros_(head.weight)
-    return Network(net, hidden=_acts(7, 8), hidden_conv=_acts(1, 6))
+    return Network(net, hidden=_activation_names(7, 8), hidden_conv=_activation_names(1, 6))
 
 
 def _alexnet(
-    *,
-    outputs: int,
-    input_shape: Shape,
-    weights: str | os.PathLike[str] | None = None,
-    fc: Literal["pretrained", "random"] | None = None,
-    dropout: float = 0.0,
-    fc_units: int = 4096,
+    *, outputs: int, input_shape: Shape, weights: File | None = None, fc: Init | None = None, dropout: float = 0.0, fc_units: int = 4096
 ) -> Network:
-    """torchvision's AlexNet, its last layer (classifier.6) called `head`; no dropout unless asked (torchvision's: 0.5).
+    """torchvision's AlexNet; its last layer (classifier.6) is called `head`.
 
-    weights: a torchvision state-dict (.pth, .safetensors), or an .npz of the convolutions alone, which needs fc="random". In a run
-    also NAME@DIGEST, a file below the data folder (`selfless.data.weights`).
-    fc: "pretrained" (default with weights) takes the two hidden FC layers from the file, "random" the convolutions alone. The
-    head is new, except that fc="pretrained" also takes ImageNet's where it has as many rows as `outputs` (1000).
-    fc_units: of the two hidden FC layers; other than 4096 for trials, with fc="random".
+    weights: a torchvision state-dict (.pth, .safetensors), or an .npz of the convolutions, which needs fc="random". A run may also give
+    NAME@DIGEST, a file below the data folder (`selfless.data.weights`). fc: "pretrained" (the default with weights) also loads the hidden
+    FC layers, and the head if outputs = 1000; "random" loads only the convolutions. dropout: torchvision's rate is 0.5. fc_units: units
+    of the two hidden FC layers; values other than 4096 are for quick trials with fc="random".
     """
     if fc not in (None, "pretrained", "random"):
         raise ValueError(f"alexnet: fc must be 'pretrained' or 'random', not {fc!r}")
@@ -237,10 +196,10 @@ def _alexnet(
         raise ValueError("alexnet: fc='pretrained' needs weights=PATH, a torchvision AlexNet state-dict file")
     if fc_units < 1:
         raise ValueError(f"alexnet: fc_units must be at least 1, not {fc_units}")
-    _rate(dropout)
+    _check_dropout(dropout)
     if min(input_shape[1:]) < 63:
         raise ValueError(f"alexnet needs images of at least 63×63, not {input_shape[1]}×{input_shape[2]}")
-    stored = None if weights is None else _read_weights(Path(weights))
+    stored = None if weights is None else _read_state_dict(Path(weights))
     drop = [nn.Dropout(dropout) if dropout else nn.Identity() for _ in range(2)]
     features = nn.Sequential(
         *(nn.Conv2d(input_shape[0], 64, 11, stride=4, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2)),
@@ -255,11 +214,7 @@ def _alexnet(
     )
     net = OrderedDict[str, nn.Module](features=features, avgpool=nn.AdaptiveAvgPool2d((6, 6)), flatten=nn.Flatten())
     net |= {"classifier": classifier, "head": nn.Linear(fc_units, outputs)}
-    model = Network(
-        net,
-        hidden=("classifier.2", "classifier.5"),
-        hidden_conv=[f"features.{l}" for l in (1, 4, 7, 9, 11)],
-    )
+    model = Network(net, hidden=("classifier.2", "classifier.5"), hidden_conv=[f"features.{l}" for l in (1, 4, 7, 9, 11)])
     if stored is not None:
         _load_alexnet(model, stored, str(weights), fc or "pretrained")
     return model
@@ -275,37 +230,44 @@ _NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {
 }
 
 
-# ---- their weights, names and arguments --------------------------------------------------------------------------------------
+def _activation_names(first: int, last: int) -> list[str]:
+    return [f"act{l}" for l in range(first, last + 1)]
 
 
+def _check_size(name: str, input_shape: Shape, height: int, width: int) -> None:
+    if min(height, width) < 1:
+        raise ValueError(f"{name}: images of {input_shape[1]}×{input_shape[2]} are too small: the pools reduce them to nothing")
+
+
+def _check_dropout(rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout must lie in [0, 1), not {rate}")
+
+
+# ---- weights from files ------------------------------------------------------------------------------------------------------
 def _load_alexnet(model: Network, state: Mapping[str, Tensor], path: str, fc: str) -> None:
-    """Strictly: every convolution (and hidden FC layer) of the model is in the file, and nothing in it goes unrecognised."""
+    """Load the convolutions, and with fc="pretrained" the FC layers. Missing, unknown and misshapen entries raise a ValueError."""
     stored = {re.sub(r"^classifier\.6\.", "head.", key): value for key, value in state.items()}
-    own = model.state_dict()
-    if unknown := stored.keys() - own.keys():
-        raise ValueError(f"{path} is no torchvision AlexNet state-dict: it holds {', '.join(sorted(unknown)[:4])}")
-    wanted = [key for key in own if key.startswith("features.") or (fc == "pretrained" and key.startswith("classifier."))]
+    current, head = model.state_dict(), ["head.weight", "head.bias"]
+    if unknown := stored.keys() - current.keys():
+        raise ValueError(f"{path} is not a torchvision AlexNet state-dict: it holds {', '.join(sorted(unknown)[:4])}")
+    wanted = [key for key in current if key.startswith("features.") or (fc == "pretrained" and key.startswith("classifier."))]
     if missing := [key for key in wanted if key not in stored]:
-        remedy = "" if missing[0].startswith("features.") else "; it holds the convolutions alone: pass fc='random'"
+        remedy = "" if missing[0].startswith("features.") else "; it holds only the convolutions: pass fc='random'"
         raise ValueError(f"{path} lacks {', '.join(missing[:4])}{remedy}")
     for key in wanted:
-        if stored[key].shape != own[key].shape:
-            raise ValueError(
-                f"{key} is {tuple(stored[key].shape)} in {path} but {tuple(own[key].shape)} here"
-                + ("; ImageNet weights need images of 3 channels" if key == "features.0.weight" else "")
-            )
-    if fc == "pretrained" and all(key in stored and stored[key].shape == own[key].shape for key in _HEAD):
-        wanted += _HEAD
+        if stored[key].shape != current[key].shape:
+            remedy = "; ImageNet weights need images of 3 channels" if key == "features.0.weight" else ""
+            raise ValueError(f"{key} is {tuple(stored[key].shape)} in {path} but {tuple(current[key].shape)} in the network{remedy}")
+    if fc == "pretrained" and all(key in stored and stored[key].shape == current[key].shape for key in head):
+        wanted += head
     model.load_state_dict({key: stored[key] for key in wanted}, strict=False)
 
 
-_HEAD = ["head.weight", "head.bias"]
-
-
-def _read_weights(path: Path) -> Mapping[str, Tensor]:
-    """A state-dict from .npz, .safetensors or .pth, without running anything that the file may hold."""
+def _read_state_dict(path: Path) -> Mapping[str, Tensor]:
+    """Read a state-dict from .npz, .safetensors or .pth. No code in the file is run."""
     if not path.is_file():
-        raise FileNotFoundError(f"no weights at {path}; torchvision's alexnet-owt-7be5be79.pth is what belongs there")
+        raise FileNotFoundError(f"no weights at {path}; put torchvision's alexnet-owt-7be5be79.pth there")
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
             return {key: torch.from_numpy(arrays[key]) for key in arrays}
@@ -324,7 +286,9 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
     return state
 
 
-def _named(name: str) -> Callable[..., nn.Module]:
+# ---- from a name to a factory and its arguments ------------------------------------------------------------------------------
+def _known_factory(name: str) -> Callable[..., nn.Module]:
+    """Return the factory of a name in `names()`; the number in "mlp-128" becomes its first argument."""
     syntax, units = re.sub(r"\d+", "N", name), [int(digits) for digits in re.findall(r"\d+", name)]
     if syntax not in _NETWORKS or syntax.count("N") != len(units):
         close = difflib.get_close_matches(syntax, _NETWORKS, 1, 0.5)
@@ -332,88 +296,44 @@ def _named(name: str) -> Callable[..., nn.Module]:
         raise ValueError(f"unknown network {name!r}; {hint}The networks are {', '.join(names())}; N is a number of units")
     if units and units[0] < 1:
         raise ValueError(f"{name}: a layer needs at least one unit")
-    make = _NETWORKS[syntax][0]
+    factory = _NETWORKS[syntax][0]
     if not units:
-        return make
+        return factory
 
-    def sized(**arguments: Any) -> nn.Module:
-        return make(units[0], **arguments)
+    def with_units(**arguments: Any) -> nn.Module:
+        return factory(units[0], **arguments)
 
-    signature = inspect.signature(make)
-    sized.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
-    return sized
+    signature = inspect.signature(factory)
+    with_units.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+    return with_units
 
 
-def _own(name: str) -> Callable[..., nn.Module]:
-    """The factory of `module:factory`."""
+def _custom_factory(name: str) -> Callable[..., nn.Module]:
+    """Import the factory of `module:factory`."""
     if not all(name.partition(":")):
-        raise ValueError(f"{name!r}: one's own network is written module:factory, for example mypkg.nets:build")
+        raise ValueError(f"{name!r}: write a custom network as module:factory, for example mypkg.nets:build")
     factory = import_custom(name)
     if not callable(factory):
         raise TypeError(f"{name} is a {type(factory).__name__}; it must be a function or class that makes a network")
     return factory  # type: ignore[no-any-return]
 
 
-def _fitting(name: str, make: Callable[..., Any], given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments to call `make` with: all options, and of what is given those that it takes."""
+def _match_arguments(name: str, factory: Callable[..., Any], standard: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the call: all options, and those of the standard ones (outputs, input_shape) that the factory accepts."""
     try:
-        parameters = inspect.signature(make).parameters.values()
-    except ValueError:  # a built-in without a signature
-        return given | options
-    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes = [p.name for p in by_name]
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:  # a built-in function without a signature
+        return standard | options
+    accepted = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    arguments = standard | options
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        given = {key: value for key, value in given.items() if key in takes}
         for option in options:
-            if option not in takes:
-                ours = [key for key in takes if key not in ("outputs", "input_shape")]
-                raise ValueError(f"{name} has no option {option!r}; it has {', '.join(ours) or 'none'}")
-    needs = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    for parameter in needs:
-        if parameter not in takes or parameter not in given | options:
-            raise ValueError(f"{name} needs {parameter!r}; it is called with outputs=, input_shape= and the options given")
-    return given | options
-
-
-_ACTIVATIONS = (
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
-    *(nn.Softplus, nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid, nn.Threshold),
-    *(nn.Softsign, nn.Softshrink, nn.Hardshrink, nn.Tanhshrink, nn.GLU, Maxout, LWTA),
-)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-def _find_hidden(model: nn.Module, conv: bool) -> tuple[str, ...]:
-    """See `hidden_layers`: by the order in which the modules are defined."""
-    leaves = [(key, m) for key, m in model.named_modules(remove_duplicate=False) if next(m.children(), None) is None]
-    linears = [i for i, (_, m) in enumerate(leaves) if isinstance(m, nn.Linear)]
-    found: dict[nn.Module, str] = {}
-    before = False  # is there a layer of the wanted kind whose activation is still to come?
-    for i, (key, module) in enumerate(leaves):
-        if isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
-            before = isinstance(module, nn.Linear) is not conv and i != max(linears, default=-1)
-        elif before and isinstance(module, _ACTIVATIONS):
-            if module in found:
-                raise ValueError(f"{found[module]!r} and {key!r} are one activation module after two layers; give each layer its own")
-            found[module], before = key, False
-    if not found and not conv and len(linears) > 1:
-        raise ValueError(
-            f"{type(model).__name__} has hidden Linear layers but no activation modules defined right after them, where a run "
-            "would read them; use modules such as nn.ReLU in place of functions and name them in the class: hidden = ('act1', 'act2'), or "
-            "hidden = () for none"
-        )
-    return tuple(found.values())
-
-
-def _acts(first: int, last: int) -> list[str]:
-    return [f"act{l}" for l in range(first, last + 1)]
-
-
-def _enough(name: str, input_shape: Shape, height: int, width: int) -> None:
-    if min(height, width) < 1:
-        raise ValueError(f"{name}: images of {input_shape[1]}×{input_shape[2]} are too small, nothing is left of them")
-
-
-def _rate(dropout: float) -> None:
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must lie in [0, 1), not {dropout}")
+            if option not in accepted:
+                possible = [key for key in accepted if key not in standard]
+                raise ValueError(f"{name} has no option {option!r}; it has {', '.join(possible) or 'none'}")
+        arguments = {key: value for key, value in arguments.items() if key in accepted}
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    for parameter in required:
+        if parameter not in accepted or parameter not in arguments:
+            raise ValueError(f"{name} needs {parameter!r}; it is called with outputs=, input_shape= and the given options")
+    return arguments

@@ -1,4 +1,4 @@
-"""Every part measures something at the smallest sizes; what is printed and written has the shape that scripts rely on."""
+"""Every part measures something at the smallest sizes; the output has the form that scripts rely on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 
 from selfless import functional
 from selfless.bench import importance, penalty, scaling, sequence, steps
-from selfless.bench.main import bench, chosen
+from selfless.bench.engine import EngineFleet, cnn, mlp, synthetic_source
+from selfless.bench.main import bench, choose_parts
 from selfless.bench.plan import PARTS, Plan, plan
 from selfless.bench.plots import figures
-from selfless.bench.rig import Rig, cnn, made_up, mlp
-from selfless.bench.rows import aim, duration, many, size
-from selfless.bench.table import table
-from selfless.bench.timing import Times, interleaved, peak
+from selfless.bench.table import format_duration, format_number, format_size, make_target, table
+from selfless.bench.timing import Times, measure_memory, time_in_turn
 from selfless.cli import app
 from selfless.data import offer
 
@@ -29,19 +28,20 @@ runner = CliRunner()
 
 @pytest.fixture
 def tiny() -> Plan:
-    """Sizes so small that a part takes a second or two."""
+    """Sizes at which a part takes a second or two."""
     return dataclasses.replace(
         plan(CPU, quick=True),
+        rounds=1,
         mlp_samples=40,
         cnn_samples=10,
         eager_samples=(40, 10),
         eager_width=16,
-        looped=2,
+        loop_samples=2,
         eager_steps=1,
-        widths=(16, 32),
-        scaled=(16, 32),
+        penalty_widths=(16, 32),
+        step_widths=(16, 32),
         tasks=2,
-        amounts=(20, 40),
+        sample_counts=(20, 40),
         batch=10,
     )
 
@@ -55,47 +55,49 @@ def positive(rows: list[dict[str, Any]], *names: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------------- timing
 def test_rounds_are_interleaved_after_one_warm_up() -> None:
     calls: list[str] = []
-    times = interleaved({name: lambda n=name: calls.append(n) for name in "ab"}, 2, CPU)
+    times = time_in_turn({name: lambda n=name: calls.append(n) for name in "ab"}, 2, CPU)
     assert calls == list("ababab")
     assert {name: len(spent) for name, spent in times.rounds.items()} == {"a": 2, "b": 2}
 
 
-def test_ratios_are_of_minima_and_of_rounds() -> None:
+def test_a_ratio_is_of_minima_or_the_median_over_rounds() -> None:
     times = Times({"a": [4.0, 2.0, 9.0], "b": [1.0, 2.0, 3.0]})
     assert times.ratio("a", "b") == 2.0
-    assert times.paired("a", "b") == 3.0
+    assert times.median_ratio("a", "b") == 3.0
 
 
-def test_memory_is_what_was_held_at_once() -> None:
+def test_memory_is_the_most_that_is_held_at_a_time() -> None:
     def work() -> torch.Tensor:
         for _ in range(3):
             x = torch.zeros(1000)
         return x + 1
 
-    made, held = peak(work, CPU)
-    assert made.sum() == 1000
-    assert held == 2 * 4000  # two of them at any time, of the four that were made
+    result, held = measure_memory(work, CPU)
+    assert result.sum() == 1000
+    assert held == 2 * 4000  # four tensors are made, two of them exist at a time
 
 
-def test_words_for_figures() -> None:
-    assert (duration(7.923), duration(3.06e-3), duration(4.3e-4)) == ("7.92 s", "3.06 ms", "430 µs")
-    assert (size(2**20), size(1074 * 2**20), many(1234.5), many(0.9289)) == ("1.0 MiB", "1,074 MiB", "1,234", "0.929")
-    assert aim(4.0, "≤", 5, " %") == {"value": 4.0, "text": "≤ 5 %", "met": True}
-    assert aim(299.0, "≥", 300, "×")["met"] is False
+def test_numbers_in_words() -> None:
+    assert [format_duration(s) for s in (7.923, 3.06e-3, 4.3e-4)] == ["7.92 s", "3.06 ms", "430 µs"]
+    assert [format_size(b) for b in (2**20, 1074 * 2**20)] == ["1.0 MiB", "1,074 MiB"]
+    assert [format_number(x) for x in (1234.5, 0.9289)] == ["1,234", "0.929"]
+    assert make_target(4.0, "≤", 5, " %") == {"value": 4.0, "text": "≤ 5 %", "met": True}
+    assert make_target(299.0, "≥", 300, "×")["met"] is False
 
 
-# ------------------------------------------------------------------------------------------------------------------------- rig
-def test_a_rig_is_the_engine_in_the_middle_of_a_task() -> None:
-    rig = Rig(mlp(16), 2, 40, CPU, batch=10)
-    assert (rig.fleet.size, rig.steps, rig.fleet.tasks) == (2, 4, 1)
-    assert rig.fleet.anchored
-    before = rig.fleet.params[next(iter(rig.fleet.params))].detach().clone()
-    rig.epoch()
-    assert not torch.equal(before, rig.fleet.params[next(iter(rig.fleet.params))])
+# ---------------------------------------------------------------------------------------------------------------------- engine
+def test_the_fleet_is_in_the_middle_of_a_task() -> None:
+    made = EngineFleet(mlp(16), 2, 40, CPU, batch=10)
+    fleet = made.fleet
+    assert (fleet.size, made.steps, fleet.tasks) == (2, 4, 1)
+    assert fleet.anchored
+    before = fleet.params[next(iter(fleet.params))].detach().clone()
+    made.train_epoch()
+    assert not torch.equal(before, fleet.params[next(iter(fleet.params))])
 
 
-def test_made_up_images_are_balanced_and_fill_every_task() -> None:
-    source = made_up(cnn(), 20)
+def test_synthetic_images_are_balanced_and_fill_every_task() -> None:
+    source = synthetic_source(cnn(), 20)
     assert len(source.train[1]) == 200
     assert torch.bincount(source.train[1]).tolist() == [2] * 100
 
@@ -133,10 +135,10 @@ def test_penalty(tiny: Plan) -> None:
 
 def test_the_dense_form_is_the_same_penalty() -> None:
     h, alpha = torch.rand(7, 12, dtype=torch.float64).requires_grad_(), torch.rand(12, dtype=torch.float64)
-    penalty.dense(h, alpha, penalty.dense_kernel(12, CPU).double())
-    written_out, h.grad = h.grad, None
+    penalty.dense_slnid(h, alpha, penalty.dense_kernel(12, CPU).double())
+    dense, h.grad = h.grad, None
     functional.slnid(h, alpha).backward()
-    torch.testing.assert_close(written_out, h.grad, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(dense, h.grad, rtol=1e-5, atol=1e-7)
 
 
 def test_growth(tiny: Plan) -> None:
@@ -148,15 +150,15 @@ def test_growth(tiny: Plan) -> None:
 
 
 def test_whole_sequences(tiny: Plan, tmp_path: Path) -> None:
-    held = [made_up(mlp(), 40), made_up(cnn(), 20)]
-    for source in held:
+    sources = [synthetic_source(mlp(), 40), synthetic_source(cnn(), 20)]
+    for source in sources:
         offer(source, data_dir=tmp_path)
     here = dataclasses.replace(tiny, data_dir=tmp_path)
-    many_runs, one = sequence.permuted(here), sequence.cifar(here, 1, "tf32")
-    assert (many_runs["members"], one["members"]) == (2, 1)
-    assert set(many_runs["averages"]) == {"mas:0.01", "mas:0.01 + slnid:0.001"}
+    two, one = sequence.permuted(here), sequence.cifar(here, 1, "tf32")
+    assert (two["members"], one["members"]) == (2, 1)
+    assert set(two["averages"]) == {"mas:0.01", "mas:0.01 + slnid:0.001"}
     assert one["seconds_a_run"] == min(one["rounds"]) > 0
-    assert json.dumps([many_runs, one], allow_nan=False)
+    assert json.dumps([two, one], allow_nan=False)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -198,16 +200,16 @@ def test_a_fleet_is_drawn_with_its_eager_line(tiny: Plan) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- the command line
 def test_json_is_one_object(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: tiny)
+    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: dataclasses.replace(tiny, penalty_widths=(16,)))
     done = runner.invoke(app, ["bench", "--quick", "--only", "penalty", "--device", "cpu", "--threads", "1", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["quick"] is True
-    assert [r["n"] for r in found["penalty"] if r["kind"] == "formula"] == [16, 32]
+    assert [(r["n"], r["kind"]) for r in found["penalty"]] == [(16, "formula"), (16, "share")]
 
 
 def test_a_table_for_people(tiny: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: dataclasses.replace(tiny, widths=(16,)))
+    monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: dataclasses.replace(tiny, penalty_widths=(16,)))
     done = runner.invoke(app, ["bench", "--only", "penalty,sequence", "--device", "cpu", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "SLNID by width" in done.output
@@ -217,9 +219,9 @@ def test_a_table_for_people(tiny: Plan, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_gpu_gets_the_real_sizes_and_quick_the_smallest() -> None:
     cpu, gpu, quick = plan(CPU), plan(torch.device("cuda")), plan(CPU, quick=True)
-    assert (gpu.mlp_samples, gpu.cnn_samples, gpu.fleets[-1]) == (60_000, 5_000, 64)
-    assert cpu.fleets[-1] == 8
-    assert cpu.widths == gpu.widths == (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+    assert (gpu.mlp_samples, gpu.cnn_samples, gpu.fleet_sizes[-1]) == (60_000, 5_000, 64)
+    assert cpu.fleet_sizes[-1] == 8
+    assert cpu.penalty_widths == gpu.penalty_widths == (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
     assert quick.quick
     assert quick.mlp_samples < cpu.mlp_samples
 
@@ -233,7 +235,7 @@ def test_a_gpu_gets_the_real_sizes_and_quick_the_smallest() -> None:
         (["--only", "sequence", "--device", "cpu"], "nothing could be measured: sequence: "),
     ],
 )
-def test_what_cannot_be_done_is_one_message(words: list[str], message: str) -> None:
+def test_a_user_error_is_one_message(words: list[str], message: str) -> None:
     if torch.cuda.is_available() and "cuda:9" in words:
         pytest.skip("this machine has a GPU")
     done = runner.invoke(app, ["bench", *words])
@@ -241,7 +243,7 @@ def test_what_cannot_be_done_is_one_message(words: list[str], message: str) -> N
     assert message in " ".join(done.output.split())
 
 
-def test_a_folder_that_cannot_be_written_is_known_at_once(tmp_path: Path) -> None:
+def test_a_folder_without_write_permission_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = runner.invoke(app, ["bench", "--only", "penalty", "--device", "cpu", "--out", str(tmp_path / "file")])
     assert done.exit_code == 1
@@ -249,9 +251,9 @@ def test_a_folder_that_cannot_be_written_is_known_at_once(tmp_path: Path) -> Non
 
 
 def test_parts_keep_their_order() -> None:
-    assert chosen(None) == list(PARTS[:4])
-    assert chosen(None, with_peers=True) == [*PARTS[:4], "peers"]
-    assert chosen("penalty, steps") == ["steps", "penalty"]
+    assert choose_parts(None) == list(PARTS[:4])
+    assert choose_parts(None, with_peers=True) == [*PARTS[:4], "peers"]
+    assert choose_parts("penalty, steps") == ["steps", "penalty"]
 
 
 def test_help_has_examples() -> None:

@@ -1,4 +1,4 @@
-"""The peers' part with a stand-in for their environment, workers for real, and the peer's loop beside our closed forms."""
+"""The part "peers" with a fake environment, real worker processes, and the peer's loop over samples beside our closed forms."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from selfless import importance
 from selfless.bench import peers
+from selfless.bench.engine import mlp, synthetic_source
 from selfless.bench.plan import Plan, Unavailable, plan
-from selfless.bench.rig import made_up, mlp
+from selfless.bench.processes import time_fleet, time_split_fleet
 from selfless.data import offer
 from selfless.preserve import MAS
 from selfless.sparsify import Sparsifier
@@ -34,19 +35,19 @@ def quick() -> Plan:
 
 
 @pytest.fixture(scope="module")
-def own_stream(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two small tasks in a file, which a worker process can read."""
+def custom_stream(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two small tasks in a file, so that worker processes can read them."""
     rng = np.random.Generator(np.random.PCG64(0))
     y = np.arange(80) % 4
     x = rng.integers(0, 256, (80, 1, 6, 6)).astype(np.uint8)
-    path = tmp_path_factory.mktemp("bench") / "own.npz"
+    path = tmp_path_factory.mktemp("bench") / "custom.npz"
     np.savez(path, x_train=x, y_train=y, x_test=x[:20], y_test=y[:20], task=y // 2, task_test=y[:20] // 2)
     return f"arrays:{path}"
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment whose Python gives the same answer to everything."""
+def fake_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment whose Python prints the same answer for every script."""
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(ANSWER)
@@ -60,9 +61,9 @@ def members(stream: str) -> list[Run]:
     return [Run(stream, "mlp-12", MAS(0.1), epochs=1, batch=10, seed=s) for s in range(3)]
 
 
-def test_workers_share_a_fleet(own_stream: str) -> None:
-    runs = members(own_stream)
-    found, alone = peers.spread(runs, 2, None), peers.ours(runs, None)
+def test_workers_share_a_fleet(custom_stream: str) -> None:
+    runs = members(custom_stream)
+    found, alone = time_split_fleet(runs, 2, None), time_fleet(runs, None)
     assert len(found["workers"]) == 2
     slowest = max(sum(w["training_seconds"]) + sum(w["importance_seconds"]) for w in found["workers"])
     assert found["seconds_per_task_epoch"] == pytest.approx(slowest / 2 / 3)
@@ -70,15 +71,15 @@ def test_workers_share_a_fleet(own_stream: str) -> None:
 
 
 def test_ratios_are_to_what_the_peer_answers(
-    quick: Plan, stand_in: Path, own_stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick: Plan, fake_environment: Path, custom_stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def few(sparsify: Sparsifier, tasks: int) -> list[Run]:
-        return [dataclasses.replace(run, sparsify=sparsify) for run in members(own_stream)]
+    def three_runs(sparsify: Sparsifier, tasks: int) -> list[Run]:
+        return [dataclasses.replace(run, sparsify=sparsify) for run in members(custom_stream)]
 
-    held = made_up(mlp(), 40)
-    offer(held, data_dir=tmp_path)
-    monkeypatch.setattr(peers, "_members", few)
-    monkeypatch.setattr(peers, "spread", lambda runs, _, data_dir: peers.ours(runs, data_dir))  # for real: above
+    source = synthetic_source(mlp(), 40)
+    offer(source, data_dir=tmp_path)
+    monkeypatch.setattr(peers, "make_runs", three_runs)
+    monkeypatch.setattr(peers, "time_split_fleet", lambda runs, _, data_dir: time_fleet(runs, data_dir))  # the test above has real workers
     monkeypatch.setattr(peers, "located", lambda *_: (tmp_path,))
     rows = list(peers.run(dataclasses.replace(quick, data_dir=tmp_path)))
     runs, fisher = rows[:11], rows[11:]
@@ -89,16 +90,18 @@ def test_ratios_are_to_what_the_peer_answers(
         assert ours["times_loop"] == pytest.approx(theirs["seconds"] / ours["seconds"])
 
 
-def test_what_is_missing_is_named_with_its_remedy(stand_in: Path, quick: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named_with_its_remedy(
+    fake_environment: Path, quick: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(Unavailable, match="selfless data fetch mnist"):
         list(peers.run(dataclasses.replace(quick, data_dir=tmp_path / "nowhere")))
-    (stand_in / ".venv" / "bin" / "python").unlink()
+    (fake_environment / ".venv" / "bin" / "python").unlink()
     with pytest.raises(Unavailable, match=r"setup\.sh"):
-        peers.environment()
-    (stand_in / "avalanche_mas.py").unlink()
+        peers.find_environment()
+    (fake_environment / "avalanche_mas.py").unlink()
     with pytest.raises(Unavailable, match="checkout"):
-        peers.environment()
+        peers.find_environment()
 
 
 @pytest.mark.parametrize(("labels", "fisher"), [("true", "empirical"), ("all", "exact")])

@@ -1,4 +1,4 @@
-"""The same work as an ordinary PyTorch loop: what the engine is measured against."""
+"""The same work in an ordinary PyTorch loop: the base of every ratio."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfless import functional
-from selfless.bench.rig import Network, mlp
+from selfless.bench.engine import Workload, mlp
 from selfless.keeper import attach
 from selfless.models import build, hidden_layers
 from selfless.preserve import MAS
@@ -19,39 +19,42 @@ from selfless.sparsify import SLNID
 Batches = list[tuple[Tensor, Tensor]]
 
 
-def network(kind: Network, device: torch.device) -> nn.Module:
-    return build(kind.model, outputs=kind.outputs, input_shape=kind.shape, seed=0).to(device)
+def build_network(workload: Workload, device: torch.device) -> nn.Module:
+    """Return the network of a workload on the device."""
+    return build(workload.model, outputs=workload.outputs, input_shape=workload.shape, seed=0).to(device)
 
 
-def images(kind: Network, samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random floats on the device, labels of a task's ten classes."""
+def random_samples(workload: Workload, samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return random images (float) and labels of ten classes, on the device."""
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(samples, *kind.shape, generator=generator), torch.randint(10, (samples,), generator=generator)
+    x, y = torch.rand(samples, *workload.shape, generator=generator), torch.randint(10, (samples,), generator=generator)
     return x.to(device), y.to(device)
 
 
-def batches(kind: Network, samples: int, batch: int, device: torch.device) -> Batches:
-    x, y = images(kind, samples, device)
+def random_batches(workload: Workload, samples: int, batch: int, device: torch.device) -> Batches:
+    """Return `random_samples` in batches."""
+    x, y = random_samples(workload, samples, device)
     return list(zip(x.split(batch), y.split(batch), strict=True))
 
 
 class Loop:
-    """One run: gather, model, cross-entropy, SLNID on the hidden layers, SGD with momentum, MAS; data resident on the device.
+    """Part of an epoch of one run: gather, model, cross-entropy, SLNID on the hidden layers, SGD with momentum, MAS; data on the device.
 
-    `implicit` says which form of MAS's anchor: after the step, as the engine does it, or in the loss. The quicker one is the measure.
+    implicit: MAS acts after each step, as in the engine; otherwise it is part of the loss. Ratios are taken to the faster of the two.
     """
 
-    def __init__(self, kind: Network, samples: int, batch: int, steps: int, device: torch.device, implicit: bool) -> None:
+    def __init__(self, workload: Workload, samples: int, batch: int, steps: int, device: torch.device, implicit: bool) -> None:
         self.batch, self.steps = batch, steps
-        self.model = network(kind, device)
+        self.model = build_network(workload, device)
         self.keeper = attach(self.model, MAS(0.1), SLNID(1e-3), layers=list(hidden_layers(self.model)), check_finite=False)
-        self.x, self.y = images(kind, samples, device)
+        self.x, self.y = random_samples(workload, samples, device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
         if implicit:
             self.keeper.anchor_with(self.optimizer)
         self.keeper.consolidate([(self.x[:batch], self.y[:batch])])
 
     def __call__(self) -> None:
+        """Train `steps` steps."""
         order = torch.randperm(len(self.x), device=self.x.device)
         for rows in order.split(self.batch)[: self.steps]:
             loss = F.cross_entropy(self.model(self.x[rows])[:, :10], self.y[rows]) + self.keeper.penalty()
@@ -60,15 +63,15 @@ class Loop:
             self.optimizer.step()
 
 
-def plain_pass(model: nn.Module, pairs: Batches) -> None:
-    """The price of one epoch without its optimizer."""
-    for x, y in pairs:
+def forward_backward(model: nn.Module, batches: Batches) -> None:
+    """Run one epoch of forward and backward passes, without an optimizer."""
+    for x, y in batches:
         model.zero_grad()
         F.cross_entropy(model(x), y).backward()
 
 
 def loop_over_samples(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor], power: int) -> list[Tensor]:
-    """mean_m |∂L_m/∂θ|ᵖ as one would first write it: one forward and one backward pass a sample."""
+    """mean_m |∂L_m/∂θ|ᵖ in its simplest form: one forward and one backward pass per sample."""
     parameters = list(model.parameters())
     total = [torch.zeros_like(p) for p in parameters]
     for m in range(len(x)):
@@ -78,12 +81,12 @@ def loop_over_samples(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Te
     return [t / len(x) for t in total]
 
 
-def perceptron_step(n: int, batch: int, device: torch.device, alpha: Tensor | None = None) -> Callable[[], None]:
-    """One SGD step of an MLP 784-N-N-10, with SLNID on both hidden layers if α is given."""
+def make_step(n: int, batch: int, device: torch.device, alpha: Tensor | None = None) -> Callable[[], None]:
+    """Return one SGD step of an MLP 784-N-N-10, with SLNID on both hidden layers if α (N,) is given."""
     make: dict[str, Any] = {"device": device}
     first, second, head = nn.Linear(784, n, **make), nn.Linear(n, n, **make), nn.Linear(n, 10, **make)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters(), *head.parameters()], lr=1e-3, momentum=0.9)
-    x, y = images(mlp(n), batch, device)
+    x, y = random_samples(mlp(n), batch, device)
     x = x.flatten(1)
 
     def step() -> None:

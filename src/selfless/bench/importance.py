@@ -1,5 +1,7 @@
-"""Exact importance beside a training epoch of the same samples in the same engine; and in plain PyTorch beside a forward and backward
-pass, and beside the loop over samples."""
+"""Exact importance: in the engine beside a training epoch of the same samples, in plain PyTorch beside simpler passes.
+
+The simpler passes are one forward and backward pass over the batches, and a loop over samples.
+"""
 
 from __future__ import annotations
 
@@ -11,84 +13,87 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selfless import importance
-from selfless.bench.eager import batches, images, loop_over_samples, network, plain_pass
+from selfless.bench.eager import build_network, forward_backward, loop_over_samples, random_batches, random_samples
+from selfless.bench.engine import EngineFleet, Workload, cnn, mlp
 from selfless.bench.plan import Plan
-from selfless.bench.rig import Network, Rig, cnn, mlp
-from selfless.bench.rows import Row, aim, many, row
-from selfless.bench.timing import interleaved
+from selfless.bench.table import Row, format_number, make_row, make_target
+from selfless.bench.timing import time_in_turn
 
-LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
+LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {  # (L_m, p) of mean_m |∂L_m/∂θ|ᵖ
     "mas, per sample": (lambda out, _: out.square().sum(), 1),
     "ewc, per sample": (lambda out, y: -F.cross_entropy(out, y, reduction="sum"), 2),
 }
 
 
 def run(plan: Plan) -> Iterator[Row]:
-    for kind, samples, limit in ((mlp(), plan.mlp_samples, 1.0), (cnn(), plan.cnn_samples, 2.0)):
-        for members in plan.measured:
-            yield _engine(plan, kind, members, samples, limit)
+    """Yield the rows of the engine, and on a CPU those of plain PyTorch."""
+    for workload, samples, limit in ((mlp(), plan.mlp_samples, 1.0), (cnn(), plan.cnn_samples, 2.0)):
+        for members in plan.importance_fleets:
+            yield _engine_row(plan, workload, members, samples, limit)
     if plan.device.type == "cpu":
-        yield from _eager(plan, mlp(plan.eager_width), plan.eager_samples[0], 5 * plan.looped, 1.5)
-        yield from _eager(plan, cnn(), plan.eager_samples[1], plan.looped, 4.0)
+        yield from _eager_rows(plan, mlp(plan.eager_width), plan.eager_samples[0], 5 * plan.loop_samples, 1.5)
+        yield from _eager_rows(plan, cnn(), plan.eager_samples[1], plan.loop_samples, 4.0)
 
 
-def _engine(plan: Plan, kind: Network, members: int, samples: int, limit: float) -> Row:
-    """The pass over a task against one training epoch of it, both of the whole fleet."""
-    title = f"{kind.title}, importance of {samples:,} samples, fleet of {members}"
+def _engine_row(plan: Plan, workload: Workload, members: int, samples: int, limit: float) -> Row:
+    """Compare the importance pass over a task with one training epoch of it, both for the whole fleet."""
+    title = f"{workload.title}, importance of {samples:,} samples, fleet of {members}"
     plan.say(title)
-    try:
-        trains, measures = (Rig(kind, members, samples, plan.device, batch=plan.batch) for _ in range(2))  # apart: measuring ends a task
-        times = interleaved({"epoch": trains.epoch, "importance": measures.consolidate}, plan.rounds, plan.device)
+    try:  # two fleets, because the importance pass ends a task
+        trains, measures = (EngineFleet(workload, members, samples, plan.device, batch=plan.batch) for _ in range(2))
+        times = time_in_turn({"epoch": trains.train_epoch, "importance": measures.consolidate}, plan.rounds, plan.device)
     except torch.cuda.OutOfMemoryError:
-        return row(title, says="out of memory", network=kind.model, members=members)
+        return make_row(title, says="out of memory", network=workload.model, members=members)
     ratio = times.ratio("importance", "epoch")
-    return row(
+    return make_row(
         title,
         times.best("importance"),
-        rate=f"{many(members * samples / times.best('importance'))} samples/s",
+        rate=f"{format_number(members * samples / times.best('importance'))} samples/s",
         says=f"{ratio:.2f} of a training epoch",
-        target=aim(ratio, "≤", limit, "×") if plan.device.type == "cuda" else None,
-        network=kind.model,
+        target=make_target(ratio, "≤", limit, "×") if plan.device.type == "cuda" else None,
+        network=workload.model,
         members=members,
         samples=samples,
         epoch_seconds=times.best("epoch"),
         of_an_epoch=ratio,
-        of_an_epoch_median=times.paired("importance", "epoch"),
+        of_an_epoch_median=times.median_ratio("importance", "epoch"),
         rounds=times.rounds,
     )
 
 
-def _eager(plan: Plan, kind: Network, samples: int, looped: int, limit: float) -> list[Row]:
-    plan.say(f"{kind.title}, importance of {samples:,} samples in plain PyTorch")
-    model, pairs = network(kind, plan.device), batches(kind, samples, plan.batch, plan.device)
-    x, y = images(kind, looped, plan.device)
+def _eager_rows(plan: Plan, workload: Workload, samples: int, loop_samples: int, limit: float) -> list[Row]:
+    """Compare `selfless.importance` with a forward and backward pass, and with a loop over `loop_samples` samples."""
+    plan.say(f"{workload.title}, importance of {samples:,} samples in plain PyTorch")
+    model, batches = build_network(workload, plan.device), random_batches(workload, samples, plan.batch, plan.device)
+    x, y = random_samples(workload, loop_samples, plan.device)
+    base = "forward + backward"
     loops = {f"loop: {name}": lambda f=f, p=p: loop_over_samples(model, x, y, f, p) for name, (f, p) in LOSSES.items()}
     passes: dict[str, Callable[[], object]] = {
-        "forward + backward": lambda: plain_pass(model, pairs),
-        "mas, per sample": lambda: importance.mas(model, pairs),
-        "ewc, per sample": lambda: importance.ewc(model, pairs),
-        "mas, per batch": lambda: importance.mas(model, pairs, estimator="per-batch"),
-        "ewc, per batch": lambda: importance.ewc(model, pairs, estimator="per-batch"),
+        base: lambda: forward_backward(model, batches),
+        "mas, per sample": lambda: importance.mas(model, batches),
+        "ewc, per sample": lambda: importance.ewc(model, batches),
+        "mas, per batch": lambda: importance.mas(model, batches, estimator="per-batch"),
+        "ewc, per batch": lambda: importance.ewc(model, batches, estimator="per-batch"),
     }
-    times = interleaved({**passes, **loops}, plan.rounds, plan.device)
+    times = time_in_turn({**passes, **loops}, plan.rounds, plan.device)
     rows = []
     for name in passes:
-        ratio, seconds = times.ratio(name, "forward + backward"), times.best(name)
-        says = "" if name == "forward + backward" else f"{ratio:.2f} of forward + backward"
-        figures: dict[str, Any] = {"of_forward_backward": ratio, "of_forward_backward_median": times.paired(name, "forward + backward")}
+        ratio, seconds = times.ratio(name, base), times.best(name)
+        says = "" if name == base else f"{ratio:.2f} of {base}"
+        figures: dict[str, Any] = {"of_forward_backward": ratio, "of_forward_backward_median": times.median_ratio(name, base)}
         if name in LOSSES:
-            loop = times.best(f"loop: {name}") * samples / looped
-            says += f", {many(loop / seconds)}× as fast as a loop over samples"
-            figures |= {"loop_seconds": loop, "times_loop": loop / seconds, "loop_samples": looped}
+            loop = times.best(f"loop: {name}") * samples / loop_samples
+            says += f", {format_number(loop / seconds)}× as fast as a loop over samples"
+            figures |= {"loop_seconds": loop, "times_loop": loop / seconds, "loop_samples": loop_samples}
             figures |= {"loop_rounds": times.rounds[f"loop: {name}"]}
         rows.append(
-            row(
-                f"{kind.title}, {name}, {samples:,} samples, eager",
+            make_row(
+                f"{workload.title}, {name}, {samples:,} samples, eager",
                 seconds,
-                rate=f"{many(samples / seconds)} samples/s",
+                rate=f"{format_number(samples / seconds)} samples/s",
                 says=says,
-                target=aim(ratio, "≤", limit, "×") if name in LOSSES and not plan.quick else None,
-                network=kind.model,
+                target=make_target(ratio, "≤", limit, "×") if name in LOSSES and not plan.quick else None,
+                network=workload.model,
                 samples=samples,
                 rounds=times.rounds[name],
                 **figures,

@@ -1,4 +1,4 @@
-"""Measure the parts that were asked for, one after another, and keep what there is after each."""
+"""Measure the chosen parts one after another and write the result after every row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from selfless.bench import importance, peers, penalty, scaling, sequence, steps
-from selfless.bench.plan import PARTS, USUAL, Plan, Unavailable
-from selfless.bench.rig import as_in_a_run
-from selfless.bench.rows import Row
-from selfless.bench.timing import hardware
+from selfless.bench.engine import training_settings
+from selfless.bench.hardware import describe_hardware
+from selfless.bench.plan import DEFAULT_PARTS, PARTS, Plan, Unavailable
+from selfless.bench.table import Row
 from selfless.files import write_text
 
 MEASURE: dict[str, Callable[[Plan], Iterable[Row]]] = {
@@ -25,9 +25,9 @@ MEASURE: dict[str, Callable[[Plan], Iterable[Row]]] = {
 }
 
 
-def chosen(only: str | None, with_peers: bool = False) -> list[str]:
-    """The parts of --only, else the usual ones; in the order of PARTS."""
-    names = [name.strip() for name in only.split(",") if name.strip()] if only is not None else list(USUAL)
+def choose_parts(only: str | None, with_peers: bool = False) -> list[str]:
+    """Return the parts named in --only, or the default ones, in the order of PARTS."""
+    names = [name.strip() for name in only.split(",") if name.strip()] if only is not None else list(DEFAULT_PARTS)
     unknown = [name for name in names if name not in PARTS]
     if unknown or not names:
         what = f"no part is called {unknown[0]!r}" if unknown else "it names no part"
@@ -36,23 +36,29 @@ def chosen(only: str | None, with_peers: bool = False) -> list[str]:
     return [name for name in PARTS if name in wanted]
 
 
+chosen = choose_parts  # the earlier name
+
+
 def bench(parts: list[str], plan: Plan, command: str, out: Path | None = None) -> dict[str, Any]:
-    """{hardware, command, quick, each part's rows, skipped: {part: why}}; in out/bench.json after every row, with plots at the end."""
-    found: dict[str, Any] = {"command": command, "quick": plan.quick, "hardware": hardware(plan.device), "skipped": {}}
-    _keep(found, out)  # a folder one cannot write to is known at once
+    """Return {command, quick, hardware, the rows of each part, skipped: {part: reason}}.
+
+    With `out`, write it to out/bench.json after every row, so that an interrupted benchmark keeps its rows, and add plots at the end.
+    """
+    found: dict[str, Any] = {"command": command, "quick": plan.quick, "hardware": describe_hardware(plan.device), "skipped": {}}
+    _write(found, out)  # now, so that a folder without write permission is reported before anything is measured
     for part in parts:
         rows: list[Row] = []
-        here = dataclasses.replace(plan, say=lambda what, part=part: plan.say(f"{part}: {what}"))  # type: ignore[misc]
-        here.say("…")
+        part_plan = dataclasses.replace(plan, say=lambda what, part=part: plan.say(f"{part}: {what}"))  # type: ignore[misc]
+        part_plan.say("…")
         try:
-            with as_in_a_run():
-                for line in MEASURE[part](here):
-                    rows.append(line)
+            with training_settings():
+                for row in MEASURE[part](part_plan):
+                    rows.append(row)
                     found[part] = rows
-                    _keep(found, out)  # an interrupted run has what it has
-        except Unavailable as why:
-            found["skipped"][part] = str(why)
-            _keep(found, out)
+                    _write(found, out)
+        except Unavailable as reason:
+            found["skipped"][part] = str(reason)
+            _write(found, out)
     if out is not None:
         from selfless.bench.plots import save
 
@@ -60,6 +66,6 @@ def bench(parts: list[str], plan: Plan, command: str, out: Path | None = None) -
     return found
 
 
-def _keep(found: dict[str, Any], out: Path | None) -> None:
+def _write(found: dict[str, Any], out: Path | None) -> None:
     if out is not None:
         write_text(out / "bench.json", json.dumps(found, indent=1) + "\n")

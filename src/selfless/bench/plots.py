@@ -1,4 +1,4 @@
-"""How cost grows, as pictures: with the width, the fleet, the tasks and the samples."""
+"""Plots of how cost grows with the width, the fleet, the tasks and the samples."""
 
 from __future__ import annotations
 
@@ -10,45 +10,47 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from selfless.bench.rows import Row, duration
+from selfless.bench.table import Row, format_duration
+from selfless.files import write_text
 from selfless.report.drawing import COLOURS, MARKERS, save_png, style, svg
 
 WIDTH, HEIGHT = 5.2, 3.2
-Line = tuple[str, list[tuple[float, float]]]  # a label and its points
+Line = tuple[str, list[tuple[float, float]]]  # (label, points)
 
 
 def save(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Every figure there are measurements for, as PNG and as SVG."""
-    made = []
+    """Write every figure that has measurements as PNG and as SVG; return the files."""
+    files = []
     for name, figure in figures(found).items():
-        made.append(save_png(figure, folder / f"{name}.png"))
-        picture = folder / f"{name}.svg"
-        picture.write_text(svg(figure) + "\n", encoding="utf-8")
-        made.append(picture)
-    return made
+        files.append(save_png(figure, folder / f"{name}.png"))
+        files.append(folder / f"{name}.svg")
+        write_text(files[-1], svg(figure) + "\n")
+    return files
 
 
 def figures(found: dict[str, Any]) -> dict[str, Figure]:
-    penalty, scaling = (_timed(found.get(part, [])) for part in ("penalty", "fleet"))
-    drawn = {
-        "cost-width": (_by_width(penalty), "neurons in a layer", "SLNID and the training step by width"),
-        "cost-step-width": (_by(scaling, "width", "n", "step, fleet of {members}"), "neurons in a layer", "A step by width"),
-        "cost-fleet": (_by_fleet(_timed(found.get("steps", []))), "runs in the fleet", "A run-step by the size of the fleet"),
-        "cost-tasks": (_by(scaling, "tasks", "tasks", "step, fleet of {members}"), "tasks learnt", "A step by the tasks learnt before"),
+    """Return the figures by file name, those without measurements left out."""
+    steps, penalty, scaling = (_with_times(found.get(part, [])) for part in ("steps", "penalty", "fleet"))
+    content = {  # (lines, label of the x axis, description)
+        "cost-width": (_penalty_lines(penalty), "neurons in a layer", "SLNID and the training step by width"),
+        "cost-step-width": (_lines(scaling, "width", "n", "step, fleet of {members}"), "neurons in a layer", "A step by width"),
+        "cost-fleet": (_fleet_lines(steps), "runs in the fleet", "A run-step by the size of the fleet"),
+        "cost-tasks": (_lines(scaling, "tasks", "tasks", "step, fleet of {members}"), "tasks learnt", "A step by the tasks learnt before"),
         "cost-samples": (
-            _by(scaling, "samples", "samples", "importance pass, fleet of {members}"),
+            _lines(scaling, "samples", "samples", "importance pass, fleet of {members}"),
             "samples of the task",
             "The importance pass by the number of samples",
         ),
     }
-    return {name: _figure(lines, what, alt, log=name != "cost-tasks") for name, (lines, what, alt) in drawn.items() if lines}
+    return {name: _draw(lines, label, alt, log=name != "cost-tasks") for name, (lines, label, alt) in content.items() if lines}
 
 
-def _timed(rows: Iterable[Row]) -> list[Row]:
+def _with_times(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that were measured, not those that did not fit in memory."""
     return [row for row in rows if row["seconds"] is not None]
 
 
-def _by_width(rows: list[Row]) -> list[Line]:
+def _penalty_lines(rows: list[Row]) -> list[Line]:
     formula, share = ([r for r in rows if r["kind"] == kind] for kind in ("formula", "share"))
     lines: list[Line] = [
         ("SLNID, forward + backward", [(r["n"], r["seconds"]) for r in formula]),
@@ -59,8 +61,8 @@ def _by_width(rows: list[Row]) -> list[Line]:
     return [line for line in lines if line[1]]
 
 
-def _by_fleet(rows: list[Row]) -> list[Line]:
-    """A run-step; the dashed line of the same colour is the eager one, which has no fleets."""
+def _fleet_lines(rows: list[Row]) -> list[Line]:
+    """Two lines for each network: a run-step of the fleet, and a step of eager PyTorch, which is the same at every fleet size."""
     lines: list[Line] = []
     for network in dict.fromkeys(r["network"] for r in rows):
         fleet = [r for r in rows if r["network"] == network and r["members"]]
@@ -70,7 +72,8 @@ def _by_fleet(rows: list[Row]) -> list[Line]:
     return lines
 
 
-def _by(rows: list[Row], kind: str, key: str, label: str) -> list[Line]:
+def _lines(rows: list[Row], kind: str, key: str, label: str) -> list[Line]:
+    """Return the seconds of the rows of one kind over `key`, one line for each label; `label` is filled in from the row."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for r in rows:
         if r["kind"] == kind:
@@ -78,31 +81,32 @@ def _by(rows: list[Row], kind: str, key: str, label: str) -> list[Line]:
     return list(lines.items())
 
 
-def _figure(lines: list[Line], what: str, alt: str, log: bool) -> Figure:
+def _draw(lines: list[Line], label: str, alt: str, log: bool) -> Figure:
+    """Draw the lines, with logarithmic axes if `log`. An eager line is dashed and has the colour of the line before it."""
     with style():
         figure = Figure(figsize=(WIDTH, HEIGHT + 0.19 * -(-len(lines) // 2)), layout="constrained")
         figure.set_label(alt)
         axes = figure.add_subplot()
         axes.grid(axis="y")
         axes.spines["left"].set_visible(False)
-        for i, (label, points) in enumerate(lines):
-            eager = label.endswith(", eager")
-            look = i - 1 if eager else i
+        for i, (name, points) in enumerate(lines):
+            is_eager = name.endswith(", eager")
+            look = i - 1 if is_eager else i
             x, y = zip(*points, strict=True)
-            dashes, marker = ("--", "") if eager else ("-", MARKERS[look])
-            axes.plot(x, y, color=COLOURS[look], marker=marker, linestyle=dashes, label=label, clip_on=False)
-        _scale(axes, sorted({x for _, points in lines for x, _ in points}), log)
+            dashes, marker = ("--", "") if is_eager else ("-", MARKERS[look])
+            axes.plot(x, y, color=COLOURS[look], marker=marker, linestyle=dashes, label=name, clip_on=False)
+        _set_scales(axes, sorted({x for _, points in lines for x, _ in points}), log)
         if not log:
             axes.set_ylim(0)
-        axes.set(xlabel=what, ylabel="time")
+        axes.set(xlabel=label, ylabel="time")
         figure.legend(
             *axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(2, len(lines)), columnspacing=1.4, handlelength=1.8
         )
     return figure
 
 
-def _scale(axes: Axes, at: list[float], log: bool) -> None:
-    """Ticks where there are measurements; times in the unit that suits them."""
+def _set_scales(axes: Axes, ticks: list[float], log: bool) -> None:
+    """Put the ticks of x where measurements are, and write times in a suitable unit."""
     if log:
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -110,5 +114,5 @@ def _scale(axes: Axes, at: list[float], log: bool) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 300 else (1,)))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(at, [f"{x:,.0f}" for x in at])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds) if seconds > 0 else "0"))
+    axes.set_xticks(ticks, [f"{x:,.0f}" for x in ticks])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_duration(seconds) if seconds > 0 else "0"))

@@ -1,4 +1,7 @@
-"""How cost grows: a step with the width and with the tasks behind it, importance with the samples (with the fleet: `steps`)."""
+"""How cost grows (part "fleet"): a step with the width and with the tasks before it, importance with the samples.
+
+How a step grows with the size of the fleet is in `steps`.
+"""
 
 from __future__ import annotations
 
@@ -7,78 +10,81 @@ from typing import Any
 
 import torch
 
+from selfless.bench.engine import EngineFleet, mlp
 from selfless.bench.plan import Plan
-from selfless.bench.rig import Rig, mlp
-from selfless.bench.rows import Row, many, row
-from selfless.bench.timing import clocked, free_bytes, interleaved
+from selfless.bench.table import Row, format_number, make_row
+from selfless.bench.timing import free_bytes, time_call, time_in_turn
 
 
 def run(plan: Plan) -> Iterator[Row]:
-    yield from _width(plan)
-    yield from _tasks(plan)
-    yield from _samples(plan)
+    """Yield the rows by width, by tasks and by samples."""
+    yield from _rows_by_width(plan)
+    yield from _rows_by_tasks(plan)
+    yield from _rows_by_samples(plan)
 
 
-def _width(plan: Plan) -> Iterator[Row]:
-    """A step of MAS + SLNID by width, alone and in the largest fleet whose importance is measured."""
+def _rows_by_width(plan: Plan) -> Iterator[Row]:
+    """Time a step of MAS + SLNID at each width, in each fleet of `importance_fleets`."""
     samples = plan.batch * (100 if plan.device.type == "cuda" else 5)
-    for members in plan.measured:
+    for members in plan.importance_fleets:
         first = 0.0
-        for n in plan.scaled:
+        for n in plan.step_widths:
             title = f"step, width {n:,}, fleet of {members}"
             plan.say(title)
-            if 40 * members * (n * n + 794 * n) > free_bytes(plan.device):  # parameters, momentum, gradient, Ω, θ*, shares, products
-                yield row(title, says="does not fit in memory", kind="width", n=n, members=members)
+            if 40 * members * (n * n + 794 * n) > free_bytes(plan.device):  # ten float32 numbers per parameter: θ, momentum, Ω, θ*, …
+                yield make_row(title, says="does not fit in memory", kind="width", n=n, members=members)
                 continue
             try:
-                rig = Rig(mlp(n), members, samples, plan.device, batch=plan.batch)
-                times = interleaved({"step": rig.epoch}, plan.rounds, plan.device)
+                fleet = EngineFleet(mlp(n), members, samples, plan.device, batch=plan.batch)
+                times = time_in_turn({"step": fleet.train_epoch}, plan.rounds, plan.device)
             except torch.cuda.OutOfMemoryError:
-                yield row(title, says="out of memory", kind="width", n=n, members=members)
+                yield make_row(title, says="out of memory", kind="width", n=n, members=members)
                 continue
-            step = times.best("step") / rig.steps
+            step = times.best("step") / fleet.steps
             first = first or step
-            says = f"{many(step / first)}× that of width {plan.scaled[0]}, with {many(_size(n) / _size(plan.scaled[0]))}× the parameters"
-            figures: dict[str, Any] = {"n": n, "members": members, "steps": rig.steps, "rounds": times.rounds}
-            yield row(title, step, rate=f"{many(members / step)} run-steps/s", says=says, kind="width", **figures)
-            del rig
+            growth = format_number(_parameters(n) / _parameters(plan.step_widths[0]))
+            says = f"{format_number(step / first)}× that of width {plan.step_widths[0]}, with {growth}× the parameters"
+            figures: dict[str, Any] = {"n": n, "members": members, "steps": fleet.steps, "rounds": times.rounds}
+            yield make_row(title, step, rate=f"{format_number(members / step)} run-steps/s", says=says, kind="width", **figures)
+            del fleet  # before the next, larger one is made
 
 
-def _size(n: int) -> int:
+def _parameters(n: int) -> int:
+    """Return the number of parameters of an MLP 784-N-N-10."""
     return n * n + 796 * n + 10
 
 
-def _tasks(plan: Plan) -> list[Row]:
-    """A step after 1, 2, … tasks: Ω and α are one sum over tasks, so it should cost the same. Every round learns them all anew."""
-    members, samples = plan.measured[-1], plan.amounts[len(plan.amounts) // 2]
+def _rows_by_tasks(plan: Plan) -> list[Row]:
+    """Time a step after 1, 2, … tasks. Ω and α are sums over tasks, so it should cost the same. Every round learns all tasks again."""
+    members, samples = plan.importance_fleets[-1], plan.sample_counts[len(plan.sample_counts) // 2]
     plan.say(f"steps after 1 to {plan.tasks} tasks, fleet of {members}")
     seconds: dict[int, list[float]] = {t: [] for t in range(1, plan.tasks + 1)}
     for _ in range(plan.rounds):
-        rig = Rig(mlp(), members, samples, plan.device, batch=plan.batch, learned=0)
-        for spent in seconds.values():
-            rig.next()
-            rig.epoch()  # records the step where there is a GPU
-            spent.append(clocked(rig.epoch, plan.device) / rig.steps)
+        fleet = EngineFleet(mlp(), members, samples, plan.device, batch=plan.batch, tasks_before=0)
+        for rounds in seconds.values():
+            fleet.begin_next_task()
+            fleet.train_epoch()  # not timed: on a GPU it captures the step as a CUDA graph
+            rounds.append(time_call(fleet.train_epoch, plan.device) / fleet.steps)
     rows = []
-    for t, spent in seconds.items():
-        ratio = min(spent) / min(seconds[1])
+    for t, rounds in seconds.items():
+        ratio = min(rounds) / min(seconds[1])
         title = f"step after {t} task{'s' * (t > 1)}, {mlp().title}, fleet of {members}"
-        figures: dict[str, Any] = {"kind": "tasks", "tasks": t, "members": members, "times_first": ratio, "rounds": spent}
-        rows.append(row(title, min(spent), says=f"{ratio:.2f} of that after one" if t > 1 else "", **figures))
+        figures: dict[str, Any] = {"kind": "tasks", "tasks": t, "members": members, "times_first": ratio, "rounds": rounds}
+        rows.append(make_row(title, min(rounds), says=f"{ratio:.2f} of that after one" if t > 1 else "", **figures))
     return rows
 
 
-def _samples(plan: Plan) -> list[Row]:
-    """The importance pass over more and more samples."""
-    members = plan.measured[-1]
+def _rows_by_samples(plan: Plan) -> list[Row]:
+    """Time the importance pass over more and more samples."""
+    members = plan.importance_fleets[-1]
     plan.say(f"importance by the number of samples, fleet of {members}")
-    rigs = {n: Rig(mlp(), members, n, plan.device, batch=plan.batch) for n in plan.amounts}
-    times = interleaved({str(n): rig.consolidate for n, rig in rigs.items()}, plan.rounds, plan.device)
+    fleets = {n: EngineFleet(mlp(), members, n, plan.device, batch=plan.batch) for n in plan.sample_counts}
+    times = time_in_turn({str(n): fleet.consolidate for n, fleet in fleets.items()}, plan.rounds, plan.device)
     rows = []
-    for n in plan.amounts:
-        spent = times.best(str(n))
+    for n in plan.sample_counts:
+        seconds = times.best(str(n))
         title = f"importance of {n:,} samples, {mlp().title}, fleet of {members}"
-        says = f"{1e6 * spent / n / members:.2f} µs a sample and run"
+        says = f"{1e6 * seconds / n / members:.2f} µs a sample and run"
         figures: dict[str, Any] = {"kind": "samples", "samples": n, "members": members, "rounds": times.rounds[str(n)]}
-        rows.append(row(title, spent, rate=f"{many(members * n / spent)} samples/s", says=says, **figures))
+        rows.append(make_row(title, seconds, rate=f"{format_number(members * n / seconds)} samples/s", says=says, **figures))
     return rows

@@ -1,4 +1,4 @@
-"""Whole sequences on a GPU, importance and evaluation included: 60 on permuted MNIST at once, and CIFAR-100 alone and in fleets."""
+"""Whole sequences of tasks on a GPU, importance and evaluation included: 60 permuted-MNIST runs at once, CIFAR-100 alone and in a fleet."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from selfless.bench.plan import Plan, Unavailable
-from selfless.bench.rows import Row, aim, many, row
-from selfless.bench.timing import clocked, peak
+from selfless.bench.table import Row, format_number, make_row, make_target
+from selfless.bench.timing import measure_memory, time_call
 from selfless.data import DataError, load
 from selfless.engine.learner import Learner
 from selfless.metrics import spread
@@ -17,80 +17,83 @@ from selfless.preserve import MAS
 from selfless.sparsify import SLNID, NoSparsifier
 from selfless.spec import Precision, Result, Run
 
-CIFAR_FLEETS, PRECISIONS = (1, 8), ("tf32", "bf16")
+CIFAR_FLEETS = (1, 8)
+PRECISIONS: tuple[Precision, ...] = ("tf32", "bf16")
 
 
 def run(plan: Plan) -> Iterator[Row]:
+    """Yield a row for permuted MNIST, and one for each fleet size and precision on CIFAR-100."""
     if plan.device.type != "cuda":
         raise Unavailable("whole sequences take minutes to hours on a CPU and are measured on a GPU only: --device cuda")
-    try:
-        held = [load(name, data_dir=plan.data_dir, download=False) for name in ("mnist", "cifar-100")]  # one copy for all rounds
+    try:  # keep the images in memory for all rounds
+        sources = [load(name, data_dir=plan.data_dir, download=False) for name in ("mnist", "cifar-100")]
     except DataError as error:
         raise Unavailable(f"{error}; or: selfless data fetch mnist cifar-100") from error
     yield permuted(plan)
     for members in CIFAR_FLEETS:
         for precision in PRECISIONS:
             yield cifar(plan, members, precision)
-    del held
+    del sources
 
 
 def permuted(plan: Plan) -> Row:
-    """60 runs as one fleet: half without a sparsifier, half with SLNID."""
-    kinds, seeds = (NoSparsifier(), SLNID(1e-3)), 1 if plan.quick else 30
+    """Train 60 permuted-MNIST runs as one fleet: half without a sparsifier, half with SLNID."""
+    sparsifiers, seeds = (NoSparsifier(), SLNID(1e-3)), 1 if plan.quick else 30
     base = Run(preserve=MAS(0.01), tasks=2 if plan.quick else 5, epochs=1 if plan.quick else 10)
-    runs = [dataclasses.replace(base, sparsify=kind, seed=s) for kind in kinds for s in range(seeds)]
+    runs = [dataclasses.replace(base, sparsify=sparsify, seed=s) for sparsify in sparsifiers for s in range(seeds)]
     title = f"{len(runs)} permuted-MNIST runs, {base.tasks} tasks × {base.epochs} epochs, {base.model}"
-    return _learnt(plan, title, runs, 1 if plan.quick else 3, limit=(len(runs), 6.0))
+    return _train_row(plan, title, runs, 1 if plan.quick else 3, limit=6.0, per_run=False)
 
 
-def cifar(plan: Plan, members: int, precision: str) -> Row:
-    chosen: Precision = "tf32" if precision == "tf32" else "bf16"
-    base = Run("split-cifar-100", "cnn-256", MAS(1.0), SLNID(3e-3), lr=0.03, schedule="cosine", precision=chosen)
+def cifar(plan: Plan, members: int, precision: Precision) -> Row:
+    """Train CIFAR-100 runs that differ in their seeds."""
+    base = Run("split-cifar-100", "cnn-256", MAS(1.0), SLNID(3e-3), lr=0.03, schedule="cosine", precision=precision)
     base = dataclasses.replace(base, tasks=2 if plan.quick else 10, epochs=1 if plan.quick else 50)
     runs = [dataclasses.replace(base, seed=s) for s in range(members)]
     title = f"CIFAR-100 sequence, {base.tasks} tasks × {base.epochs} epochs, {base.model}, {precision}, fleet of {members}"
-    return _learnt(plan, title, runs, 2 if members == 1 and not plan.quick else 1, limit=(1, 8.0 if members == 1 else 4.0))
+    rounds = 2 if members == 1 and not plan.quick else 1
+    return _train_row(plan, title, runs, rounds, limit=8.0 if members == 1 else 4.0, per_run=members > 1)
 
 
-def _learnt(plan: Plan, title: str, runs: Sequence[Run], rounds: int, limit: tuple[int, float]) -> Row:
-    """Seconds of `learn`, the making of the fleet and the reading of files apart; `limit`: so many runs in so many seconds."""
+def _train_row(plan: Plan, title: str, runs: Sequence[Run], rounds: int, limit: float, per_run: bool) -> Row:
+    """Time `Learner.learn`, without making the fleet and reading files. limit: the target in seconds, of all runs or per run."""
     plan.say(title)
-    spent: list[float] = []
+    seconds: list[float] = []
     results: list[Result] = []
-    held = 0
+    peak_bytes = 0
 
     def learn() -> float:
         learner = Learner(runs, device=plan.device, data_dir=plan.data_dir)
-        return clocked(lambda: results.extend(learner.learn()), plan.device)
+        return time_call(lambda: results.extend(learner.learn()), plan.device)
 
     for _ in range(rounds):
         try:
-            seconds, held = (learn(), 0) if plan.device.type == "cpu" else peak(learn, plan.device)
+            spent, peak_bytes = (learn(), 0) if plan.device.type == "cpu" else measure_memory(learn, plan.device)
         except torch.cuda.OutOfMemoryError:
-            return row(title, says="out of memory", members=len(runs))
-        spent.append(seconds)
-    best, each = min(spent), min(spent) / len(runs)
-    averages: dict[str, list[float]] = {}  # of the last round, by method, in percent
+            return make_row(title, says="out of memory", members=len(runs))
+        seconds.append(spent)
+    best, each = min(seconds), min(seconds) / len(runs)
+    averages: dict[str, list[float]] = {}  # by method, in percent, of the last round
     for result in results[-len(runs) :]:
         if result.status == "done":
             averages.setdefault(result.run.method, []).append(100 * result.average)
-    value = best if limit[0] == len(runs) else each
-    return row(
+    target = make_target(each, "≤", limit, " s a run") if per_run else make_target(best, "≤", limit, " s")
+    return make_row(
         title,
         best,
-        rate=f"{many(each)} s a run",
-        says="average accuracy " + ", ".join(f"{_spread(of)} ({method})" for method, of in averages.items()),
-        memory=held or None,
-        target=None if plan.quick else aim(value, "≤", limit[1], " s" if limit[0] == len(runs) else " s a run"),
+        rate=f"{format_number(each)} s a run",
+        says="average accuracy " + ", ".join(f"{_mean_and_std(values)} ({method})" for method, values in averages.items()),
+        memory=peak_bytes or None,
+        target=None if plan.quick else target,
         members=len(runs),
         seconds_a_run=each,
         precision=runs[0].precision,
         averages=averages,
         failed=sum(r.status != "done" for r in results),
-        rounds=spent,
+        rounds=seconds,
     )
 
 
-def _spread(percents: list[float]) -> str:
+def _mean_and_std(percents: list[float]) -> str:
     mean, std = spread(percents)
     return f"{mean:.2f} ± {std:.2f}" if len(percents) > 1 else f"{mean:.2f}"

@@ -4,7 +4,7 @@ Lives here: the `Keeper`, and one module for each thing it does to a model: coll
 the optimizer's path, anchor. Imports preservers and what they stand on; only the command line, benchmarks and users import it.
 """
 
-from selfless.keeper.attach import attach
+from selfless.keeper.entry import attach
 from selfless.keeper.keeper import Keeper
 
 __all__ = ["Keeper", "attach"]

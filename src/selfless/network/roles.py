@@ -15,7 +15,7 @@ NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 def is_activation(module: nn.Module) -> bool:
     """True for torch's activations and for custom modules without parameters and children."""
-    if isinstance(module, (nn.MultiheadAttention, nn.Softmax, nn.LogSoftmax, nn.Softmin)):
+    if isinstance(module, (nn.MultiheadAttention, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)):
         return False  # attention, and what turns a head into probabilities
     home = type(module).__module__
     if home.startswith("torch.nn."):

@@ -1,7 +1,7 @@
-"""The few operations of a stacked step that a GPU spends its time on, in Triton: each one pass over its data, for all members at once.
+"""Triton kernels for the operations that take most of a GPU step. Each is one pass over its data, for all members of the fleet at once.
 
-Everything here has a plain PyTorch twin where it is used (`native`, `fleet`, `batches`); on a CPU, or where Triton is not installed, the
-twin runs. Import it through `selfless.engine.native.kernels`, which knows whether it can be.
+Every kernel has a PyTorch version where it is used (`native`, `fleet`, `batches`), which runs on a CPU or without Triton. Only
+`selfless.engine` imports this folder, through `selfless.engine.native.kernels`, which checks that Triton is installed.
 """
 
 from selfless.engine.kernels.conv import CHANNELS, conv, pool, unpool, weight_sums

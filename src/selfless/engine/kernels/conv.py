@@ -1,4 +1,4 @@
-"""3×3 convolutions of at most 64 channels, their gradients and importances, and 2×2 pooling. In memory: (F, B, H, W, C)."""
+"""3×3 convolutions of at most 64 channels, their gradients and importances, and 2×2 pooling. Layout in memory: (F, B, H, W, C)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHANNELS = 64  # a convolution with more of them is left to cuDNN, which is good at those
-PROGRAMS = 384  # into about how many programs a sum over pixels is cut, all members together, so that a large GPU is full …
-PARTIAL = 2_400_000  # … unless their partial sums would be more than so many numbers to add up
+CHANNELS = 64  # the most channels of a convolution here; cuDNN is faster for more
+PROGRAMS = 384  # a sum over pixels is split into about so many programs, over all members, so that they fill a large GPU …
+PARTIAL = 2_400_000  # … but into fewer if their partial sums would be more numbers than this
 
 
 # -------------------------------------------------------------------------------------------------------------- convolutions
@@ -20,9 +20,10 @@ def _conv(
     FLAT: tl.constexpr, FLIP: tl.constexpr, BP: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, MASK: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
-    """y[p, o] = Σ_{tap, c} x[p + tap, c] w[tap, o, c] for a block of output pixels p (over samples too) and all channels o.
+    """y[p, o] = Σ_{tap, c} x[p + tap, c] w[tap, o, c] for a block of output pixels p (of all samples) and all output channels o.
 
-    FLAT: few input channels (an image), so taps and channels together are one sum of IN ≥ 9·CI products. FLIP: taps reversed.
+    FLAT: few input channels (an image), so that taps and channels are summed together, as one sum of IN ≥ 9·CI products. FLIP: the taps
+    are reversed.
     """
     f = tl.program_id(1).to(tl.int64)
     p = tl.program_id(0) * BP + tl.arange(0, BP)
@@ -40,8 +41,8 @@ def _conv(
         jj = j[:, None] + (tap % 3)[None, :]
         ok = live[:, None] & (ii >= 0) & (ii < H) & (jj >= 0) & (jj < W) & (k < 9 * CI)[None, :]
         xs = tl.load(base[:, None] + ii * s_h + jj * s_w + c[None, :] * s_c, mask=ok, other=0.0)
-        own = 8 - tap if FLIP else tap
-        place = f * (9 * CI * CO) + (own * CO * CI + c)[:, None] + o[None, :] * CI
+        weight_tap = 8 - tap if FLIP else tap
+        place = f * (9 * CI * CO) + (weight_tap * CO * CI + c)[:, None] + o[None, :] * CI
         ws = tl.load(w + place, mask=(k < 9 * CI)[:, None] & (o < CO)[None, :], other=0.0)
         acc = tl.dot(xs, ws, input_precision=PREC)
     else:
@@ -52,47 +53,47 @@ def _conv(
             ok = live & (ii >= 0) & (ii < H) & (jj >= 0) & (jj < W)
             full = ok[:, None] if IN == CI else ok[:, None] & (k < CI)[None, :]
             xs = tl.load((base + ii * s_h + jj * s_w)[:, None] + k[None, :] * s_c, mask=full, other=0.0)
-            own = 8 - tap if FLIP else tap
-            place = f * (9 * CI * CO) + own * (CI * CO) + k[:, None] + o[None, :] * CI
+            weight_tap = 8 - tap if FLIP else tap
+            place = f * (9 * CI * CO) + weight_tap * (CI * CO) + k[:, None] + o[None, :] * CI
             if IN == CI and OUT == CO:  # noqa: SIM108 (decided when the kernel is compiled)
                 ws = tl.load(w + place)
             else:
                 ws = tl.load(w + place, mask=(k < CI)[:, None] & (o < CO)[None, :], other=0.0)
             acc = tl.dot(xs, ws, acc, input_precision=PREC)
-    kept = live[:, None] & (o < CO)[None, :]
+    valid = live[:, None] & (o < CO)[None, :]
     place = (f * P + p)[:, None] * CO + o[None, :]
     if BIAS:
         acc += tl.load(bias + f * CO + o, mask=o < CO, other=0.0)[None, :]
     if RELU:
         acc = tl.maximum(acc, 0.0)
     if MASK:
-        acc = tl.where(tl.load(mask + place, mask=kept, other=0.0) > 0, acc, 0.0)
-    tl.store(y + place, acc, mask=kept)
+        acc = tl.where(tl.load(mask + place, mask=valid, other=0.0) > 0, acc, 0.0)
+    tl.store(y + place, acc, mask=valid)
 
 
 def conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, *, relu: bool = False, mask: Tensor | None = None, flip: bool = False
 ) -> Tensor:
-    """x (F, B, C, H, W) of any strides ∗ weight (F, 9, O, C), + bias, ReLU, and zero where `mask` (F, B, O, H', W') is not positive.
+    """Return x ∗ weight, with the bias added and ReLU applied if asked: (F, B, O, H', W'), channels last in memory, in the type of x.
 
-    Returns (F, B, O, H', W'), channels last in memory, in x's type.
+    x: (F, B, C, H, W) with any strides. weight: (F, 9, O, C). mask: (F, B, O, H', W'); the result is zero where it is not positive.
     """
     members, batch, inputs, height, width = x.shape
-    outputs, flat = weight.shape[2], _flat(inputs)
+    outputs, flat = weight.shape[2], _is_flat(inputs)
     ho, wo = height + 2 * padding - 2, width + 2 * padding - 2
     y = torch.empty(members, batch, ho, wo, outputs, device=x.device, dtype=x.dtype)
     pixels, s = batch * ho * wo, x.stride()
     _conv[(triton.cdiv(pixels, 128), members)](
-        x, weight, weight if bias is None else bias, weight if mask is None else _last(mask), y, pixels, s[0], s[1], s[3], s[4], s[2],
-        height, width, HO=ho, WO=wo, PAD=padding, CI=inputs, CO=outputs, IN=_tile(9 * inputs if flat else inputs), OUT=_tile(outputs),
-        FLAT=flat, FLIP=flip, BP=128, BIAS=bias is not None, RELU=relu, MASK=mask is not None, PREC=_precision(), num_warps=4,
-        num_stages=4 if x.dtype == torch.bfloat16 else 2,
+        x, weight, weight if bias is None else bias, weight if mask is None else _channels_last(mask), y, pixels,
+        s[0], s[1], s[3], s[4], s[2], height, width, HO=ho, WO=wo, PAD=padding, CI=inputs, CO=outputs,
+        IN=_tile(9 * inputs if flat else inputs), OUT=_tile(outputs), FLAT=flat, FLIP=flip, BP=128, BIAS=bias is not None,
+        RELU=relu, MASK=mask is not None, PREC=_precision(), num_warps=4, num_stages=4 if x.dtype == torch.bfloat16 else 2,
     )  # fmt: skip
     return y.permute(0, 1, 4, 2, 3)
 
 
 @triton.jit
-def _powered(a, POWER: tl.constexpr):
+def _power(a, POWER: tl.constexpr):
     if POWER == 1:
         return tl.abs(a)
     elif POWER == 2:
@@ -107,7 +108,7 @@ def _sums_flat(
     W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, IN: tl.constexpr,
     OUT: tl.constexpr, BP: tl.constexpr, POWER: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """`_sums` for few input channels: the rows of the product are all 9·CI pairs (tap, c)."""
+    """The same as `_sums` for few input channels: the rows of the product are all 9·CI pairs (tap, c)."""
     n = tl.program_id(0)
     f = tl.program_id(2).to(tl.int64)
     k = tl.arange(0, IN)
@@ -133,8 +134,8 @@ def _sums_flat(
             xs = tl.load(x + f * s_f + sample[None, :] + ii * s_h + jj * s_w + (c * s_c)[:, None], mask=ok, other=0.0)
             acc = tl.dot(xs, g, acc, input_precision=PREC)
             shift += g.to(tl.float32)
-        total += _powered(acc, POWER)
-        bias += _powered(tl.sum(shift, axis=0), POWER)
+        total += _power(acc, POWER)
+        bias += _power(tl.sum(shift, axis=0), POWER)
     part = (n * tl.num_programs(2) + f) * (CO * CI * 9 + CO)
     tl.store(out + part + o[None, :] * (CI * 9) + (c * 9 + tap)[:, None], total, mask=(tap < 9)[:, None] & (o < CO)[None, :])
     tl.store(out + part + CO * CI * 9 + o, bias, mask=o < CO)
@@ -146,7 +147,7 @@ def _row_sums(
     W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, IN: tl.constexpr,
     OUT: tl.constexpr, BP: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """a_k += Σ_p x[p + (row, k), c] dz[p, o], and shift (BP, OUT) += dz[p, o], for p from `start` to `stop`."""
+    """a_k += Σ_p x[p + (row, k), c] dz[p, o] for the three columns k, and shift (BP, OUT) += dz[p, o]; p runs from `start` to `stop`."""
     c = tl.arange(0, IN)
     o = tl.arange(0, OUT)
     for first in range(start, stop, BP):
@@ -155,8 +156,8 @@ def _row_sums(
         r = p % (HO * WO)
         i = r // WO - PAD + row
         j = r % WO - PAD
-        kept = live[:, None] if OUT == CO else live[:, None] & (o < CO)[None, :]
-        g = tl.load(dz + p[:, None] * CO + o[None, :], mask=kept, other=0.0)
+        valid = live[:, None] if OUT == CO else live[:, None] & (o < CO)[None, :]
+        g = tl.load(dz + p[:, None] * CO + o[None, :], mask=valid, other=0.0)
         inside = live & (i >= 0) & (i < H)
         at = (p // (HO * WO)) * s_b + i * s_h + j * s_w
         for column in tl.static_range(3):
@@ -181,7 +182,7 @@ def _sums(
 ):  # fmt: skip
     """Program (n, row of the kernel, f): Σ over its segments s of |Σ_{p ∈ s} x[p + tap, c] dz[p, o]|^POWER (POWER 0: the plain sum).
 
-    A segment is LEN neighbouring output pixels: for a gradient a program's whole share, for an importance those of one sample.
+    A segment is LEN adjacent output pixels: for a gradient all pixels of the program, for an importance the pixels of one sample.
     """
     n = tl.program_id(0)
     row = tl.program_id(1)
@@ -205,25 +206,28 @@ def _sums(
                 xf, zf, start, start + LEN, row, none, none, none, tile, s_b, s_h, s_w, s_c, H, W, HO, WO, PAD,
                 CI, CO, IN, OUT, BP, PREC,
             )  # fmt: skip
-            t0 += _powered(a0, POWER)
-            t1 += _powered(a1, POWER)
-            t2 += _powered(a2, POWER)
-            bias += _powered(tl.sum(shift, axis=0), POWER)
+            t0 += _power(a0, POWER)
+            t1 += _power(a1, POWER)
+            t2 += _power(a2, POWER)
+            bias += _power(tl.sum(shift, axis=0), POWER)
     part = (n * tl.num_programs(2) + f) * (CO * CI * 9 + CO)
     place = out + part + o[None, :] * (CI * 9) + (c * 9 + row * 3)[:, None]
-    kept = (c < CI)[:, None] & (o < CO)[None, :]
-    tl.store(place, t0, mask=kept)
-    tl.store(place + 1, t1, mask=kept)
-    tl.store(place + 2, t2, mask=kept)
+    valid = (c < CI)[:, None] & (o < CO)[None, :]
+    tl.store(place, t0, mask=valid)
+    tl.store(place + 1, t1, mask=valid)
+    tl.store(place + 2, t2, mask=valid)
     if row == 0:
         tl.store(out + part + CO * CI * 9 + o, bias, mask=o < CO)
 
 
 def weight_sums(x: Tensor, dz: Tensor, padding: int, power: int = 0) -> tuple[Tensor, Tensor]:
-    """(∂W (F, O, C, 3, 3), ∂b (F, O)) of a convolution from its input and ∂/∂output; with `power`, Σ_samples |∂_sample|^power instead."""
+    """Return (∂W (F, O, C, 3, 3), ∂b (F, O)) of a convolution from its input and dz = ∂/∂output.
+
+    With `power` return the importances Σ_m |∂_m|^power over the samples m instead.
+    """
     members, batch, inputs, height, width = x.shape
     outputs, ho, wo = dz.shape[2:]
-    pixels, s, flat = batch * ho * wo, x.stride(), _flat(inputs)
+    pixels, s, flat = batch * ho * wo, x.stride(), _is_flat(inputs)
     block = 64 if flat or x.dtype == torch.bfloat16 else 32
     parts = max(1, min(PROGRAMS // (members * (1 if flat else 3)), PARTIAL // (members * outputs * inputs * 9)))
     if power:
@@ -234,12 +238,12 @@ def weight_sums(x: Tensor, dz: Tensor, padding: int, power: int = 0) -> tuple[Te
         count, segments = triton.cdiv(pixels, length), 1
     parts = triton.cdiv(count, segments)
     weights = outputs * inputs * 9
-    sums = torch.empty(parts, members, weights + outputs, device=x.device)  # of weights, then of biases
+    sums = torch.empty(parts, members, weights + outputs, device=x.device)  # the weights, then the biases
     kernel = _sums_flat if flat else _sums
     kernel[(parts, 1 if flat else 3, members)](
-        x, _last(dz), sums, pixels, length, count, segments, s[0], s[1], s[3], s[4], s[2], height, width, HO=ho, WO=wo, PAD=padding,
-        CI=inputs, CO=outputs, IN=_tile(9 * inputs if flat else inputs), OUT=_tile(outputs), BP=block, POWER=power, PREC=_precision(),
-        num_warps=8 if power and inputs * outputs > 2048 else 4, num_stages=4,
+        x, _channels_last(dz), sums, pixels, length, count, segments, s[0], s[1], s[3], s[4], s[2], height, width, HO=ho, WO=wo,
+        PAD=padding, CI=inputs, CO=outputs, IN=_tile(9 * inputs if flat else inputs), OUT=_tile(outputs), BP=block, POWER=power,
+        PREC=_precision(), num_warps=8 if power and inputs * outputs > 2048 else 4, num_stages=4,
     )  # fmt: skip
     dw, db = sums.sum(0).split([weights, outputs], 1)
     return dw.contiguous().view(members, outputs, inputs, 3, 3), db
@@ -248,7 +252,10 @@ def weight_sums(x: Tensor, dz: Tensor, padding: int, power: int = 0) -> tuple[Te
 # ------------------------------------------------------------------------------------------------------------------- pooling
 @triton.jit
 def _pool(x, y, g, dx, total, H, W, HO, WO, C, BACK: tl.constexpr, MASK: tl.constexpr, BLOCK: tl.constexpr):
-    """2×2 maxima (BACK: their gradient, to the first of equals), one element a 2×2 window; MASK: none where the maximum is not positive."""
+    """y = max over 2×2 windows, one element per window. BACK: the gradient dx instead; in a tie only the first element gets it.
+
+    MASK: the gradient is zero where the maximum is not positive.
+    """
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     hc, wc = (H + 1) // 2, (W + 1) // 2
     c = e % C
@@ -279,38 +286,41 @@ def _pool(x, y, g, dx, total, H, W, HO, WO, C, BACK: tl.constexpr, MASK: tl.cons
 
 
 def pool(x: Tensor) -> Tensor:
-    """2×2 maxima of (F, B, C, H, W) that lies channels last, as its result does."""
+    """Return the maxima of 2×2 windows of x (F, B, C, H, W). Argument and result are channels last in memory."""
     members, batch, c, h, w = x.shape
     y = torch.empty(members, batch, h // 2, w // 2, c, device=x.device, dtype=x.dtype)
-    source = _last(x)
+    source = _channels_last(x)
     total = members * batch * ((h + 1) // 2) * ((w + 1) // 2) * c
     _pool[(triton.cdiv(total, 1024),)](source, y, y, y, total, h, w, h // 2, w // 2, c, BACK=False, MASK=False, BLOCK=1024)
     return y.permute(0, 1, 4, 2, 3)
 
 
 def unpool(x: Tensor, g: Tensor, mask: bool) -> Tensor:
-    """The gradient of `pool` at x; with `mask`, also through the ReLU that made x."""
+    """Return the gradient of `pool` at x, given g = ∂/∂pool(x); with `mask`, also through the ReLU whose output x is."""
     members, batch, c, h, w = x.shape
     dx = torch.empty(members, batch, h, w, c, device=x.device, dtype=x.dtype)
     total = members * batch * ((h + 1) // 2) * ((w + 1) // 2) * c
-    _pool[(triton.cdiv(total, 1024),)](_last(x), dx, _last(g), dx, total, h, w, h // 2, w // 2, c, BACK=True, MASK=mask, BLOCK=1024)
+    _pool[(triton.cdiv(total, 1024),)](
+        _channels_last(x), dx, _channels_last(g), dx, total, h, w, h // 2, w // 2, c, BACK=True, MASK=mask, BLOCK=1024
+    )
     return dx.permute(0, 1, 4, 2, 3)
 
 
-def _last(x: Tensor) -> Tensor:
-    """(F, B, C, H, W) as it must lie in memory: (F, B, H, W, C)."""
+def _channels_last(x: Tensor) -> Tensor:
+    """Return (F, B, C, H, W) in the layout of the kernels: (F, B, H, W, C), contiguous."""
     return x.permute(0, 1, 3, 4, 2).contiguous()
 
 
-def _flat(inputs: int) -> bool:
-    """Few input channels: taps and channels fit in one product."""
+def _is_flat(inputs: int) -> bool:
+    """True for few input channels: one matrix product then covers all taps and channels."""
     return 9 * inputs <= 32
 
 
 def _tile(n: int) -> int:
-    """A block of at least n that the matrix units take."""
+    """Return the smallest block size ≥ n that matrix units accept: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(n))
 
 
 def _precision() -> str:
+    """Return how `tl.dot` multiplies float32, after the setting of PyTorch."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

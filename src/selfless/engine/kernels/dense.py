@@ -1,4 +1,4 @@
-"""Batches, linear layers, the loss and the update."""
+"""Kernels for batches, the loss, linear layers, the gradient of a sparsifier, and the update of the parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 # ------------------------------------------------------------------------------------------------------------------- batches
 @triton.jit
 def _gather(x, y, order, offset, cursor, scale, shift, x_out, y_out, n, B, D, HW, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """x_out[f, b, :] = x[offset_f + order[f, cursor + b], :] · scale − shift; the same row of y."""
+    """x_out[f, b, :] = x[offset_f + order[f, cursor + b], :] · scale − shift, and y_out[f, b] is the same row of y."""
     f = tl.program_id(0) // B
     b = tl.program_id(0) % B
     row = tl.load(offset + f) + tl.load(order + f.to(tl.int64) * n + tl.load(cursor) + b)
@@ -29,7 +29,7 @@ def _gather(x, y, order, offset, cursor, scale, shift, x_out, y_out, n, B, D, HW
 def gather(
     x: Tensor, y: Tensor, order: Tensor, offset: Tensor, cursor: Tensor, size: int, scale: Tensor, shift: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The next `size` samples of every member: (F, B, C, H, W) normalised and (F, B)."""
+    """Return the next `size` samples of every member: normalised images (F, B, C, H, W) and labels (F, B)."""
     members, shape = len(order), x.shape[1:]
     x_out = torch.empty(members, size, *shape, device=x.device, dtype=dtype)
     y_out = torch.empty(members, size, device=x.device, dtype=y.dtype)
@@ -47,7 +47,7 @@ def gather(
 # ---------------------------------------------------------------------------------------------------------------------- loss
 @triton.jit
 def _cross_entropy(logits, y, rate, loss_sum, hits, grad, B, C, first, size, COLS: tl.constexpr, ROWS: tl.constexpr):
-    """One program a member: loss and hits added up, grad = rate_f/B · (softmax − 1_y) within the head's columns."""
+    """One program per member: add to its loss and its hits; grad = rate_f/B · (softmax − 1_y) in the columns of the head."""
     f = tl.program_id(0).to(tl.int64)
     scale = tl.load(rate + f) / B
     c = tl.arange(0, COLS)
@@ -64,8 +64,8 @@ def _cross_entropy(logits, y, rate, loss_sum, hits, grad, B, C, first, size, COL
         e = tl.where(live, e, 0.0)
         norm = tl.sum(e, axis=1)
         is_label = c[None, :] == label[:, None]
-        own = tl.sum(tl.where(is_label & live, z, 0.0), axis=1)
-        total += tl.where(b < B, tl.log(norm) + top - own, 0.0)
+        label_logit = tl.sum(tl.where(is_label & live, z, 0.0), axis=1)
+        total += tl.where(b < B, tl.log(norm) + top - label_logit, 0.0)
         right += tl.where((b < B) & (tl.argmax(z, axis=1) == label), 1.0, 0.0)
         tl.store(grad + place, scale * (e / norm[:, None] - tl.where(is_label, 1.0, 0.0)), mask=live)
     tl.store(loss_sum + f, tl.load(loss_sum + f) + tl.sum(total, axis=0))
@@ -73,7 +73,7 @@ def _cross_entropy(logits, y, rate, loss_sum, hits, grad, B, C, first, size, COL
 
 
 def cross_entropy(logits: Tensor, y: Tensor, rate: Tensor, head: range, loss_sum: Tensor, hits: Tensor) -> Tensor:
-    """∂(Σ_f rate_f · mean_b CE)/∂logits, (F, B, C); the members' summed losses and hits are added to `loss_sum` and `hits`."""
+    """Return ∂(Σ_f rate_f · mean_b CE)/∂logits, (F, B, C). Adds each member's loss and correct answers to `loss_sum` and `hits`."""
     members, batch, columns = logits.shape
     cols = max(2, triton.next_power_of_2(len(head)))
     grad = torch.empty_like(logits) if len(head) == columns else torch.zeros_like(logits)
@@ -87,7 +87,7 @@ def cross_entropy(logits: Tensor, y: Tensor, rate: Tensor, head: range, loss_sum
 # ------------------------------------------------------------------------------------------------------------- linear layers
 @triton.jit
 def _bias(z, bias, N, M, RELU: tl.constexpr, BLOCK: tl.constexpr):
-    """z ← z + b (and its ReLU), in place; program (f, part of the rows × columns)."""
+    """z ← z + b, or relu(z + b), in place. Program: (block of rows × columns, f)."""
     f = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(z + f * M + e, mask=e < M, other=0.0).to(tl.float32) + tl.load(bias + f * N + e % N, mask=e < M, other=0.0)
@@ -97,7 +97,7 @@ def _bias(z, bias, N, M, RELU: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def bias_(z: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """z (F, B, N) + bias (F, N), and its ReLU, in place."""
+    """z ← z + bias, or relu(z + bias), in place; z: (F, B, N), bias: (F, N)."""
     per_member = z[0].numel()
     _bias[(triton.cdiv(per_member, 1024), len(z))](z, bias, z.shape[-1], per_member, RELU=relu, BLOCK=1024)
     return z
@@ -105,6 +105,7 @@ def bias_(z: Tensor, bias: Tensor, relu: bool) -> Tensor:
 
 @triton.jit
 def _unbias(g, h, dz, db, B, N, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """dz = g · [h > 0] if RELU; db = Σ_b dz. Program: (block of columns, f)."""
     f = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * COLS + tl.arange(0, COLS)
     total = tl.zeros((COLS,), tl.float32)
@@ -121,7 +122,7 @@ def _unbias(g, h, dz, db, B, N, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl
 
 
 def unbias(g: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(∂/∂z, ∂/∂bias) of h = relu(z + b), or of z + b where h is None, from g = ∂/∂h: (F, B, N)."""
+    """Return (∂/∂z, ∂/∂bias) of h = relu(z + b), or of z + b if h is None, given g = ∂/∂h: (F, B, N)."""
     members, batch, n = g.shape
     dz = g if h is None else torch.empty_like(g)
     db = torch.empty(members, n, device=g.device)
@@ -129,10 +130,10 @@ def unbias(g: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
     return dz, db
 
 
-# ---------------------------------------------------------------------------------------------------------------- inhibition
+# ---------------------------------------------------------------------------------------------------------------- sparsifiers
 @triton.jit
 def _project(h, a, out, B, N, LEN, R: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PREC: tl.constexpr):
-    """Program (rows, part, f): its part of hA, a sum over LEN of the N neurons."""
+    """Program (rows, part, f): one part of hA, the sum over LEN of the N neurons."""
     f = tl.program_id(2).to(tl.int64)
     b = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, RANK)
@@ -141,8 +142,8 @@ def _project(h, a, out, B, N, LEN, R: tl.constexpr, RANK: tl.constexpr, ROWS: tl
     for first in range(start, tl.minimum(start + LEN, N), COLS):
         n = first + tl.arange(0, COLS)
         hs = tl.load(h + (f * B + b)[:, None] * N + n[None, :], mask=(b < B)[:, None] & (n < N)[None, :], other=0.0)
-        kept = (n < N)[:, None] if R == RANK else (n < N)[:, None] & (k < R)[None, :]
-        ws = tl.load(a + f * N * R + n[:, None] * R + k[None, :], mask=kept, other=0.0)
+        valid = (n < N)[:, None] if R == RANK else (n < N)[:, None] & (k < R)[None, :]
+        ws = tl.load(a + f * N * R + n[:, None] * R + k[None, :], mask=valid, other=0.0)
         acc = tl.dot(hs, ws, acc, input_precision=PREC)
     place = ((tl.program_id(1) * tl.num_programs(2) + f) * B + b)[:, None] * RANK + k[None, :]
     tl.store(out + place, acc, mask=(b < B)[:, None])
@@ -161,8 +162,8 @@ def _inhibit(
     code = tl.zeros((ROWS, RANK), tl.float32)
     for part in tl.static_range(PARTS):
         code += tl.load(parts + ((part * F + f) * B + b)[:, None] * RANK + k[None, :], mask=(b < B)[:, None], other=0.0)
-    kept = (n < N)[None, :] if R == RANK else (n < N)[None, :] & (k < R)[:, None]
-    ws = tl.load(a + f * N * R + n[None, :] * R + k[:, None], mask=kept, other=0.0)
+    valid = (n < N)[None, :] if R == RANK else (n < N)[None, :] & (k < R)[:, None]
+    ws = tl.load(a + f * N * R + n[None, :] * R + k[:, None], mask=valid, other=0.0)
     live = (b < B)[:, None] & (n < N)[None, :]
     place = (f * B + b)[:, None] * N + n[None, :]
     pull = tl.dot(code, ws, input_precision=PREC) - tl.load(d + f * N + n, mask=n < N, other=0.0)[None, :] * tl.load(h + place, mask=live)
@@ -170,7 +171,10 @@ def _inhibit(
 
 
 def inhibit(g: Tensor, h: Tensor, factors: Tensor, diagonal: Tensor, share: float) -> Tensor:
-    """g + share·h(AAᵀ − diag d) for g, h (F, M, N), A (F, N, r), d (F, N), in two passes."""
+    """Return g + share·h(AAᵀ − diag d): the gradient g with the one of a sparsifier added.
+
+    g, h: (F, M, N), A = factors: (F, N, r), d = diagonal: (F, N). Two passes: hA in parts, then the sum.
+    """
     members, batch, n = h.shape
     r = factors.shape[2]
     rank, rows, parts = max(16, triton.next_power_of_2(r)), 16, 8
@@ -187,9 +191,10 @@ def inhibit(g: Tensor, h: Tensor, factors: Tensor, diagonal: Tensor, share: floa
     return out
 
 
-# ------------------------------------------------------------------------------------------------------------------ updating
+# -------------------------------------------------------------------------------------------------------------------- update
 @triton.jit
 def _update(p, u, g, omega, anchor, ratio, pull, momentum, N, ANCHOR: tl.constexpr, BLOCK: tl.constexpr):
+    """The formulas of `update_` for one block of parameters of member f."""
     f = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = e < N
@@ -201,14 +206,18 @@ def _update(p, u, g, omega, anchor, ratio, pull, momentum, N, ANCHOR: tl.constex
         c = tl.minimum(tl.load(pull + f) * tl.load(omega + at, mask=live), 1e30)
         target = tl.load(anchor + at, mask=live)
         gap = target - value
-        value = tl.where(c < 1, value + gap * (c / (1 + c)), target - gap / (1 + c))  # exactly the anchor as c grows
+        # Two forms of the same value: the second gives exactly θ* for large c.
+        value = tl.where(c < 1, value + gap * (c / (1 + c)), target - gap / (1 + c))
     tl.store(p + at, value, mask=live)
 
 
 def update_(
     p: Tensor, u: Tensor, g: Tensor, ratio: Tensor, momentum: float, omega: Tensor | None, anchor: Tensor | None, pull: Tensor
 ) -> None:
-    """u ← μ r_f u + g;  θ ← θ − u;  θ ← θ + cΩ/(1 + cΩ)·(θ* − θ), c = pull_f; all (F, …)."""
+    """u ← μ r_f u + g;  θ ← θ − u;  θ ← θ + cΩ/(1 + cΩ)·(θ* − θ), c = pull_f;  all (F, …), in place.
+
+    g is the gradient times the learning rate, r_f the ratio of this step's rate to that of the last step. Without Ω, no anchor.
+    """
     n = p[0].numel()
     held = omega is not None and anchor is not None
     _update[(triton.cdiv(n, 1024), len(p))](
@@ -217,7 +226,8 @@ def update_(
 
 
 @triton.jit
-def _rates(factors, step, base, inhibition, strength, lr, ratio, pressure, pull, F, total, momentum, BLOCK: tl.constexpr):
+def _rates(factors, step, base, inhibition, strength, lr, ratio, lr_lambda, pull, F, total, momentum, BLOCK: tl.constexpr):
+    """The formulas of `rates_`, one program for all members."""
     f = tl.arange(0, BLOCK)
     live = f < F
     now = tl.load(step)
@@ -226,14 +236,18 @@ def _rates(factors, step, base, inhibition, strength, lr, ratio, pressure, pull,
     value = tl.load(base + f, mask=live, other=0.0) * rate
     tl.store(lr + f, value, mask=live)
     tl.store(ratio + f, tl.where(last > 0, rate / tl.where(last > 0, last, 1.0), 0.0), mask=live)
-    tl.store(pressure + f, value * tl.load(inhibition + f, mask=live, other=0.0), mask=live)
+    tl.store(lr_lambda + f, value * tl.load(inhibition + f, mask=live, other=0.0), mask=live)
     tl.store(pull + f, 2 * value * tl.load(strength + f, mask=live, other=0.0) / (1 - momentum), mask=live)
 
 
 def rates_(
     factors: Tensor, step: Tensor, base: Tensor, inhibition: Tensor, strength: Tensor, momentum: float, to: tuple[Tensor, ...]
 ) -> None:
-    """This step's (lr, ratio, pressure, pull), (F,) each, written into `to`; `factors` (F, steps) of the rates `base`."""
+    """Write this step's (lr, ratio, lr·λ, pull), (F,) each, into `to`.
+
+    lr = base · factors[:, step];  ratio = factor of this step / factor of the last;  lr·λ = lr · inhibition, λ of the sparsifier;
+    pull = 2 lr · strength / (1 − momentum), strength λ of the preserver. factors: (F, steps).
+    """
     members, total = factors.shape
     _rates[(1,)](
         factors, step, base, inhibition, strength, *to, members, total, momentum, BLOCK=triton.next_power_of_2(members)
