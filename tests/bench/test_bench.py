@@ -20,7 +20,7 @@ from selfless.bench.plots import figures
 from selfless.bench.table import format_duration, format_number, format_size, make_target, table
 from selfless.bench.timing import Times, measure_memory, time_in_turn
 from selfless.cli import app
-from selfless.data.source import offer
+from selfless.data import offer
 
 CPU = torch.device("cpu")
 runner = CliRunner()

@@ -18,7 +18,7 @@ from selfless.bench import peers
 from selfless.bench.engine import mlp, synthetic_source
 from selfless.bench.plan import Plan, Unavailable, plan
 from selfless.bench.processes import time_fleet, time_split_fleet
-from selfless.data.source import offer
+from selfless.data import Entry, offer
 from selfless.preserve import MAS
 from selfless.sparsify import Sparsifier
 from selfless.spec import Run
@@ -80,7 +80,7 @@ def test_ratios_are_to_what_the_peer_answers(
     offer(source, data_dir=tmp_path)
     monkeypatch.setattr(peers, "make_runs", three_runs)
     monkeypatch.setattr(peers, "time_split_fleet", lambda runs, _, data_dir: time_fleet(runs, data_dir))  # the test above has real workers
-    monkeypatch.setattr(peers, "located", lambda *_: (tmp_path,))
+    monkeypatch.setattr(Entry, "find", lambda *_: (tmp_path,))
     rows = list(peers.run(dataclasses.replace(quick, data_dir=tmp_path)))
     runs, fisher = rows[:11], rows[11:]
     for row in runs:

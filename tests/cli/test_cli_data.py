@@ -24,7 +24,7 @@ assert found is not None
 assert found.loader is not None
 fixtures = importlib.util.module_from_spec(found)
 found.loader.exec_module(fixtures)
-walls, small_mnist, put_mnist = fixtures.walls, fixtures.small_mnist, fixtures.put_mnist
+isolate, small_mnist, put_mnist = fixtures.isolate, fixtures.small_mnist, fixtures.put_mnist
 
 
 def run(*words: str, code: int = 0) -> str:

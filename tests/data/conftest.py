@@ -1,4 +1,4 @@
-"""Small data sets in their published layouts, and walls around the tests: no network, no cache but their own."""
+"""Small data sets in their published layouts. Tests have no network and a cache of their own."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import object_layouts as made
 import pytest
 from published import cifar_contents, mnist_contents
 
-from selfless.data import cifar
-from selfless.data.catalogue import CATALOGUE, File
-from selfless.data.objects.published import OBJECTS
+from selfless.data import CATALOGUE, OBJECTS
+from selfless.data.sources import File, cifar
 
 
 @pytest.fixture(autouse=True)
-def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests on real data see the machine as it is; all others see an empty one that is offline."""
+def isolate(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every test an empty cache and no data folder, except those marked `real_data`; give none a network."""
     connect = socket.socket.connect
 
     def local_only(self: socket.socket, address: tuple[str, int]) -> None:
@@ -45,14 +45,23 @@ def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Object sets made up by a test have no published checksums."""
+    """Remove the published checksums of the object sets, so that tests can make small ones."""
     for name, item in list(OBJECTS.items()):
         monkeypatch.setitem(OBJECTS, name, replace(item, files=tuple(replace(file, md5=None) for file in item.files)))
 
 
 @pytest.fixture
+def three_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder with three of the eight object sets, written in another order than the paper's."""
+    monkeypatch.setenv("SELFLESS_DATA", str(tmp_path / "data"))
+    for name in ("svhn", "birds", "scenes"):
+        made.put(tmp_path / "data", name)
+    return tmp_path / "data"
+
+
+@pytest.fixture
 def small_mnist(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """The catalogue's MNIST is a small one; returns .gz name → the published bytes. Nothing is on disk."""
+    """Replace MNIST in the catalogue by a small one; return .gz name → bytes. Nothing is written to disk."""
     packed, files = {}, []
     for name, content in mnist_contents().items():
         data = gzip.compress(content, mtime=0)
@@ -66,7 +75,7 @@ def small_mnist(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 @pytest.fixture
 def put_mnist(small_mnist: dict[str, bytes]) -> Callable[[Path], Path]:
-    """Writes the small MNIST below a data folder."""
+    """Return a function that writes the small MNIST below a data folder."""
 
     def put(root: Path) -> Path:
         (root / "mnist").mkdir(parents=True)
@@ -79,6 +88,7 @@ def put_mnist(small_mnist: dict[str, bytes]) -> Callable[[Path], Path]:
 
 @pytest.fixture
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Replace the published checksums of CIFAR-100 by those of a small one; return its files."""
     contents = cifar_contents()
     sums = {
         name: (hashlib.md5(contents[name]).hexdigest(), hashlib.sha256(contents[name]).hexdigest()) for name in ("train.bin", "test.bin")
@@ -89,7 +99,7 @@ def small_cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, dict[str, bytes], list[str]]]:
-    """A mirror on this machine: (address, path → bytes, requests so far)."""
+    """Run a mirror on this machine: (address, path → bytes, requests so far)."""
     files: dict[str, bytes] = {}
     asked: list[str] = []
 
@@ -112,3 +122,19 @@ def server() -> Iterator[tuple[str, dict[str, bytes], list[str]]]:
     made.shutdown()
     made.server_close()
     thread.join()
+
+
+@pytest.fixture
+def served(server: tuple[str, dict[str, bytes], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Serve Flowers, Scenes and SVHN from a mirror on this machine; the other sets have none that answers. Returns the requests."""
+    base, files, asked = server
+    for name, item in list(OBJECTS.items()):
+        folder = made.put(tmp_path / "mirror", name, packed=True)
+        known = []
+        for file in item.files:
+            data = (folder / file.name).read_bytes()
+            files[f"/{file.name}"] = data
+            urls = (f"{base}/{file.name}",) if name in ("svhn", "flowers", "scenes") else ("https://far.invalid/x",) if file.urls else ()
+            known.append(replace(file, size=len(data), urls=urls, md5=None if name == "scenes" else hashlib.md5(data).hexdigest()))
+        monkeypatch.setitem(OBJECTS, name, replace(item, files=tuple(known)))
+    return asked

@@ -1,4 +1,4 @@
-"""A writer of MATLAB 5 files, for the tests: numbers, text, cells (lists) and structs (lists of dicts), as MATLAB lays them out."""
+"""Write MATLAB 5 files for the tests: numbers, text, cells (lists) and structs (lists of dicts)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MatWriter:
         return self.wrap(kind, shape, name, body)
 
     def wrap(self, kind: int, shape: tuple[int, ...], name: str, body: bytes) -> bytes:
-        """A matrix of any class around a body."""
+        """Return a matrix of any class with the given body."""
         flags = self.element(6, struct.pack(f"{self.order}II", kind, 0))
         head = flags + self.element(5, struct.pack(f"{self.order}{len(shape)}i", *shape)) + self.element(1, name.encode())
         return self.element(14, head + body)
@@ -59,5 +59,5 @@ class MatWriter:
 
 
 def mat(**variables: Any) -> bytes:
-    """As MATLAB saves it today: little-endian, compressed, small elements packed."""
+    """Write a file as MATLAB does: little-endian, compressed, small elements packed."""
     return MatWriter().write(**variables)

@@ -1,4 +1,4 @@
-"""Small object sets in their published layouts: name → bytes, as an archive holds them, and the folder or archive of them."""
+"""Small object sets in their published layouts, as name → bytes; and functions that write them to folders and archives."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import numpy as np
 from matfiles import mat
 from PIL import Image
 from published import jpeg
+
+from selfless.data import OBJECTS
+from selfless.data.sources.objects.listing import Listing
 
 Files = dict[str, bytes]
 SIZE = (60, 44)
@@ -109,7 +112,7 @@ PERSON = f"<object><name>person</name><actions>{{}}</actions>{BOX}</object>"
 
 
 def actions() -> Files:
-    """Each image has a chair first and two persons; the second person of 2010_000003 does two things, that of _000004 something else."""
+    """Each image has a chair and two persons. The second person does two things in 2010_000003, and an unlisted thing in 2010_000004."""
     top, made = "VOCdevkit/VOC2012/", {}
     for i in range(1, 7):
         doing = [["jumping"], ["reading"] if i != 4 else ["other"]]
@@ -143,7 +146,7 @@ def svhn() -> Files:
     for name, n in (("train_32x32.mat", 5), ("test_32x32.mat", 4)):
         x = np.zeros((32, 32, 3, n), dtype=np.uint8)
         x += (np.arange(1, 4)[:, None] * np.arange(1, n + 1)).astype(np.uint8)
-        x[0, :, :, :] = 255  # the first row: up is up
+        x[0, :, :, :] = 255  # marks the first row: shows which side is up
         made[name] = mat(X=x, y=np.array([[10], [1], [2], [9], [10]], dtype=np.uint8)[:n])
     return made
 
@@ -158,7 +161,7 @@ LAYOUTS = {
     "letters": letters,
     "svhn": svhn,
 }
-PACKED = {  # archive → the files in it, by how their names start
+PACKED = {  # archive → the beginnings of the names of the files in it
     "flowers": {"102flowers.tgz": ("jpg/",)},
     "scenes": {"indoorCVPR_09.tar": ("Images/",)},
     "birds": {"CUB_200_2011.tgz": ("CUB_200_2011/",)},
@@ -171,7 +174,7 @@ PACKED = {  # archive → the files in it, by how their names start
 
 
 def put(root: Path, name: str, files: Mapping[str, bytes] | None = None, *, packed: bool = False) -> Path:
-    """Writes a set below a data folder, loose or in its archives; returns the set's folder."""
+    """Write a set below a data folder, loose or in its archives; return the set's folder."""
     folder, rest = root / "objects" / name, dict(files if files is not None else LAYOUTS[name]())
     folder.mkdir(parents=True, exist_ok=True)
     for archive, starts in PACKED[name].items() if packed else ():
@@ -191,3 +194,13 @@ def write_archive(path: Path, files: Mapping[str, bytes], link: str | None = Non
             if name == link:
                 info.type, info.linkname, info.size = tarfile.SYMTYPE, "/etc/passwd", 0
             tar.addfile(info, None if name == link else io.BytesIO(data))
+
+
+def list_images(folder: Path, **options: object) -> Listing:
+    """Read the layout of the set in `folder`, and make sure that every listed file is an image."""
+    item = OBJECTS[folder.name]
+    files = item.open(folder)
+    found = item.list_images(files, item.choose_options(options))
+    for one in found.items if found.pictures is None else ():
+        assert files.locate(one.name, "list").read()[:2] in (b"\xff\xd8", b"\x89P", b"BM"), one.name
+    return found

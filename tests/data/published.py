@@ -1,4 +1,4 @@
-"""Makers of small data sets in their published layouts, for the tests."""
+"""Make small data sets in their published layouts, for the tests."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from selfless.data import cifar
+from selfless.data.sources import cifar
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    """The IDX file of an array of bytes."""
+    """Return the IDX file of an array of bytes."""
     header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return header + array.astype(np.uint8).tobytes()
 
 
 def mnist_contents(n: int = 60, n_test: int = 20) -> dict[str, bytes]:
-    """Name → decompressed content of a small MNIST: 28 × 28, labels 0 … 9 in turn."""
+    """Return name → decompressed content of a small MNIST: 28 × 28, labels 0 … 9 in turn."""
     rng, made = np.random.Generator(np.random.PCG64(0)), {}
     for kind, count in (("train", n), ("t10k", n_test)):
         made[f"{kind}-images-idx3-ubyte"] = idx_bytes(rng.integers(0, 256, (count, 28, 28)))
@@ -30,7 +30,7 @@ def mnist_contents(n: int = 60, n_test: int = 20) -> dict[str, bytes]:
 
 
 def cifar_contents(per_class: int = 2) -> dict[str, bytes]:
-    """The three files of a small CIFAR-100 with all hundred classes."""
+    """Return the three files of a small CIFAR-100 with all hundred classes."""
     rng, made = np.random.Generator(np.random.PCG64(1)), {}
     for name in ("train.bin", "test.bin"):
         table = rng.integers(0, 256, (100 * per_class, cifar.RECORD)).astype(np.uint8)
@@ -54,7 +54,7 @@ def write_tar(path: Path, contents: dict[str, bytes], top: str = "cifar-100-bina
 
 
 def jpeg(seed: int, size: tuple[int, int] = (64, 64), mode: str = "RGB") -> bytes:
-    """A smooth picture, so that compression changes little; seeds differ in colour."""
+    """Return a smooth picture, which compression hardly changes; seeds differ in colour."""
     rng, out = np.random.Generator(np.random.PCG64(seed)), io.BytesIO()
     small = rng.integers(0, 256, (2, 2, 3)).astype(np.uint8)
     Image.fromarray(small).resize(size, Image.Resampling.BILINEAR).convert(mode).save(out, "JPEG", quality=95)
@@ -62,7 +62,7 @@ def jpeg(seed: int, size: tuple[int, int] = (64, 64), mode: str = "RGB") -> byte
 
 
 def tiny_contents(classes: int = 4, train: int = 3, test: int = 2) -> dict[str, bytes]:
-    """A small Tiny ImageNet in its original layout; one image is grey and one is of an odd size."""
+    """Return a small Tiny ImageNet in its original layout; one image is grey and one has another size."""
     wnids = [f"n{i:08d}" for i in range(classes)]
     made = {
         "wnids.txt": ("\n".join(wnids) + "\n").encode(),

@@ -1,4 +1,4 @@
-"""`selfless reproduce table-2` with whatever object sets and weights are here: small ones in their published layout."""
+"""`selfless reproduce table-2` with the object sets and weights that are here: small ones in their published layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL = tuple(OBJECTS)
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two sets, put there in another order than the paper's, and random convolutions in the layout of ImageNet's."""
+    """A data folder with two sets, and random convolutions in the layout of the ImageNet weights."""
     root = tmp_path / "data"
     monkeypatch.setenv("SELFLESS_DATA", str(root))
     for name in ("birds", "scenes"):
@@ -52,7 +52,7 @@ def quick(out: Path, *more: str) -> dict[str, Any]:
 
 
 def recorded(run: Run, out: Path, **about: Any) -> Result:
-    """A result made up, recorded as the store does."""
+    """Make up a result and record it as the store does."""
     tasks = run.tasks or 1
     matrix = np.full((tasks, tasks), 0.5)
     aside = matrix if run.held_out else None
@@ -228,7 +228,7 @@ def test_without_the_sets_a_recorded_result_is_taken(data: Path, tmp_path: Path,
 
 
 def test_a_prepared_copy_in_part_is_called_so(data: Path) -> None:
-    """Also where its files are gone: what travelled is not the published set."""
+    """Also if its files are gone and only the prepared images were copied here."""
     prepare_objects("birds", data_dir=data)
     shutil.rmtree(data / "objects" / "birds")
     check = verify_objects("birds", data_dir=data)

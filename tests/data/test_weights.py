@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from selfless.data import Altered, MissingData
-from selfless.data.weights import located, pretrained
+from selfless.data import Altered, MissingData, find_pretrained, locate_weights
 
 FULL, CONVOLUTIONS = "alexnet.pth", "alexnet_imagenet_features.npz"
 
@@ -21,30 +20,30 @@ def put(root: Path, name: str, content: bytes) -> str:
 
 
 def test_the_most_complete_file_that_is_here(tmp_path: Path) -> None:
-    assert pretrained("alexnet", tmp_path) is None
-    assert pretrained("mlp-128", tmp_path) is None
+    assert find_pretrained("alexnet", tmp_path) is None
+    assert find_pretrained("mlp-128", tmp_path) is None
     few = put(tmp_path, CONVOLUTIONS, b"convolutions")
-    assert pretrained("alexnet", tmp_path) == few
+    assert find_pretrained("alexnet", tmp_path) == few
     every = put(tmp_path, FULL, b"all of it")
-    assert pretrained("alexnet", tmp_path) == every
+    assert find_pretrained("alexnet", tmp_path) == every
 
 
 def test_a_name_becomes_the_path_of_that_very_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = put(tmp_path, FULL, b"all of it")
     monkeypatch.setenv("SELFLESS_DATA", str(tmp_path))
-    found = located("alexnet", {"weights": named, "fc": "random"})
+    found = locate_weights("alexnet", {"weights": named, "fc": "random"})
     assert found == {"weights": str(tmp_path / "alexnet" / FULL), "fc": "random"}
     for options in ({}, {"weights": str(tmp_path / "w@2.pth")}, {"weights": "w.pth"}, {"weights": tmp_path}):
-        assert located("alexnet", options) == options
+        assert locate_weights("alexnet", options) == options
     put(tmp_path, FULL, b"something else")
     with pytest.raises(Altered, match="not the file this run was made with"):
-        located("alexnet", {"weights": named})
+        locate_weights("alexnet", {"weights": named})
     (tmp_path / "alexnet" / FULL).unlink()
     with pytest.raises(MissingData, match=r"the weights alexnet\.pth are not here; put the file into"):
-        located("alexnet", {"weights": named})
+        locate_weights("alexnet", {"weights": named})
 
 
 def test_torchvisions_file_is_checked_by_the_digits_in_its_name(tmp_path: Path) -> None:
     put(tmp_path, "alexnet-owt-7be5be79.pth", b"cut off")
     with pytest.raises(Altered, match="its SHA-256 begins"):
-        pretrained("alexnet", tmp_path)
+        find_pretrained("alexnet", tmp_path)

@@ -131,10 +131,10 @@ def test_a_diverged_members_log_is_json(tasks_npz: str, tmp_path: Path) -> None:
 
 def test_fleets_one_after_another_load_a_set_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The set stays loaded between two fleets, although nobody else holds it, and is let go at the end."""
-    from selfless.data.source import Source, offer
+    from selfless.data import Source, offer
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("selfless.data.source.fetch", lambda *_, **__: pytest.fail("the set is loaded a second time"))
+    monkeypatch.setattr("selfless.data.cache.fetch", lambda *_, **__: pytest.fail("the set is loaded a second time"))
     split = torch.randint(0, 255, (40, 1, 28, 28), dtype=torch.uint8), torch.arange(40) % 10
     sources = [Source("mnist", split, split, tuple("0123456789"))]
     loaded = weakref.ref(sources[0])

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from selfless.data import Source
-from selfless.data.cifar import MEAN, STD
-from selfless.data.source import offer
+from selfless.data import Source, offer
+from selfless.data.sources.cifar import MEAN, STD
 from selfless.engine.batches import FleetData
 from selfless.engine.learner import Learner
 from selfless.preserve import MAS, Preserver

@@ -22,10 +22,7 @@ from selfless.bench.engine import mlp
 from selfless.bench.plan import Plan, Unavailable
 from selfless.bench.processes import FleetTimes, time_fleet, time_split_fleet
 from selfless.bench.table import Row, format_number, make_row, make_target
-from selfless.data import DataError, load
-from selfless.data.catalogue import entry
-from selfless.data.places import roots
-from selfless.data.verifying import located
+from selfless.data import DataError, data_dirs, find_entry, load
 from selfless.preserve import MAS
 from selfless.sparsify import SLNID, NoSparsifier, Sparsifier
 from selfless.spec import Run
@@ -43,7 +40,7 @@ def run(plan: Plan) -> Iterator[Row]:
         mnist = load("mnist", data_dir=plan.data_dir, download=False)  # kept in memory for all rounds
     except DataError as error:
         raise Unavailable(f"{error}; or: selfless data fetch mnist") from error
-    folder = located(entry("mnist"), roots(plan.data_dir))[0]
+    folder = find_entry("mnist").find(data_dirs(plan.data_dir))[0]
     yield from _mas_rows(plan, python, folder)
     yield from _fisher_rows(plan, python)
     del mnist

@@ -67,13 +67,11 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 def _known_sets(data_dir: Path | None) -> list[dict[str, Any]]:
     """The sets of the catalogue, and where they are."""
-    from selfless.data import CATALOGUE
-    from selfless.data.places import roots
-    from selfless.data.verifying import located
+    from selfless.data import CATALOGUE, data_dirs
 
     sets = []
     for item in CATALOGUE.values():
-        found = located(item, roots(data_dir))
+        found = item.find(data_dirs(data_dir))
         sets.append(
             {
                 "name": item.name,
@@ -93,12 +91,11 @@ def _known_sets(data_dir: Path | None) -> list[dict[str, Any]]:
 def _object_sets(data_dir: Path | None) -> list[dict[str, Any]]:
     """The eight object sets: where their files are, and whether a prepared copy is in the cache."""
     from selfless import data
-    from selfless.data.objects.finding import folders
-    from selfless.data.objects.preparing import copies
+    from selfless.data import all_prepared
 
     found = []
     for item in data.OBJECTS.values():
-        places, ready = folders(item.name, data_dir), copies(item.name)
+        places, ready = item.find(data_dir), all_prepared(item.name)
         found.append(
             {
                 "name": item.name,
@@ -115,11 +112,10 @@ def _object_sets(data_dir: Path | None) -> list[dict[str, Any]]:
 
 def _alexnet_weights(data_dir: Path | None) -> tuple[str | None, str]:
     """(the name of the file with AlexNet's ImageNet weights or None, what to say without one)."""
-    from selfless.data import DataError
-    from selfless.data.weights import pretrained
+    from selfless.data import DataError, find_pretrained
 
     try:
-        return pretrained("alexnet", data_dir), "not here"
+        return find_pretrained("alexnet", data_dir), "not here"
     except DataError as error:
         warnings.warn(str(error), stacklevel=2)
         return None, "damaged"
@@ -196,9 +192,8 @@ def prepare(
     """
     with reporting_errors(as_json, STOPPED):
         from selfless import data
-        from selfless.data.objects.finding import present
 
-        every = present(data_dir) if "objects" in names else ()
+        every = data.present_objects(data_dir) if "objects" in names else ()
         if "objects" in names and not every:
             raise data.MissingData("none of the eight object sets is here; see: selfless data fetch objects")
         wanted = list(dict.fromkeys([n for n in names if n != "objects"] + list(every)))
@@ -253,9 +248,8 @@ def verify(
 def _verify(name: str | None, data_dir: Path | None) -> tuple[Any, ...]:
     """Check one set; without a name, all of the catalogue and the object sets that are here."""
     from selfless import data
-    from selfless.data.objects.finding import present
 
     if name is not None and (name in data.OBJECTS or name == "objects"):
         return tuple(data.verify_objects(one, data_dir=data_dir) for one in _expand([name]))
-    some = tuple(data.verify_objects(one, data_dir=data_dir) for one in present(data_dir)) if name is None else ()
+    some = tuple(data.verify_objects(one, data_dir=data_dir) for one in data.present_objects(data_dir)) if name is None else ()
     return (*data.verify(name, data_dir=data_dir), *some)

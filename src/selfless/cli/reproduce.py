@@ -58,7 +58,7 @@ def reproduce(
     with reporting_errors(as_json):
         from rich.console import Console
 
-        from selfless.data.holding import holding
+        from selfless.data import holding
         from selfless.experiments import NAMES, PAPER, experiment
         from selfless.runner import TrainOptions
 

@@ -1,4 +1,4 @@
-"""Data: published sets by name, one's own, and streams of tasks made of them.
+"""Data: published sets by name, a user's own data, and streams of tasks made of them.
 
     from selfless.data import stream
 
@@ -6,26 +6,35 @@
     part = five.tasks[1].train.resident("cpu")
     x, y = part.batch(torch.arange(200))
 
-Layers, bottom up: places (where files lie), checking, seeding, catalogue → archives, idx, cifar, images,
-tiny_imagenet (formats) → verifying, fetching → source → part, augment → streams → own, folders, objects/ (table 2) → named.
+How to add a stream or a data source: see `named`. Bottom up:
+    errors, paths, checksums, progress, rng, archives, images     helpers
+    sources/                                                      one module per data set; sources/objects/: the eight of table 2
+    verify, fetch, cache, objects, weights                        data sets, object sets and pretrained networks by name
+    rotation, augment, part                                       images as tensors
+    tasks, streams, custom, object_stream, named                  streams of tasks; `named` is on top
+    traits                                                        facts about a stream by name, without loading it
+
+Other rooms import from `selfless.data` itself. `data` imports only `selfless.files` and `selfless.workers`.
 """
 
 from selfless.data.augment import Augment
-from selfless.data.catalogue import CATALOGUE, Entry, sources
-from selfless.data.checking import Altered
-from selfless.data.fetching import fetch
-from selfless.data.folders import from_folders
+from selfless.data.cache import holding, load, offer
+from selfless.data.custom import from_arrays, from_datasets, from_folders, from_npz
+from selfless.data.errors import Altered, DataError, MissingData
+from selfless.data.fetch import fetch
 from selfless.data.named import stream, stream_names
-from selfless.data.objects.finding import fetch as fetch_objects
-from selfless.data.objects.finding import load as prepare_objects
-from selfless.data.objects.finding import verify as verify_objects
-from selfless.data.objects.published import OBJECTS, ObjectSet
-from selfless.data.own import from_arrays, from_datasets, from_npz, grouped
+from selfless.data.object_stream import objects_digest
+from selfless.data.objects import fetch_objects, prepare_objects, prepared_objects, present_objects
 from selfless.data.part import Joined, Part, Resident
-from selfless.data.places import DataError, MissingData, cache_dir, data_dir
-from selfless.data.source import Source, load
-from selfless.data.streams import Stream, Task, blurred, joint, permuted, rotated, split
-from selfless.data.verifying import Check, verify
+from selfless.data.paths import cache_dir, data_dir, data_dirs
+from selfless.data.sources import CATALOGUE, Check, Entry, Source, find_entry, sources
+from selfless.data.sources.objects import OBJECTS, ObjectSet
+from selfless.data.sources.objects.checks import describe_reduction, verify_objects
+from selfless.data.sources.objects.preparing import all_prepared
+from selfless.data.streams import blurred, grouped, permuted, rotated, split
+from selfless.data.tasks import Stream, Task, joint
+from selfless.data.verify import verify
+from selfless.data.weights import checksum, find_pretrained, locate_weights
 
 __all__ = [
     "CATALOGUE",
@@ -43,20 +52,32 @@ __all__ = [
     "Source",
     "Stream",
     "Task",
+    "all_prepared",
     "blurred",
     "cache_dir",
+    "checksum",
     "data_dir",
+    "data_dirs",
+    "describe_reduction",
     "fetch",
     "fetch_objects",
+    "find_entry",
+    "find_pretrained",
     "from_arrays",
     "from_datasets",
     "from_folders",
     "from_npz",
     "grouped",
+    "holding",
     "joint",
     "load",
+    "locate_weights",
+    "objects_digest",
+    "offer",
     "permuted",
     "prepare_objects",
+    "prepared_objects",
+    "present_objects",
     "rotated",
     "sources",
     "split",

@@ -1,7 +1,7 @@
-"""Reading archives and folders without trusting them.
+"""Read archives and folders without trusting them.
 
-Nothing is unpacked wholesale: the wanted members are read one by one. An archive that holds an absolute path, a `..`
-or a wanted link is refused as a whole: whoever made it was not publishing data.
+Only the wanted members are read, one by one; nothing is unpacked as a whole. An archive with an absolute path, a `..` or a link in
+the place of a wanted file is refused: no published data set has these.
 """
 
 from __future__ import annotations
@@ -11,44 +11,55 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
-from selfless.data.checking import Altered
-from selfless.data.places import DataError
-from selfless.data.progress import bar
+from selfless.data.checksums import CHUNK
+from selfless.data.errors import Altered, DataError
+from selfless.data.paths import write_file
+from selfless.data.progress import progress_bar
 
 
-def safe(name: str, archive: Path) -> PurePosixPath:
-    """The member's path, or DataError if it leads out of the folder it would be unpacked in."""
+def check_path(name: str, archive: Path) -> PurePosixPath:
+    """Return a member's path. Raise DataError if it leads out of the folder that the archive is unpacked in."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":")):
         raise DataError(f"{archive} holds the path {name!r}, which leads out of the archive: refused")
     return path
 
 
+def copy_pieces(read: Callable[[int], bytes], path: Path, report: Callable[[], None]) -> None:
+    """Write to `path` what `read(size)` returns, until it returns nothing; call `report` after each piece."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as out:
+            while piece := read(CHUNK):
+                out.write(piece)
+                report()
+
+    write_file(path, write)
+
+
 def untar(archive: Path, wanted: Collection[str], folder: Path) -> None:
-    """Copies the regular files whose base names are in `wanted` out of a .tar.gz or .tar.xz into `folder`."""
+    """Copy the files whose base names are in `wanted` from a .tar.gz or .tar.xz into `folder`."""
     missing = set(wanted)
     try:
         with (
             archive.open("rb") as packed,
-            bar(f"unpacking {archive.name}", archive.stat().st_size) as progress,
+            progress_bar(f"unpacking {archive.name}", archive.stat().st_size) as bar,
             tarfile.open(fileobj=packed, mode="r|*") as tar,
         ):
             for member in tar:
-                name = safe(member.name, archive).name
+                name = check_path(member.name, archive).name
                 if name not in missing:
                     continue
                 content = tar.extractfile(member) if member.isreg() else None
                 if content is None:
                     raise DataError(f"{archive}: {member.name!r} is not a regular file: refused")
-                with content, (folder / name).open("wb") as out:
-                    while piece := content.read(1 << 20):
-                        out.write(piece)
-                        progress.at(packed.tell())
+                with content:
+                    copy_pieces(content.read, folder / name, lambda: bar.move_to(packed.tell()))
                 missing.discard(name)
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise Altered(f"{archive} is damaged or half-written ({error}); delete it and fetch it again") from error
@@ -57,7 +68,10 @@ def untar(archive: Path, wanted: Collection[str], folder: Path) -> None:
 
 
 class Tree:
-    """Read-only files below one top folder, in a zip or on disk: the same data set unpacked or not."""
+    """Read-only access to the files below one folder, on disk or in a zip.
+
+    `mark` identifies the content: a hash over every file's name and its CRC (zip) or its size and time (folder).
+    """
 
     def __init__(self, place: Path, top: str) -> None:
         self.place = place
@@ -75,13 +89,13 @@ class Tree:
             except (zipfile.BadZipFile, OSError) as error:
                 raise Altered(f"{place} is damaged or half-written ({error}); delete it and fetch it again") from error
             for info in self._zip.infolist():
-                parts = safe(info.filename, place).parts
+                parts = check_path(info.filename, place).parts
                 if info.is_dir() or top not in parts:
                     continue
                 name = "/".join(parts[parts.index(top) + 1 :])
                 self._members[name] = info.filename
                 marks.update(f"{name}\0{info.file_size}\0{info.CRC}\n".encode())
-        self.mark = marks.hexdigest()  # of every file's name and content (zip: CRC) or size and time (folder)
+        self.mark = marks.hexdigest()
 
     def __enter__(self) -> Self:
         return self
@@ -91,11 +105,11 @@ class Tree:
             self._zip.close()
 
     def names(self) -> list[str]:
-        """Every file's path below the top, in order."""
+        """Return the path of every file below the top folder, sorted."""
         return sorted(self._members)
 
     def read(self, name: str) -> bytes:
-        """One file's bytes; in a zip its CRC is checked on the way."""
+        """Return the bytes of one file. In a zip, its CRC is checked."""
         if name not in self._members:
             raise Altered(f"{self.place} does not hold {name}; fetch it again")
         if self._zip is None:

@@ -1,4 +1,7 @@
-"""Augmentation on the device: one vectorised gather a batch, every draw from the generator that is passed in."""
+"""Augment training images on the device, a whole batch at a time.
+
+Every random number comes from the generator that the caller passes.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Draws = torch.Generator | Callable[[int, int], Tensor]  # a generator, or (rows, n) → numbers from [0, 1)
-TRIES = 10  # as in the usual RandomResizedCrop: so many draws before it settles for the centre
+Draws = torch.Generator | Callable[[int, int], Tensor]  # a generator, or a function (rows, n) → numbers from [0, 1)
+TRIES = 10  # draws of a crop before the centre is taken, as in torchvision's RandomResizedCrop
 
 
 @dataclass(frozen=True)
 class Augment:
-    """What happens to a training image, before it is normalised (so that padding is black).
+    """Changes to a training image, made before it is normalised (so padding is black).
 
-    `crop`: pad by so many pixels and crop back at random. `flip`: mirror half of the images. `resized`: a random
-    crop of a share of the area in `scale` and an aspect in `ratio`, resized to `resized` pixels a side (bilinear).
-    `centre`: a plain crop of that size at the centre; nothing random about it. `still()` is what test images get.
+    crop      pad by this many pixels on each side, then crop to the old size at a random place
+    flip      mirror half of the images
+    resized   crop a random box with a share of the area in `scale` and an aspect in `ratio`, then resize it (bilinear) to this side
+    centre    crop this side at the centre; not random
+
+    Of `crop`, `resized` and `centre`, at most one is set. `still()` gives the counterpart for test images.
     """
 
     crop: int = 0
@@ -32,49 +38,53 @@ class Augment:
 
     def __post_init__(self) -> None:
         if sum((self.crop > 0, self.resized is not None, self.centre is not None)) > 1:
-            raise ValueError("an Augment has one of crop=, resized= and centre=, not several")
+            raise ValueError("an Augment takes one of crop=, resized= and centre=, not several")
 
     @property
     def random(self) -> bool:
+        """True if the augmentation needs a generator."""
         return self.crop > 0 or self.flip or self.resized is not None
 
     def still(self) -> Augment | None:
-        """The counterpart for evaluation: the centre crop where training images change their size, else nothing."""
+        """Return the augmentation for evaluation: the centre crop if training images change their size, else None."""
         side = self.resized or self.centre
         return Augment(centre=side) if side else None
 
     def shape(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The (C, H, W) that comes out for the one that goes in."""
+        """Return the (C, H, W) after augmentation of images of `shape`."""
         side = self.resized or self.centre
         return (shape[0], side, side) if side else shape
 
     def __call__(self, x: Tensor, generator: Draws | None = None) -> Tensor:
-        """x: (n, C, H, W) → (n, C, H', W'), uint8 as it was, or float on the same scale where pixels are mixed."""
+        """Augment x (n, C, H, W) to (n, C, H', W').
+
+        The result keeps its dtype, except with `resized`, which mixes pixels: float on the same scale.
+        """
         if self.random and generator is None:
-            raise ValueError("augmentation is random: pass generator=torch.Generator().manual_seed(…)")
+            raise ValueError("this augmentation is random; pass generator=torch.Generator().manual_seed(…)")
         if self.centre is not None:
             top, left = (x.shape[2] - self.centre) // 2, (x.shape[3] - self.centre) // 2
             if min(top, left) < 0:
-                raise ValueError(f"images of {x.shape[2]}×{x.shape[3]} have no centre crop of {self.centre}")
+                raise ValueError(f"images of {x.shape[2]}×{x.shape[3]} are too small for a centre crop of {self.centre}")
             x = x[:, :, top : top + self.centre, left : left + self.centre]
         if generator is None:
             return x
         if self.resized is not None:
-            return _resized_crop(x, self, generator)
-        return _shifted(x, self.crop, self.flip, generator) if self.crop or self.flip else x
+            return _crop_and_resize(x, self, generator)
+        return _shift(x, self.crop, self.flip, generator) if self.crop or self.flip else x
 
 
-def _uniform(n: int, generator: Draws, device: torch.device, rows: int = 1) -> Tensor:
-    """(rows, n) from [0, 1), drawn where the generator lives: a CPU generator gives every device the same numbers."""
+def _draw(n: int, generator: Draws, device: torch.device, rows: int = 1) -> Tensor:
+    """Draw (rows, n) numbers from [0, 1) on the generator's device, so that a CPU generator gives every device the same numbers."""
     if not isinstance(generator, torch.Generator):
         return generator(rows, n)
     return torch.rand((rows, n), generator=generator, device=generator.device).to(device)
 
 
-def _shifted(x: Tensor, pad: int, flip: bool, generator: Draws) -> Tensor:
-    """Random shift within a black border of `pad`, and mirroring, as one gather."""
+def _shift(x: Tensor, pad: int, flip: bool, generator: Draws) -> Tensor:
+    """Shift each image at random within a black border of `pad` and mirror half of them, in one gather."""
     n, _, height, width = x.shape
-    draws = _uniform(n, generator, x.device, rows=3)
+    draws = _draw(n, generator, x.device, rows=3)
     dy, dx = (draws[:2] * (2 * pad + 1)).long().clamp_(max=2 * pad)
     across = torch.arange(width, device=x.device).expand(n, width)
     if flip:
@@ -86,15 +96,18 @@ def _shifted(x: Tensor, pad: int, flip: bool, generator: Draws) -> Tensor:
     return padded.flatten(2).gather(2, places).view(x.shape)
 
 
-def _boxes(draws: Tensor, height: int, width: int, how: Augment) -> Tensor:
-    """(4, n): top, left, height and width of each image's crop, in pixels, from (2·TRIES + 2, n) draws: the first that fits."""
-    area = height * width * (how.scale[0] + (how.scale[1] - how.scale[0]) * draws[:TRIES])
-    low, high = (math.log(side) for side in how.ratio)
+def _boxes(draws: Tensor, height: int, width: int, augment: Augment) -> Tensor:
+    """Return (4, n): top, left, height and width of each image's crop, in pixels.
+
+    `draws` (2·TRIES + 2, n) are TRIES candidates per image; the first that fits is taken, else the centre.
+    """
+    area = height * width * (augment.scale[0] + (augment.scale[1] - augment.scale[0]) * draws[:TRIES])
+    low, high = (math.log(side) for side in augment.ratio)
     aspect = (low + (high - low) * draws[TRIES : 2 * TRIES]).exp()
     w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
     fits = (w >= 1) & (h >= 1) & (w <= width) & (h <= height)
     places = torch.arange(TRIES, device=draws.device)[:, None]
-    first = torch.where(fits, places, TRIES - 1).amin(0, keepdim=True)  # of equals, argmax takes the first on a CPU alone
+    first = torch.where(fits, places, TRIES - 1).amin(0, keepdim=True)  # argmax would do, but only on a CPU does it take the first maximum
     some = fits.any(0)
     side = float(min(height, width))
     w = torch.where(some, w.gather(0, first)[0], side)
@@ -104,18 +117,20 @@ def _boxes(draws: Tensor, height: int, width: int, how: Augment) -> Tensor:
     return torch.stack((top, left, h, w))
 
 
-def _resized_crop(x: Tensor, how: Augment, generator: Draws) -> Tensor:
-    """Each image's own box, sampled bilinearly on a grid of resized × resized points."""
+def _crop_and_resize(x: Tensor, augment: Augment, generator: Draws) -> Tensor:
+    """Sample a random box of each image bilinearly at resized × resized points."""
     n, _, height, width = x.shape
-    assert how.resized is not None
-    draws = _uniform(n, generator, x.device, rows=2 * TRIES + 3)  # at once: asked twice, a fleet's would be the same again
-    top, left, h, w = _boxes(draws[:-1], height, width, how)
-    steps = (torch.arange(how.resized, device=x.device) + 0.5) / how.resized
+    assert augment.resized is not None
+    draws = _draw(
+        n, generator, x.device, rows=2 * TRIES + 3
+    )  # in one call: a fleet's draws depend on the row only, so a second call would repeat them
+    top, left, h, w = _boxes(draws[:-1], height, width, augment)
+    steps = (torch.arange(augment.resized, device=x.device) + 0.5) / augment.resized
     down = (top[:, None] + steps * h[:, None]) * (2 / height) - 1
     across = (left[:, None] + steps * w[:, None]) * (2 / width) - 1
-    if how.flip:
+    if augment.flip:
         mirrored = draws[-1, :, None] < 0.5
         across = torch.where(mirrored, across.flip(1), across)
-    side = how.resized
+    side = augment.resized
     grid = torch.stack((across[:, None, :].expand(n, side, side), down[:, :, None].expand(n, side, side)), dim=-1)
     return F.grid_sample(x.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)

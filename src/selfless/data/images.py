@@ -1,4 +1,4 @@
-"""Encoded images → one uint8 array, decoded once and kept in the cache as a plain .npy that is memory-mapped."""
+"""Decode image files into one uint8 array, once; the array is kept in the cache and memory-mapped."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from selfless.data.checking import Altered, digest
-from selfless.data.places import cache_dir, making
-from selfless.data.progress import bar
+from selfless.data.checksums import file_digest
+from selfless.data.errors import Altered
+from selfless.data.paths import cache_dir, write_file
+from selfless.data.progress import progress_bar
+from selfless.files import write_json
 
 Bytes = npt.NDArray[np.uint8]
-VERSION = 1  # part of the key: a change in how images are decoded must not find the old arrays
-AT_ONCE = 512
+Shape = tuple[int, int, int]
+VERSION = 1  # part of the cache key: change it with the way images are decoded
+BATCH = 512  # images decoded at a time
 
 
-def decode(data: bytes, shape: tuple[int, int, int], what: str) -> Bytes:
-    """(C, H, W) of one image. Greyscale becomes RGB (or RGB grey, if C is 1); another size is fitted: scaled to cover,
-    then cropped at the centre, so that nothing is distorted.
+def decode_image(data: bytes, shape: Shape, what: str) -> Bytes:
+    """Decode one image to (C, H, W).
+
+    The image becomes RGB if C is 3, else grey. If it has another size, it is scaled to cover H × W and cropped at the centre, so that
+    nothing is distorted.
     """
     channels, height, width = shape
     try:
@@ -40,48 +45,46 @@ def decode(data: bytes, shape: tuple[int, int, int], what: str) -> Bytes:
     return np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def decoded(mark: str, names: Sequence[str], read: Callable[[str], bytes], shape: tuple[int, int, int], label: str) -> Bytes:
-    """(n, C, H, W), from the cache where it is there and unaltered, else decoded with a progress bar and kept.
+def decode_images(mark: str, names: Sequence[str], read: Callable[[str], bytes], shape: Shape, label: str) -> Bytes:
+    """Return all images as one array (n, C, H, W): from the cache, or decoded now with a progress bar.
 
-    `mark` stands for the content of all the images: another mark, another array.
+    `mark` identifies the content of all the images: a different mark gives a different array.
     """
     key = hashlib.sha256("\0".join([str(VERSION), mark, str(shape), *names]).encode()).hexdigest()[:24]
     path = cache_dir() / "decoded" / f"{key}.npy"
-    if not _intact(path):
-        with making(path) as draft:
-            _decode_into(draft, names, read, shape, label)
-        _note(path, digest(path))
-    # copy-on-write: the file stays as it is whatever a caller does, and torch takes the array as writable
+    if not _is_intact(path):
+        write_file(path, lambda temporary: _decode_into(temporary, names, read, shape, label))
+        _write_note(path, file_digest(path))
+    # Copy-on-write: a caller cannot change the file, and torch accepts the array as writable.
     array: Bytes = np.load(path, mmap_mode="c", allow_pickle=False)
     return array
 
 
-def _decode_into(draft: Path, names: Sequence[str], read: Callable[[str], bytes], shape: tuple[int, int, int], label: str) -> None:
-    array = np.lib.format.open_memmap(draft, mode="w+", dtype=np.uint8, shape=(len(names), *shape))
-    with bar(f"decoding {label}", len(names), unit="images") as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(names), AT_ONCE):
-            some = names[start : start + AT_ONCE]
-            jobs = [pool.submit(decode, read(name), shape, name) for name in some]
+def _decode_into(path: Path, names: Sequence[str], read: Callable[[str], bytes], shape: Shape, label: str) -> None:
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(len(names), *shape))
+    with progress_bar(f"decoding {label}", len(names), unit="images") as bar, ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(names), BATCH):
+            some = names[start : start + BATCH]
+            jobs = [pool.submit(decode_image, read(name), shape, name) for name in some]
             for i, job in enumerate(jobs):
                 array[start + i] = job.result()
-            progress.update(len(some))
+            bar.update(len(some))
     array.flush()
 
 
-def _note(path: Path, sha256: str) -> None:
-    """Beside the array: its checksum, and the size and time it had when that was taken."""
+def _write_note(path: Path, sha256: str) -> None:
+    """Write a note beside the array: its checksum, and its size and time when the checksum was computed."""
     stat = path.stat()
-    with making(path.with_suffix(".json")) as draft:
-        draft.write_text(json.dumps({"sha256": sha256, "size": stat.st_size, "time": stat.st_mtime_ns}))
+    write_json(path.with_suffix(".json"), {"sha256": sha256, "size": stat.st_size, "time": stat.st_mtime_ns})
 
 
-def _intact(path: Path) -> bool:
-    """Unchanged since it was written: by size and time, which costs nothing, else (a copied cache) by checksum."""
+def _is_intact(path: Path) -> bool:
+    """Return whether the array is unchanged: by size and time, which is quick, else by checksum (the cache was copied)."""
     with suppress(OSError, ValueError, KeyError):
         note, stat = json.loads(path.with_suffix(".json").read_text()), path.stat()
         if (stat.st_size, stat.st_mtime_ns) == (note["size"], note["time"]):
             return True
-        if stat.st_size == note["size"] and digest(path) == note["sha256"]:
-            _note(path, note["sha256"])
+        if stat.st_size == note["size"] and file_digest(path) == note["sha256"]:
+            _write_note(path, note["sha256"])
             return True
     return False

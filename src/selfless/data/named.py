@@ -1,23 +1,32 @@
-"""Streams by name: `permuted-mnist`, `joint-split-cifar-100`, `objects:flowers,birds`, `folders:PATH`, `arrays:PATH.npz`."""
+"""Streams by name: `permuted-mnist`, `joint-split-cifar-100`, `objects:flowers,birds`, `folders:PATH`, `arrays:PATH.npz`.
+
+How to add
+    a kind of stream (`KIND-mnist`)       a function in `streams.py`, and a row in its table `KINDS`
+    a data source (`permuted-NAME`)       a module in `sources/`, and a row in `CATALOGUE` (`sources/__init__.py`)
+    an object set (`objects:NAME`)        a module in `sources/objects/`, and a row in `OBJECTS` (`sources/objects/__init__.py`)
+    a stream that is none of these        a function here, and a row in `OTHER_STREAMS` below
+"""
 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from selfless.data.catalogue import CATALOGUE, suggestion
-from selfless.data.folders import from_folders
-from selfless.data.objects.stream import objects_stream, parse
-from selfless.data.own import KINDS, from_arrays, from_npz, grouped
-from selfless.data.source import load
-from selfless.data.streams import Stream, joint, limited
+from selfless.data.cache import load
+from selfless.data.custom import from_arrays, from_folders, from_npz
+from selfless.data.object_stream import objects_stream, parse_names
+from selfless.data.paths import Place
+from selfless.data.sources import CATALOGUE, suggest
+from selfless.data.streams import KINDS, grouped
+from selfless.data.tasks import Stream, joint, limit_images
+
+Options = dict[str, Any]
 
 
 def stream_names() -> tuple[str, ...]:
-    """Every `kind-source` there is; `joint-` may stand before each of them, and before `objects`."""
+    """Return every KIND-SOURCE. Each of them, and `objects`, can have `joint-` before it."""
     return tuple(f"{kind}-{source}" for kind in KINDS for source in CATALOGUE)
 
 
@@ -28,44 +37,64 @@ def stream(
     seed: int = 0,
     held_out: float = 0.0,
     limit: int | None = None,
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: Place = None,
     download: bool = True,
     **options: Any,
 ) -> Stream:
-    """The stream of that name; `tasks` and the options a kind does not get keep its defaults.
+    """Make the stream of that name. The same name, options and seed give the same stream on every machine.
 
-    `held_out` is the share of the training images, class by class, set aside for choosing things; `limit` keeps so many
-    images of each task's parts; `download=False` never touches the network. Same name, options and seed: same stream, on every machine.
+    tasks      how many; None: the default of the stream
+    held_out   the share of the training images of each class that is set aside for choosing hyperparameters
+    limit      keep at most this many images of each part of each task
+    download   False: never use the network
+    options    further options of the kind of stream, such as `classes_per_task=5`
     """
     base = name.removeprefix("joint-")
-    more = {"seed": seed, "held_out": held_out, **({} if tasks is None else {"tasks": tasks}), **options}
-    head, _, path = base.partition(":")
-    if head in ("folders", "arrays") and path:
-        made = _own(head, Path(path), more)
-    elif head == "objects":
-        _known_options(name, more, objects_stream)
-        made = objects_stream(parse(base), data_dir, **more)
+    given = {"seed": seed, "held_out": held_out, **({} if tasks is None else {"tasks": tasks}), **options}
+    prefix, _, rest = base.partition(":")
+    if prefix in OTHER_STREAMS and (rest or prefix == "objects"):
+        made = OTHER_STREAMS[prefix](base, data_dir, given)
     else:
         kind, _, source = base.partition("-")
         if kind not in KINDS or source not in CATALOGUE:
-            raise ValueError(_unknown(name))
-        _known_options(name, more, KINDS[kind])
-        made = KINDS[kind](load(source, data_dir=data_dir, download=download), **more)
-    made = made if limit is None else limited(made, limit)
+            raise ValueError(_describe_unknown(name))
+        _check_options(name, given, KINDS[kind])
+        made = KINDS[kind](load(source, data_dir=data_dir, download=download), **given)
+    made = made if limit is None else limit_images(made, limit)
     return joint(made) if base != name else made
 
 
-def _own(head: str, path: Path, options: dict[str, Any]) -> Stream:
-    if head == "folders":
-        _known_options(f"folders:{path}", options, from_folders, grouped)
-        return from_folders(path, **options)
+def _folders_stream(name: str, data_dir: Place, options: Options) -> Stream:
+    _check_options(name, options, from_folders, grouped)
+    return from_folders(_path_of(name), **options)
+
+
+def _arrays_stream(name: str, data_dir: Place, options: Options) -> Stream:
     kind = KINDS.get(options.get("kind", "split"), grouped)
-    _known_options(f"arrays:{path}", options, from_arrays, grouped, kind)
-    return from_npz(path, **options)
+    _check_options(name, options, from_arrays, grouped, kind)
+    return from_npz(_path_of(name), **options)
 
 
-def _known_options(name: str, given: dict[str, Any], *functions: Callable[..., Any]) -> None:
-    """An option nobody takes is an error that names the nearest one, not a TypeError."""
+def _objects_stream(name: str, data_dir: Place, options: Options) -> Stream:
+    _check_options(name, options, objects_stream)
+    return objects_stream(parse_names(name), data_dir, **options)
+
+
+OTHER_STREAMS: dict[
+    str, Callable[[str, Place, Options], Stream]
+] = {  # what stands before the colon → (name, data folder, options) → stream
+    "folders": _folders_stream,
+    "arrays": _arrays_stream,
+    "objects": _objects_stream,
+}
+
+
+def _path_of(name: str) -> Path:
+    return Path(name.partition(":")[2])
+
+
+def _check_options(name: str, given: Options, *functions: Callable[..., Any]) -> None:
+    """Raise ValueError for an option that none of the functions takes, and name the nearest one."""
     known = sorted(
         {
             parameter.name
@@ -76,12 +105,12 @@ def _known_options(name: str, given: dict[str, Any], *functions: Callable[..., A
     )
     for option in given:
         if option not in known:
-            raise ValueError(f"stream {name!r} has no option {option!r}{suggestion(option, known)} (it has {', '.join(known)})")
+            raise ValueError(f"stream {name!r} has no option {option!r}{suggest(option, known)} (it has {', '.join(known)})")
 
 
-def _unknown(name: str) -> str:
+def _describe_unknown(name: str) -> str:
     every = [s for base in (*stream_names(), "objects") for s in (base, f"joint-{base}")]
     return (
-        f"no stream is called {name!r}{suggestion(name, every)} (known: {', '.join(stream_names())}; objects and objects:NAME,NAME; "
+        f"no stream is called {name!r}{suggest(name, every)} (known: {', '.join(stream_names())}; objects and objects:NAME,NAME; "
         f"each also with joint- before it; folders:PATH and arrays:PATH.npz for your own data)"
     )

@@ -1,7 +1,7 @@
-"""Parts of a data set, and their resident form: bytes on the device once, batches as index slices.
+"""Parts of a data set, and their resident form: all images on the device, batches taken by index.
 
-A Part is a view: all tasks of a stream share one tensor of images. Its permutation or rotation is applied once, when
-it becomes resident, in integer arithmetic on the CPU, so that every machine and device holds the same bytes.
+A Part is a view: all tasks of a stream share one tensor of images. A permutation or rotation is applied once, when the part becomes
+resident, in integer arithmetic on the CPU. So every machine and device holds the same bytes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ import torch
 from torch import Tensor
 
 from selfless.data.augment import Augment
-from selfless.data.places import DataError, cache_dir
-from selfless.data.rotation import table, turned
+from selfless.data.paths import cache_dir, make_folder
+from selfless.data.rotation import rotate, rotation_table
 
-ROWS_AT_ONCE = 4096
+CHUNK = 4096  # images permuted or rotated at a time
 Device = torch.device | str
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The images `rows` of a data set, seen through a permutation of pixels or a rotation.
+    """The images `rows` of a data set, with their pixels permuted or rotated.
 
-    images (n, C, H, W) uint8; labels (n,) int64, the *output column* of each image (−1: a class that is not used);
-    rows (m,) int64; pixels (C·H·W,) int64 or None; weights (m,) or None: how likely each row is to be drawn.
+    images    (n, C, H, W), uint8, or float32 that is used unchanged
+    labels    (n,) int64, the output column of each image; −1 for a class that is not used
+    rows      (m,) int64
+    pixels    (C·H·W,) int64, the order of the pixels, or None
+    angle     the rotation in degrees, counter-clockwise
+    weights   (m,), the probability that each row is drawn, or None: every row once per epoch
     """
 
     images: Tensor
@@ -51,41 +55,42 @@ class Part:
 
     @property
     def targets(self) -> Tensor:
-        """(m,) int64: the output column of each row."""
+        """The output column of each row, (m,) int64."""
         return self.labels.index_select(0, self.rows)
 
     @property
-    def whole(self) -> bool:
-        """Whether this is every image, in order and as it is: then nothing needs copying."""
+    def is_whole(self) -> bool:
+        """True if this part is every image, in order and unchanged, so that nothing needs copying."""
         n = len(self.images)
-        return self.plain and len(self) == n and bool(torch.equal(self.rows, torch.arange(n)))
+        return self.is_plain and len(self) == n and bool(torch.equal(self.rows, torch.arange(n)))
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
+        """True if pixels are neither permuted nor rotated."""
         return self.pixels is None and self.angle % 360 == 0
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """(m,) int64: the order of one epoch; a shuffle, or with `weights` as many draws with replacement."""
-        return _order(len(self), self.weights, generator)
+        """Draw the order of one epoch, (m,) int64: a shuffle, or with `weights` m draws with replacement."""
+        return _draw_order(len(self), self.weights, generator)
 
     def chunks(self) -> Iterator[Tensor]:
-        """The images, a few thousand at a time, permuted and rotated."""
-        turn = None if self.angle % 360 == 0 else table(self.images.shape[2], self.images.shape[3], self.angle)
-        for rows in self.rows.split(ROWS_AT_ONCE):
+        """Yield the images, permuted and rotated, a few thousand at a time."""
+        table = None if self.angle % 360 == 0 else rotation_table(self.images.shape[2], self.images.shape[3], self.angle)
+        for rows in self.rows.split(CHUNK):
             x = self.images.index_select(0, rows)
-            if self.pixels is not None:  # numpy's take is 2½ times as fast as index_select along dimension 1
+            if self.pixels is not None:  # numpy's take is faster here than index_select (2.5×)
                 flat = x.reshape(len(x), -1).numpy().take(self.pixels.numpy(), axis=1)
                 x = torch.from_numpy(flat).reshape(x.shape)
-            yield x if turn is None else turned(x, *turn)
+            yield x if table is None else rotate(x, *table)
 
     def resident(self, device: Device = "cpu", budget: int | None = None) -> Resident:
-        """On the device; or, if that takes more than `budget` bytes, memory-mapped on disk, with the same batches."""
-        return settle(self, device, budget)
+        """Put the images on the device, or, if they exceed `budget` bytes, into a memory map on disk. Batches are the same."""
+        return make_resident(self, device, budget)
 
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Several parts as one, each with its own permutation and head: what joint training trains on."""
+    """Several parts as one, each with its own permutation and head: the training data of joint training."""
 
     parts: tuple[Part, ...]
 
@@ -109,17 +114,17 @@ class Joined:
         return self.parts[0].std
 
     def order(self, generator: torch.Generator) -> Tensor:
-        return _order(len(self), None, generator)
+        return _draw_order(len(self), None, generator)
 
     def resident(self, device: Device = "cpu", budget: int | None = None) -> Resident:
-        return settle(self, device, budget)
+        return make_resident(self, device, budget)
 
 
 class Resident:
-    """Images ready to be sliced: x (m, C, H, W) uint8, y (m,) int64 output columns, and how to normalise.
+    """Images ready for batches: x (m, C, H, W), y (m,) int64 output columns, and how to normalise.
 
-    `x` lies on `device`, unless `mapped`: then it is on the CPU and backed by a file (or is the data set's own tensor,
-    with `rows` saying which), and each batch is moved. Do not write to it: it may be shared with other tasks.
+    x is on `device`, except if `mapped`: then it is on the CPU, backed by a file or by the data set's own tensor (`rows` says which
+    images), and each batch is moved. Do not write to x: tasks may share it.
     """
 
     def __init__(
@@ -152,7 +157,7 @@ class Resident:
         return c, h, w
 
     def normalise(self, x: Tensor) -> Tensor:
-        """float32 of bytes (or of floats), scaled and shifted in place on the copy."""
+        """Return x as float32, scaled and shifted. x itself does not change."""
         if x.is_cuda and x.dtype == torch.uint8 and isinstance(self._scale, float):
             return x * self._scale  # one kernel instead of two
         out = x.to(torch.float32, copy=True)
@@ -161,7 +166,7 @@ class Resident:
         return out if self._shift is None else out.sub_(self._shift)
 
     def affine(self) -> tuple[Tensor, Tensor | None]:
-        """(scale, shift) of `normalise`, on the device: one number each a channel, or one scale and no shift."""
+        """Return (scale, shift) of `normalise` on the device: one number per channel each, or one scale and None."""
         if self._affine is None:
             scale = 1.0 if self._scale is None else self._scale
             flat = scale.flatten() if isinstance(scale, Tensor) else torch.tensor([scale], device=self.device)
@@ -169,14 +174,14 @@ class Resident:
         return self._affine
 
     def raw(self, index: Tensor) -> Tensor:
-        """(k, C, H, W) uint8 on the device, for a flat index."""
+        """Return the images of a flat index on the device, (k, C, H, W), not normalised."""
         if not self.mapped:
             return self.x.index_select(0, index)
         index = index.cpu()
         return self.x.index_select(0, index if self.rows is None else self.rows[index]).to(self.device)
 
     def batch(self, index: Tensor, *, augment: Augment | None = None, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Normalised float32 images and their columns. An index of shape (…) gives (…, C, H, W) and (…)."""
+        """Return normalised float32 images and their output columns. An index of shape (…) gives (…, C, H, W) and (…)."""
         index = index.to(self.device)
         flat = index.reshape(-1)
         x = self.raw(flat)
@@ -186,18 +191,18 @@ class Resident:
         return (out, y) if index.ndim == 1 else (out.view(*index.shape, *out.shape[1:]), y.view(index.shape))
 
 
-def settle(part: Part | Joined, device: Device = "cpu", budget: int | None = None) -> Resident:
-    """Makes a part resident; see `Part.resident`."""
+def make_resident(part: Part | Joined, device: Device = "cpu", budget: int | None = None) -> Resident:
+    """Make a part resident; see `Part.resident`."""
     first = part.parts[0]
     shape = (len(part), *first.images.shape[1:])
     y = part.targets.to(device)
     size = math.prod(shape) * first.images.element_size()
     alone = len(part.parts) == 1
     if budget is not None and size > budget:
-        if alone and first.plain:  # the data set's own tensor will do: it is in memory, or on disk, already
+        if alone and first.is_plain:  # the data set's own tensor is in memory, or mapped from disk, already
             return Resident(first.images, y, mean=first.mean, std=first.std, rows=first.rows, mapped=True)
-        return Resident(_on_disk(part, shape), y, mean=first.mean, std=first.std, mapped=True)
-    if alone and first.whole:
+        return Resident(_write_scratch(part, shape), y, mean=first.mean, std=first.std, mapped=True)
+    if alone and first.is_whole:
         x = first.images.to(device)
     else:
         x = torch.empty(shape, dtype=first.images.dtype, device=device)
@@ -213,24 +218,20 @@ def _fill(x: Tensor, part: Part | Joined) -> None:
             at += len(chunk)
 
 
-def _on_disk(part: Part | Joined, shape: tuple[int, ...]) -> Tensor:
-    """A scratch file, mapped and then unlinked: it is gone with the process, however that ends."""
-    folder = cache_dir() / "scratch"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, path = tempfile.mkstemp(dir=folder, suffix=".bytes")
-        os.close(handle)
-    except OSError as error:
-        raise DataError(f"cannot write to {folder} ({error}); set XDG_CACHE_HOME to a folder you own") from error
+def _write_scratch(part: Part | Joined, shape: tuple[int, ...]) -> Tensor:
+    """Write the images to a mapped file and unlink it at once: it is gone when the process ends, however it ends."""
+    folder = make_folder(cache_dir() / "scratch")
+    handle, path = tempfile.mkstemp(dir=folder, suffix=".bytes")
+    os.close(handle)
     dtype = np.uint8 if part.parts[0].images.dtype == torch.uint8 else np.float32
     x = torch.from_numpy(np.memmap(path, dtype=dtype, mode="w+", shape=shape))
-    with contextlib.suppress(OSError):  # Windows keeps a mapped file; there it stays in the cache
+    with contextlib.suppress(OSError):  # Windows does not unlink a mapped file; there it stays in the cache
         os.unlink(path)
     _fill(x, part)
     return x
 
 
-def _order(n: int, weights: Tensor | None, generator: torch.Generator) -> Tensor:
+def _draw_order(n: int, weights: Tensor | None, generator: torch.Generator) -> Tensor:
     if weights is None:
         return torch.randperm(n, generator=generator, device=generator.device)
     return torch.multinomial(weights.to(generator.device), n, replacement=True, generator=generator)

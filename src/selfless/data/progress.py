@@ -1,4 +1,4 @@
-"""A progress bar on standard error: seen on a terminal, silent anywhere else."""
+"""A progress bar on standard error, shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 
 
 class Bar:
-    """What pooch asks of a progress bar (`total`, `update`, `reset`, `close`), over rich's."""
+    """A rich progress bar with the interface that pooch expects: `total`, `update`, `reset`, `close`."""
 
     def __init__(self, progress: Progress, label: str, total: int) -> None:
         self._progress, self._total = progress, total
@@ -22,25 +22,27 @@ class Bar:
 
     @total.setter
     def total(self, value: int) -> None:
-        self._total = value or self._total  # 0: the server did not say
+        self._total = value or self._total  # 0: the server did not send a length
         self._progress.update(self._task, total=self._total)
 
     def update(self, amount: int) -> None:
+        """Advance by `amount`."""
         self._progress.advance(self._task, amount)
 
-    def at(self, amount: int) -> None:
+    def move_to(self, amount: int) -> None:
+        """Set the completed amount."""
         self._progress.update(self._task, completed=amount)
 
     def reset(self) -> None:
         self._progress.reset(self._task, total=self._total)
 
     def close(self) -> None:
-        """The bar ends with its `with` block."""
+        """Do nothing: the bar ends with its `with` block."""
 
 
 @contextmanager
-def bar(label: str, total: int, *, unit: str = "bytes") -> Iterator[Bar]:
-    """`with bar("decoding", n, unit="images") as b: b.update(1)`."""
+def progress_bar(label: str, total: int, *, unit: str = "bytes") -> Iterator[Bar]:
+    """Show a progress bar: `with progress_bar("decoding", n, unit="images") as bar: bar.update(1)`."""
     console = Console(stderr=True)
     amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())

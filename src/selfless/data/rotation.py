@@ -1,4 +1,4 @@
-"""Turning images in whole numbers: the same bytes on every machine, which floating point does not promise."""
+"""Rotate images in integer arithmetic: every machine gets the same bytes, which floating point does not guarantee."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import Tensor
 Ints = npt.NDArray[Any]
 
 
-def table(height: int, width: int, angle: float) -> tuple[Ints, Ints]:
-    """Which four pixels each pixel of an image turned by `angle` degrees (counter-clockwise) mixes, and how:
-    places (4, H·W) and weights (4, H·W) in 1/65536, zero outside the image. Bilinear, in whole numbers.
+def rotation_table(height: int, width: int, angle: float) -> tuple[Ints, Ints]:
+    """Return the bilinear weights of a rotation by `angle` degrees, counter-clockwise.
+
+    Each pixel of the result mixes four pixels of the image: places (4, H·W), weights (4, H·W) in 1/65536, 0 outside the image.
     """
     a = math.radians(angle)
     rows, columns = np.mgrid[0:height, 0:width]
@@ -34,8 +35,8 @@ def table(height: int, width: int, angle: float) -> tuple[Ints, Ints]:
     return np.stack(places), np.stack(weights).astype(np.int32)
 
 
-def turned(x: Tensor, places: Ints, weights: Ints) -> Tensor:
-    """x (n, C, H, W) uint8, through a `table`."""
+def rotate(x: Tensor, places: Ints, weights: Ints) -> Tensor:
+    """Rotate uint8 images x (n, C, H, W) with a `rotation_table`."""
     if x.dtype != torch.uint8:
         raise ValueError("rotated streams need uint8 images")
     flat = x.reshape(-1, places.shape[1]).numpy()

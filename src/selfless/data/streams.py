@@ -1,65 +1,36 @@
-"""Streams of tasks over a data set: permuted, rotated, split, blurred, and joint (the upper bound).
+"""The kinds of streams over a data set: permuted, rotated, split, blurred, and grouped (given tasks).
 
-A network has one output layer; a head is a range of its columns, and a label is a column. Every choice depends on
-(seed, what it is for, task number) alone, so the first three tasks of five are the three tasks of three.
+Every choice depends on (seed, purpose, task number) alone, so the first three tasks of five are the three tasks of three.
+
+To add a kind, write a function `KIND(source, *, tasks, seed, held_out, …) -> Stream` here and add it to `KINDS` at the end. Its
+keyword-only arguments become the options of `stream("KIND-SOURCE", …)`, of TOML files and of the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selfless.data.part import Joined, Part
-from selfless.data.seeding import ordering, stratified, uniform
-from selfless.data.source import Source
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """One task. `heads`: the output columns that are trained (several only for `joint` over tasks with own heads);
-    `classes`: their names, in the order of the columns. `group`: the columns of the classes the task is about, where
-    the head is wider than that (`blurred`, `head="all"`): accuracy can be judged within them, or against all.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    heads: tuple[range, ...]
-    train: Part | Joined
-    test: Part | Joined
-    held_out: Part | Joined | None = None
-    group: range | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """Tasks in order. `evaluate`: the tasks accuracy is measured on, which are `tasks` except for joint training.
-    `notes`: what every table and result must say (that a data set is reduced, for one).
-    """
-
-    name: str
-    tasks: tuple[Task, ...]
-    evaluate: tuple[Task, ...]
-    outputs: int
-    input_shape: tuple[int, int, int]
-    seed: int = 0
-    notes: tuple[str, ...] = ()
-    source: Source | None = None  # held so that streams of several seeds share one copy
+from selfless.data.part import Part
+from selfless.data.rng import draw_order, draw_uniform, split_by_class
+from selfless.data.sources.base import Source
+from selfless.data.tasks import Stream, Task
 
 
 @dataclass(frozen=True)
 class _Pool:
-    """A source's two halves with the rows that are trained on, held out and tested on, and labels as columns."""
+    """A source's rows for training, held-out selection and testing, with labels as output columns."""
 
     train: Part
     held_out: Part | None
     test: Part
 
-    def of(self, columns: range | None = None, **change: object) -> tuple[Part, Part | None, Part]:
-        """The three parts, limited to the rows whose label is in `columns`, with fields changed."""
+    def select(self, columns: range | None = None, **change: object) -> tuple[Part, Part | None, Part]:
+        """Return the three parts, limited to the rows whose label is in `columns`, with fields changed."""
 
         def view(part: Part) -> Part:
             rows = part.rows
@@ -71,9 +42,9 @@ class _Pool:
         return view(self.train), None if self.held_out is None else view(self.held_out), view(self.test)
 
 
-def _pool(source: Source, held_out: float, seed: int, columns: Tensor | None = None) -> _Pool:
-    """`columns` (classes,) maps a class to its output column, −1 for classes that are left out."""
-    kept, taken = stratified(source.train[1].numpy(), held_out, seed, "held-out")
+def _make_pool(source: Source, held_out: float, seed: int, columns: Tensor | None = None) -> _Pool:
+    """Split the source. `columns` (classes,) maps a class to its output column, −1 for classes that are left out."""
+    kept, taken = split_by_class(source.train[1].numpy(), held_out, seed, "held-out")
 
     def part(half: tuple[Tensor, Tensor], rows: Tensor) -> Part:
         labels = half[1] if columns is None else columns[half[1]]
@@ -85,13 +56,13 @@ def _pool(source: Source, held_out: float, seed: int, columns: Tensor | None = N
 
 
 def permuted(source: Source, *, tasks: int = 5, seed: int = 0, held_out: float = 0.0) -> Stream:
-    """Every task is the whole data set, its pixels in another order; the first as it is. One shared head."""
-    pool, head, made = _pool(source, held_out, seed), range(len(source.classes)), []
-    for t in range(_at_least_one(tasks)):
-        order = None if t == 0 else torch.from_numpy(ordering(int(np.prod(source.shape)), seed, "permutation", t))
-        train, aside, test = pool.of(pixels=order)
+    """Make tasks that are the whole data set with its pixels in another order; the first is unchanged. One shared head."""
+    pool, head, made = _make_pool(source, held_out, seed), range(len(source.classes)), []
+    for t in range(_check_tasks(tasks)):
+        order = None if t == 0 else torch.from_numpy(draw_order(int(np.prod(source.shape)), seed, "permutation", t))
+        train, aside, test = pool.select(pixels=order)
         made.append(Task(f"permutation {t + 1}", source.classes, (head,), train, test, aside))
-    return _stream(f"permuted-{source.name}", made, len(head), source, seed)
+    return _make_stream(f"permuted-{source.name}", made, len(head), source, seed)
 
 
 def rotated(
@@ -103,16 +74,17 @@ def rotated(
     angles: Sequence[float] | None = None,
     max_angle: float = 180.0,
 ) -> Stream:
-    """Every task is the whole data set, turned by another angle: those given, else 0° and then seeded ones below
-    `max_angle`. One shared head.
+    """Make tasks that are the whole data set, rotated. One shared head.
+
+    The angles are the given ones, else 0° for the first task and random ones below `max_angle` for the others.
     """
-    pool, head, made = _pool(source, held_out, seed), range(len(source.classes)), []
-    tasks = _at_least_one(len(angles) if angles is not None else tasks)
-    turns = angles or [0.0, *(round(max_angle * float(u), 2) for u in uniform(max(tasks, 64), seed, "angle"))][:tasks]
-    for turn in turns:
-        train, aside, test = pool.of(angle=float(turn))
-        made.append(Task(f"rotation {float(turn):g}°", source.classes, (head,), train, test, aside))
-    return _stream(f"rotated-{source.name}", made, len(head), source, seed)
+    pool, head, made = _make_pool(source, held_out, seed), range(len(source.classes)), []
+    tasks = _check_tasks(len(angles) if angles is not None else tasks)
+    chosen = angles or [0.0, *(round(max_angle * float(u), 2) for u in draw_uniform(max(tasks, 64), seed, "angle"))][:tasks]
+    for angle in chosen:
+        train, aside, test = pool.select(angle=float(angle))
+        made.append(Task(f"rotation {float(angle):g}°", source.classes, (head,), train, test, aside))
+    return _make_stream(f"rotated-{source.name}", made, len(head), source, seed)
 
 
 def split(
@@ -125,23 +97,24 @@ def split(
     seed: int = 0,
     held_out: float = 0.0,
 ) -> Stream:
-    """Every task is a few classes of their own. `head="own"`: a new head each; `"all"`: one head over all classes.
+    """Make tasks of a few classes each. `head="own"`: a new head per task; `"all"`: one head over all classes.
 
-    The order of classes is shuffled by the seed, or `class_order="natural"`, or given (names or numbers; those left
-    out are not used). `tasks` takes the first so many of the standard split; `classes_per_task` changes the split.
+    class_order        None: shuffled by the seed; "natural"; or a list of names or numbers (classes that it leaves out are not used)
+    classes_per_task   None: the standard split of the data set
+    tasks              use only the first tasks of the split
     """
     if head not in ("own", "all"):
         raise ValueError(f"head must be 'own' (a new head per task) or 'all' (one over all classes), not {head!r}")
-    order, step, tasks = _layout(source, tasks, classes_per_task, class_order, seed)
+    order, step, tasks = _plan_split(source, tasks, classes_per_task, class_order, seed)
     used = tasks * step
-    pool, made = _pool(source, held_out, seed, _columns(source, order[:used])), []
+    pool, made = _make_pool(source, held_out, seed, _map_columns(source, order[:used])), []
     for t in range(tasks):
         group = range(t * step, (t + 1) * step)
-        train, aside, test = pool.of(group)
+        train, aside, test = pool.select(group)
         own = group if head == "own" else range(used)
         names = tuple(source.classes[order[c]] for c in own)
         made.append(Task(f"split {t + 1}", names, (own,), train, test, aside, None if head == "own" else group))
-    return _stream(f"split-{source.name}", made, used, source, seed)
+    return _make_stream(f"split-{source.name}", made, used, source, seed)
 
 
 def blurred(
@@ -154,13 +127,14 @@ def blurred(
     seed: int = 0,
     held_out: float = 0.0,
 ) -> Stream:
-    """No hard boundaries: groups of classes in turn, the current one drawn with probability p and all the others
-    with 1 − p. One head over all classes; the test (and held-out) images of a task are its group's.
+    """Make tasks without hard boundaries: a task draws its own group of classes with probability p, all others with 1 − p.
+
+    One head over all classes. The test and held-out images of a task are those of its group.
     """
     if not 0 < p <= 1:
         raise ValueError(f"p, the share of the current group, must be in (0, 1], not {p}")
-    order, step, tasks = _layout(source, tasks, classes_per_task, class_order, seed)
-    pool, head = _pool(source, held_out, seed, _columns(source, order)), range(len(order))
+    order, step, tasks = _plan_split(source, tasks, classes_per_task, class_order, seed)
+    pool, head = _make_pool(source, held_out, seed, _map_columns(source, order)), range(len(order))
     names, made = tuple(source.classes[c] for c in order), []
     columns = pool.train.labels[pool.train.rows]
     for t in range(tasks):
@@ -168,61 +142,73 @@ def blurred(
         inside = (columns >= group.start) & (columns < group.stop)
         count = int(inside.sum())
         weights = torch.where(inside, p / max(count, 1), (1 - p) / max(len(columns) - count, 1)).float()
-        _, aside, test = pool.of(group)
+        _, aside, test = pool.select(group)
         train = replace(pool.train, weights=weights)
         made.append(Task(f"group {t + 1}", names, (head,), train, test, aside, group))
-    return _stream(f"blurred-{source.name}", made, len(head), source, seed)
+    return _make_stream(f"blurred-{source.name}", made, len(head), source, seed)
 
 
-def joint(stream: Stream) -> Stream:
-    """The upper bound: one task that holds the training data of all of them, evaluated on each of them."""
-    heads = tuple(dict.fromkeys(head for task in stream.tasks for head in task.heads))
-    named = {task.heads[0]: task.classes for task in stream.tasks}
-    classes = tuple(name for head in heads for name in named[head])
-    if any(task.train.weights is not None for task in stream.tasks):  # blurred: every task holds every row already
-        whole = stream.tasks[0].train.parts[0]
-        train: Part | Joined = replace(whole, weights=None)
-    else:
-        train = Joined(tuple(p for task in stream.tasks for p in task.train.parts))
-    asides = tuple(p for task in stream.tasks if task.held_out is not None for p in task.held_out.parts)
-    test = Joined(tuple(p for task in stream.tasks for p in task.test.parts))
-    task = Task("joint", classes, heads, train, test, Joined(asides) if asides else None)
-    return replace(stream, name=f"joint-{stream.name}", tasks=(task,), evaluate=stream.tasks)
+def grouped(
+    source: Source,
+    tasks_train: Tensor,
+    tasks_test: Tensor,
+    *,
+    names: Sequence[str] | None = None,
+    head: str = "own",
+    tasks: int | None = None,
+    seed: int = 0,
+    held_out: float = 0.0,
+) -> Stream:
+    """Make a stream of given tasks: training image i belongs to task `tasks_train[i]`.
+
+    `head="own"`: a new head over the classes of each task; `"shared"`: one head over all classes, for tasks with the same classes.
+    """
+    if head not in ("own", "shared"):
+        raise ValueError(f"head must be 'own' (a new head per task) or 'shared' (one for all), not {head!r}")
+    values = torch.unique(tasks_train).tolist()
+    if tasks is not None and not 1 <= tasks <= len(values):
+        raise ValueError(f"{source.name} has {len(values)} tasks, so tasks must be from 1 to {len(values)}, not {tasks}")
+    values = values[:tasks]
+    strata = tasks_train * len(source.classes) + source.train[1]
+    kept, taken = (torch.from_numpy(rows) for rows in split_by_class(strata.numpy(), held_out, seed, "held-out"))
+    made, start = [], 0
+    for t, value in enumerate(values):
+        present = torch.unique(source.train[1][tasks_train == value])
+        if head == "shared":
+            present, start = torch.arange(len(source.classes)), 0
+        columns = torch.full((len(source.classes),), -1, dtype=torch.int64)
+        columns[present] = torch.arange(start, start + len(present))
+        own, start = range(start, start + len(present)), start + len(present)
+        title = names[t] if names is not None else f"task {value}"
+
+        def part(half: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor = columns, title: str = title) -> Part:
+            labels = columns[half[1]]
+            if bool((labels[rows] < 0).any()):
+                raise ValueError(f"{source.name}: {title} is tested on a class it is not trained on")
+            return Part(half[0], labels, rows, mean=source.mean, std=source.std)
+
+        train = part(source.train, kept[tasks_train[kept] == value])
+        test = part(source.test, torch.nonzero(tasks_test == value).flatten())
+        aside = part(source.train, taken[tasks_train[taken] == value]) if held_out > 0 else None
+        made.append(Task(title, tuple(source.classes[c] for c in present.tolist()), (own,), train, test, aside))
+    return _make_stream(source.name, made, start, source, seed)
 
 
-def limited(stream: Stream, n: int) -> Stream:
-    """The same tasks with at most n images in each part, evenly spaced: a small version that still holds every class."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"limit is {n!r}; it must be a whole number ≥ 1: how many images of each task to keep")
-
-    def some(part: Part) -> Part:
-        at = torch.arange(min(n, len(part))) * len(part) // min(n, len(part))
-        return replace(part, rows=part.rows[at], weights=None if part.weights is None else part.weights[at])
-
-    def cut(part: Part | Joined) -> Part | Joined:
-        return some(part) if isinstance(part, Part) else Joined(tuple(some(one) for one in part.parts))
-
-    tasks = tuple(
-        replace(t, train=cut(t.train), test=cut(t.test), held_out=None if t.held_out is None else cut(t.held_out)) for t in stream.tasks
-    )
-    return replace(stream, tasks=tasks, evaluate=tasks, notes=(*stream.notes, f"limited to {n} images of each task"))
-
-
-def _stream(name: str, tasks: list[Task], outputs: int, source: Source, seed: int) -> Stream:
+def _make_stream(name: str, tasks: list[Task], outputs: int, source: Source, seed: int) -> Stream:
     made = tuple(tasks)
     return Stream(name, made, made, outputs, source.shape, seed, source.notes, source)
 
 
-def _at_least_one(tasks: int) -> int:
+def _check_tasks(tasks: int) -> int:
     if tasks < 1:
         raise ValueError(f"a stream has at least one task, not {tasks}")
     return tasks
 
 
-def class_numbers(source: Source, order: Sequence[int | str] | str | None, seed: int) -> list[int]:
-    """The classes in the order their columns get: seeded, "natural", or as given by name or number."""
+def order_classes(source: Source, order: Sequence[int | str] | str | None, seed: int) -> list[int]:
+    """Return the classes in the order of their output columns: seeded, "natural", or given by name or number."""
     if order is None:
-        return [int(c) for c in ordering(len(source.classes), seed, "class order")]
+        return [int(c) for c in draw_order(len(source.classes), seed, "class order")]
     if isinstance(order, str):
         if order != "natural":
             raise ValueError(f"class_order must be 'natural' or a list of classes, not {order!r}")
@@ -231,31 +217,40 @@ def class_numbers(source: Source, order: Sequence[int | str] | str | None, seed:
     numbers = [by_name.get(c, -1) if isinstance(c, str) else int(c) for c in order]
     for given, number in zip(order, numbers, strict=True):
         if not 0 <= number < len(source.classes) or numbers.count(number) > 1:
-            raise ValueError(f"class_order: {given!r} is not a class of {source.name}, or is there twice")
+            raise ValueError(f"class_order: {given!r} is not a class of {source.name}, or is listed twice")
     return numbers
 
 
-def _layout(
+def _plan_split(
     source: Source,
     tasks: int | None,
     step: int | None,
     class_order: Sequence[int | str] | str | None,
     seed: int,
 ) -> tuple[list[int], int, int]:
-    """(class order, classes per task, tasks), checked to fit."""
-    order = class_numbers(source, class_order, seed)
+    """Return (class order, classes per task, tasks), after checking that they fit."""
+    order = order_classes(source, class_order, seed)
     step = step or source.classes_per_task or (len(order) // tasks if tasks and len(order) % tasks == 0 else None)
     if step is None:
-        raise ValueError(f"say classes_per_task= for {source.name}: its {len(order)} classes must be split somehow")
+        raise ValueError(f"set classes_per_task= for {source.name}: it has {len(order)} classes and no standard split")
     most = len(order) // step
     if step < 1 or most < 1 or (tasks is not None and tasks > most):
         raise ValueError(
-            f"{source.name} has {len(order)} classes: at most {most} tasks of {step}, not {tasks or 1}; change classes_per_task"
+            f"{source.name} has {len(order)} classes: at most {most} tasks of {step}, not {tasks or 1}; change tasks or classes_per_task"
         )
-    return order, step, _at_least_one(most if tasks is None else tasks)
+    return order, step, _check_tasks(most if tasks is None else tasks)
 
 
-def _columns(source: Source, order: list[int]) -> Tensor:
+def _map_columns(source: Source, order: list[int]) -> Tensor:
+    """Return (classes,): the output column of each class, −1 for classes that are not in `order`."""
     columns = torch.full((len(source.classes),), -1, dtype=torch.int64)
     columns[torch.tensor(order)] = torch.arange(len(order))
     return columns
+
+
+KINDS: dict[str, Callable[..., Stream]] = {
+    "permuted": permuted,
+    "rotated": rotated,
+    "split": split,
+    "blurred": blurred,
+}

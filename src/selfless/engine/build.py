@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from selfless.data import Stream, stream
-from selfless.data.weights import located
+from selfless.data import Stream, locate_weights, stream
 from selfless.engine import scenario
 from selfless.engine.fleet import AUGMENT, Fleet
 from selfless.engine.native.forward import is_native
@@ -40,7 +39,7 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     run, first = runs[0], streams[0]
     augment = AUGMENT[run.augment]
     shape = augment.shape(first.input_shape) if augment else first.input_shape
-    options = located(run.model, run.model_options, data_dir)
+    options = locate_weights(run.model, run.model_options, data_dir)
     modules = [build(r.model, outputs=first.outputs, input_shape=shape, seed=r.seed, **options) for r in runs]
     hidden, every = hidden_layers(modules[0]), (*hidden_layers(modules[0], conv=True), *hidden_layers(modules[0]))
     layers = every if run.layers == "all" else hidden

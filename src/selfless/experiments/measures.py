@@ -90,8 +90,8 @@ def _activations(run: Run, checkpoint: Path, data_dir: Path | None) -> list[floa
     import torch
     from safetensors.torch import load_file
 
+    from selfless.data import locate_weights as located
     from selfless.data import stream
-    from selfless.data.weights import located
     from selfless.models import build, hidden_layers
 
     tasks = stream(run.stream, tasks=run.tasks, seed=run.seed, held_out=run.held_out, data_dir=data_dir, **run.stream_options)

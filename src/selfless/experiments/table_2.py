@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from selfless.data import OBJECTS, DataError
-from selfless.data.objects.finding import load, present, ready, reduced
-from selfless.data.weights import pretrained
+from selfless.data import describe_reduction as reduced
+from selfless.data import find_pretrained as pretrained
+from selfless.data import prepare_objects as load
+from selfless.data import prepared_objects as ready
+from selfless.data import present_objects as present
 from selfless.experiments.base import Cell, Choice, Claim, Experiment, Profile, more
 from selfless.preserve import EBLL, EWC, IMM, MAS, SI, LwF, NoPreserver, Preserver
 from selfless.sparsify import SLNID

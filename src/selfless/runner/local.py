@@ -21,8 +21,7 @@ from typing import Any, overload
 
 import torch
 
-from selfless.data import DataError
-from selfless.data.holding import holding
+from selfless.data import DataError, holding
 from selfless.engine.build import CannotShareFleet
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event

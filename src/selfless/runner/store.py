@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfless.data.objects.stream import contents
-from selfless.data.weights import checksum
+from selfless.data import checksum
+from selfless.data import objects_digest as contents
 from selfless.files import locked, write_atomically, write_json
 from selfless.spec import Result, Run
 from selfless.terms import NotHere

@@ -1,0 +1,150 @@
+"""Arrays, .npz files and torch data sets as a Source."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selfless.data.errors import DataError, MissingData
+from selfless.data.rng import split_by_class
+from selfless.data.sources.base import Source
+
+NPZ_ARRAYS = {"x_train", "y_train", "x_test", "y_test", "task", "task_test"}
+
+
+class GroupedSource(NamedTuple):
+    """A Source, and the task number of each training and test image if the tasks are given."""
+
+    source: Source
+    tasks_train: Tensor | None
+    tasks_test: Tensor | None
+
+
+def read_arrays(
+    x_train: Any,
+    y_train: Any,
+    x_test: Any = None,
+    y_test: Any = None,
+    *,
+    task: Any = None,
+    task_test: Any = None,
+    name: str = "arrays",
+    classes: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+) -> GroupedSource:
+    """Make a Source of arrays or tensors.
+
+    Without x_test, a random `test_share` of the training images is the test set. Without task_test, the tasks of test images follow
+    from their classes.
+    """
+    x, y = as_images(x_train, "x_train"), as_labels(y_train, "y_train")
+    tasks = None if task is None else as_labels(task, "task")
+    if len(x) != len(y) or (tasks is not None and len(tasks) != len(x)):
+        raise ValueError(
+            f"{len(x)} images, {len(y)} labels and {len(x if tasks is None else tasks)} task numbers; their numbers must be equal"
+        )
+    if x_test is None:
+        strata = y if tasks is None else tasks * (int(y.max()) + 1) + y
+        kept, taken = (torch.from_numpy(r) for r in split_by_class(strata.numpy(), test_share, seed, "test"))
+        test, tasks_test = (x[taken], y[taken]), None if tasks is None else tasks[taken]
+        x, y, tasks = x[kept], y[kept], None if tasks is None else tasks[kept]
+    else:
+        test = (as_images(x_test, "x_test"), as_labels(y_test, "y_test"))
+        tasks_test = None if task_test is None else as_labels(task_test, "task_test")
+    known = torch.unique(torch.cat((y, test[1])))
+    names = tuple(classes) if classes is not None else tuple(str(int(c)) for c in known)
+    if classes is None:  # labels may be any whole numbers: they are numbered anew, in order
+        y, test = torch.searchsorted(known, y), (test[0], torch.searchsorted(known, test[1]))
+    scale = (None if mean is None else tuple(mean), None if std is None else tuple(std))
+    source = Source(name, (x, y), test, names, *scale)
+    if tasks is not None and tasks_test is None:
+        tasks_test = _tasks_by_class(y, tasks, test[1])
+    return GroupedSource(source, tasks, tasks_test)
+
+
+def as_images(x: Any, what: str = "images") -> Tensor:
+    """Return images as (n, C, H, W). Bytes stay bytes; floats become float32 and are not divided by 255 later.
+
+    (n, H, W) gets one channel, (n, H, W, 1 or 3) is transposed, and features (n, d) become (n, 1, 1, d).
+    """
+    t = _as_tensor(x)
+    if t.dtype not in (torch.uint8, torch.float32):
+        if t.is_floating_point():
+            t = t.float()
+        elif t.numel() == 0 or (int(t.min()) >= 0 and int(t.max()) <= 255):
+            t = t.to(torch.uint8)
+        else:
+            raise ValueError(f"{what} hold whole numbers outside 0 … 255; give bytes (uint8) or floats")
+    if t.ndim == 2:
+        t = t[:, None, None]
+    elif t.ndim == 3:
+        t = t[:, None]
+    elif t.ndim == 4 and t.shape[3] in (1, 3) and t.shape[1] not in (1, 3):
+        t = t.permute(0, 3, 1, 2)
+    if t.ndim != 4:
+        raise ValueError(f"{what} must be (n, d), (n, H, W) or (n, C, H, W), not {tuple(t.shape)}")
+    return t.contiguous()
+
+
+def as_labels(y: Any, what: str = "labels") -> Tensor:
+    """Return labels as (n,) int64."""
+    t = _as_tensor(y)
+    if t.ndim != 1 or t.is_floating_point():
+        raise ValueError(f"{what} must be whole numbers, one per image, not {tuple(t.shape)} {t.dtype}")
+    return t.to(torch.int64)
+
+
+def _as_tensor(x: Any) -> Tensor:
+    """Return a tensor, if possible without a copy: a memory-mapped array stays on disk."""
+    if isinstance(x, Tensor):
+        return x.detach().cpu()
+    with warnings.catch_warnings():  # torch warns that a read-only array could be written to; nothing here writes
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _tasks_by_class(y: Tensor, tasks: Tensor, y_test: Tensor) -> Tensor:
+    """Return the task of each test image: the one whose training images have its class; −1 if none has."""
+    of: dict[int, int] = {}
+    for label, task in torch.unique(torch.stack((y, tasks), 1), dim=0).tolist():
+        if of.setdefault(label, task) != task:
+            raise ValueError(f"class {label} is in tasks {of[label]} and {task}; give the task of each test image with task_test=")
+    return torch.tensor([of.get(label, -1) for label in y_test.tolist()], dtype=torch.int64)
+
+
+def read_npz(place: Path) -> dict[str, Any]:
+    """Return the arrays of a .npz file: x_train, y_train and, if present, x_test, y_test, task, task_test."""
+    if not place.is_file():
+        raise MissingData(f"{place} is not there; check the path")
+    try:
+        with np.load(place, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"{place} is not a plain .npz of arrays ({error}); write it with numpy.savez") from error
+    if "task_train" in arrays:
+        arrays["task"] = arrays.pop("task_train")
+    if {"x_train", "y_train"} - set(arrays) or ("x_test" in arrays) != ("y_test" in arrays) or set(arrays) - NPZ_ARRAYS:
+        raise DataError(
+            f"{place} holds {', '.join(arrays)}; needed are x_train and y_train, and optionally x_test with y_test, task and task_test"
+        )
+    return arrays
+
+
+def read_dataset(dataset: Any, what: str) -> tuple[Tensor, Tensor]:
+    """Return the images and labels of a `torch.utils.data.Dataset`, whose items are (image or tensor, label)."""
+    if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
+        return as_images(dataset.tensors[0], what), as_labels(dataset.tensors[1], what)
+    items = (dataset[i] for i in range(len(dataset))) if hasattr(dataset, "__len__") else iter(dataset)
+    pairs = [(x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)), int(y)) for x, y in items]
+    if not pairs:
+        raise ValueError(f"{what} is empty")
+    return as_images(torch.stack([x for x, _ in pairs]), what), as_labels([y for _, y in pairs], what)

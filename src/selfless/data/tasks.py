@@ -1,0 +1,86 @@
+"""Tasks and streams of tasks as values, and two changes of a whole stream: `joint` and `limit_images`.
+
+A network has one output layer. A head is a range of its columns, and a label is a column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from selfless.data.part import Joined, Part
+from selfless.data.sources.base import Source
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One task.
+
+    heads     the output columns that are trained; more than one range only for `joint` over tasks that have their own heads
+    classes   the names of these columns, in order
+    group     the columns of the task's own classes if the head is wider (`blurred`, `head="all"`): accuracy can be measured
+              among them or among all
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    heads: tuple[range, ...]
+    train: Part | Joined
+    test: Part | Joined
+    held_out: Part | Joined | None = None
+    group: range | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Tasks in order.
+
+    evaluate   the tasks on which accuracy is measured; the same as `tasks`, except in joint training
+    notes      remarks that every table and result repeats, such as that a data set is reduced
+    source     the data set; kept here so that streams of several seeds share one copy of it
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    evaluate: tuple[Task, ...]
+    outputs: int
+    input_shape: tuple[int, int, int]
+    seed: int = 0
+    notes: tuple[str, ...] = ()
+    source: Source | None = None
+
+
+def joint(stream: Stream) -> Stream:
+    """Return the upper bound: one task with the training data of all tasks, evaluated on each of them."""
+    heads = tuple(dict.fromkeys(head for task in stream.tasks for head in task.heads))
+    named = {task.heads[0]: task.classes for task in stream.tasks}
+    classes = tuple(name for head in heads for name in named[head])
+    if any(task.train.weights is not None for task in stream.tasks):  # blurred: every task holds every row already
+        whole = stream.tasks[0].train.parts[0]
+        train: Part | Joined = replace(whole, weights=None)
+    else:
+        train = Joined(tuple(p for task in stream.tasks for p in task.train.parts))
+    held_out = tuple(p for task in stream.tasks if task.held_out is not None for p in task.held_out.parts)
+    test = Joined(tuple(p for task in stream.tasks for p in task.test.parts))
+    task = Task("joint", classes, heads, train, test, Joined(held_out) if held_out else None)
+    return replace(stream, name=f"joint-{stream.name}", tasks=(task,), evaluate=stream.tasks)
+
+
+def limit_images(stream: Stream, n: int) -> Stream:
+    """Keep at most n images of each part of each task, evenly spaced, so that every class is still present."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"limit is {n!r}; it must be a whole number ≥ 1: how many images of each task to keep")
+
+    def limit_part(part: Part) -> Part:
+        at = torch.arange(min(n, len(part))) * len(part) // min(n, len(part))
+        return replace(part, rows=part.rows[at], weights=None if part.weights is None else part.weights[at])
+
+    def limit(part: Part | Joined) -> Part | Joined:
+        return limit_part(part) if isinstance(part, Part) else Joined(tuple(limit_part(one) for one in part.parts))
+
+    tasks = tuple(
+        replace(t, train=limit(t.train), test=limit(t.test), held_out=None if t.held_out is None else limit(t.held_out))
+        for t in stream.tasks
+    )
+    return replace(stream, tasks=tasks, evaluate=tasks, notes=(*stream.notes, f"limited to {n} images of each task"))

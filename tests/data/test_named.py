@@ -1,0 +1,73 @@
+"""Streams by name: options, suggestions, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from selfless.data import CATALOGUE, Entry, Source, Stream, permuted, stream, stream_names
+from selfless.data.streams import KINDS
+
+
+def test_streams_by_name(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
+    root = put_mnist(tmp_path / "d")
+    made = stream("permuted-mnist", tasks=3, seed=1, held_out=0.1, data_dir=root)
+    assert (made.name, len(made.tasks), made.input_shape, made.seed) == ("permuted-mnist", 3, (1, 28, 28), 1)
+    assert stream("joint-split-mnist", data_dir=root).name == "joint-split-mnist"
+    assert len(stream("split-mnist", data_dir=root, classes_per_task=5).tasks) == 2
+    assert "blurred-cifar-100" in stream_names()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("permuted-mnits", "did you mean 'permuted-mnist'"),
+        ("split-cifar100", "did you mean 'split-cifar-100'"),
+        ("mnist", "known: permuted-mnist"),
+        ("folders:", "known: permuted-mnist"),
+    ],
+)
+def test_unknown_names_are_met_with_a_suggestion(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stream(name)
+
+
+def test_a_limit_by_name(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
+    made = stream("permuted-mnist", data_dir=put_mnist(tmp_path), download=False, limit=3)
+    assert [len(task.train) for task in made.tasks] == [3] * 5
+
+
+def test_unknown_options_and_odd_numbers(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
+    root = put_mnist(tmp_path / "d")
+    with pytest.raises(ValueError, match=r"no option 'angle'.*it has held_out, seed, tasks"):
+        stream("permuted-mnist", data_dir=root, angle=3)
+    with pytest.raises(ValueError, match="at least one task"):
+        stream("permuted-mnist", data_dir=root, tasks=0)
+    with pytest.raises(ValueError, match="from 0 up"):
+        stream("split-mnist", data_dir=root, seed=-1)
+
+
+def test_a_new_kind_and_a_new_source_need_one_row_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the docstrings of `named` and `sources` promise: a row in a table, and names, options and errors follow."""
+
+    def doubled(source: Source, *, tasks: int = 2, seed: int = 0, held_out: float = 0.0) -> Stream:
+        return permuted(source, tasks=2 * tasks, seed=seed, held_out=held_out)
+
+    class Toy(Entry):
+        def is_in(self, folder: Path) -> bool:
+            return True
+
+        def read(self, place: Path) -> Source:
+            half = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.arange(4)
+            return Source(self.name, half, half, tuple("abcd"), classes_per_task=self.classes_per_task)
+
+    monkeypatch.setitem(KINDS, "doubled", doubled)
+    monkeypatch.setitem(CATALOGUE, "toy", Toy("toy", "a toy", "", (), 4, 4, 4, (1, 2, 2), 2))
+    assert len(stream("doubled-toy", tasks=3, data_dir=tmp_path).tasks) == 6
+    assert len(stream("split-toy", data_dir=tmp_path).tasks) == 2
+    assert {"doubled-toy", "doubled-mnist", "split-toy"} <= set(stream_names())
+    with pytest.raises(ValueError, match=r"no option 'angle'.*it has held_out, seed, tasks"):
+        stream("doubled-toy", data_dir=tmp_path, angle=3)
