@@ -47,7 +47,7 @@ from selfless.engine.learner import Event, Learner
 from selfless.engine.native.forward import inhibited
 from selfless.engine.native.options import PairGradient
 from selfless.models import build
-from selfless.preserve.capabilities import Encodes, KnowsHeads
+from selfless.preserve.capabilities import Encodes
 from selfless.spec import Result
 
 
@@ -58,11 +58,9 @@ def small(data: str, **changes: Any) -> Run:
 
 def own_rows(keeper: selfless.Keeper, heads: list[range]) -> None:
     """Whose head each row of the output layer is: `heads=` speaks of whole parameters."""
-    if isinstance(keeper.preserve, KnowsHeads):
-        owner = torch.tensor([t for t, head in enumerate(heads) for _ in head], dtype=torch.int16)
-        for name, p in keeper.model.named_parameters():
-            if name.startswith("head."):
-                keeper.state["head"][name] = owner.view(-1, *[1] * (p.dim() - 1)).expand(p.shape).clone()
+    owner = torch.tensor([t for t, head in enumerate(heads) for _ in head], dtype=torch.int16)
+    named = {name: p for name, p in keeper.model.named_parameters() if name.startswith("head.")}
+    keeper.parts[0].place_owners({name: owner.view(-1, *[1] * (p.dim() - 1)).expand(p.shape).clone() for name, p in named.items()})
 
 
 def nodes(run: Run, task: int, epoch: int, place: int) -> Any:
@@ -238,7 +236,7 @@ def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, preserve: Any) -> 
             seed=i % 3,
             lr=0.02 + 0.01 * i,
             sparsify=kind,
-            preserve=preserve if preserve.alike else dataclasses.replace(preserve, strength=preserve.strength * (1 + i)),
+            preserve=preserve if preserve.same_strength else dataclasses.replace(preserve, strength=preserve.strength * (1 + i)),
         )
         for i, kind in enumerate(KINDS)
     ]

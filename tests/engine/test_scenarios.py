@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from selfless import HAT, IMM, MAS, LwF, NoPreserver, NoSparsifier, PackNet, Run
 from selfless.data import stream
-from selfless.engine import draws
+from selfless.engine import rng
 from selfless.engine.learner import Learner
 from selfless.engine.scenario import arrange
 from selfless.models import build
@@ -143,7 +143,7 @@ def test_lwf_compares_each_old_column_once(tasks_npz: str, change: Any, outputs:
         data, head = task.train.resident(), heads[t]
         opt = torch.optim.SGD(model.parameters(), lr=run.lr, momentum=run.momentum)
         for epoch in range(run.epochs):
-            order = draws.order(draws.stream_key(torch.tensor([run.seed]), "order", t, epoch), len(data))[0]
+            order = rng.order(rng.stream_key(torch.tensor([run.seed]), "order", t, epoch), len(data))[0]
             for x, y in (data.batch(index) for index in order.split(run.batch)):
                 z, was = model(x), before(x).detach()
                 label = y - 2 * t if outputs == 2 else y - head.start

@@ -338,10 +338,11 @@ class Keeper(OldNames):
         if needed and not self._saw_penalty:
             warnings.warn(f"this task was trained without keeper.penalty(), which {needed[0]} needs in the loss", stacklevel=3)
         for part in self.parts:
-            new_head = bool(self.heads) or forward is not None  # a head that all tasks share needs no forward=, and is not new
-            if isinstance(part.term, Phased) and part.term.warms_up(self.tasks) and new_head and not (self.heads and self._saw_epoch):
+            new_head = part.has_own_heads or forward is not None  # a head that all tasks share needs no forward=, and is not new
+            warmed = part.has_own_heads and self._saw_epoch
+            if isinstance(part.term, Phased) and part.term.warms_up(self.tasks) and new_head and not warmed:
                 remedy = "call keeper.begin_epoch(epoch, epochs) before every epoch"
-                remedy = remedy if self.heads else "name the heads of the tasks: attach(…, heads=[…])"
+                remedy = remedy if part.has_own_heads else "name the heads of the tasks: attach(…, heads=[…])"
                 warnings.warn(
                     f"{type(part.term).__name__} warms up the head of a new task, and this task's was not: {remedy}, or set warmup=0",
                     stacklevel=3,

@@ -45,6 +45,7 @@ class Part:
         self.drops: DroppedNodes | None = None
         self.path = PathWatch() if isinstance(term, Observes) else None
         self.path_started = False  # a step of this task was seen
+        self.has_own_heads = False  # the heads of single tasks are known
         self.draw_noise: Callable[[int], Tensor] = torch.randn
         self._shares: tuple[Any, dict[str, Tensor]] | None = None
         self._state: State = term.init(parameters)
@@ -181,15 +182,20 @@ class Part:
         return term.evaluated_parameters(self.state, _values(parameters), task) if isinstance(term, Evaluates) else {}
 
     def place_heads(self, parameters: Mapping[str, Tensor]) -> None:
-        """Tell the preserver which parameters are the head of one task alone."""
-        if isinstance(self.term, KnowsHeads) and self.heads:
-            owners = {
-                name: torch.full_like(p.detach(), task, dtype=torch.int16)
-                for task, head in enumerate(self.heads)
-                for name, p in parameters.items()
-                if within(name, head)
-            }
+        """Tell the preserver which parameters are the head of one task alone, by the names of the heads."""
+        owners = {
+            name: torch.full_like(p.detach(), task, dtype=torch.int16)
+            for task, head in enumerate(self.heads)
+            for name, p in parameters.items()
+            if within(name, head)
+        }
+        self.place_owners(owners)
+
+    def place_owners(self, owners: Mapping[str, Tensor]) -> None:
+        """Tell the preserver the owner of each entry: the number of its task, −1 where tasks share it."""
+        if isinstance(self.term, KnowsHeads) and owners:
             self.state = self.term.place_heads(self.state, owners)
+            self.has_own_heads = True
 
     # ----------------------------------------------------------------------------------------------------------- state and ends
     def check_shapes(self, parameters: Mapping[str, Tensor]) -> None:
