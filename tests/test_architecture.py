@@ -41,9 +41,7 @@ def test_files_can_be_held_in_the_head() -> None:
 def test_every_room_says_what_lives_there() -> None:
     for folder in sorted({path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}):
         told = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-        assert len(told.splitlines()) >= 3, (
-            f"{folder.relative_to(SOURCE)}/__init__.py: say in three lines what lives there"
-        )
+        assert len(told.splitlines()) >= 3, f"{folder.relative_to(SOURCE)}/__init__.py: say in three lines what lives there"
 
 
 @pytest.mark.parametrize("room", ["keeper", "engine"])

@@ -43,12 +43,14 @@ from selfless import (
 )
 from selfless.data import stream
 from selfless.engine import rng
-from selfless.engine.learner import Event, Learner
+from selfless.engine.learner import Learner
 from selfless.engine.native.forward import inhibited
 from selfless.engine.native.options import PairGradient
+from selfless.engine.progress import Event
 from selfless.models import build
 from selfless.preserve.capabilities import Encodes
 from selfless.spec import Result
+from selfless.terms import add
 
 
 def small(data: str, **changes: Any) -> Run:
@@ -60,7 +62,8 @@ def own_rows(keeper: selfless.Keeper, heads: list[range]) -> None:
     """Whose head each row of the output layer is: `heads=` speaks of whole parameters."""
     owner = torch.tensor([t for t, head in enumerate(heads) for _ in head], dtype=torch.int16)
     named = {name: p for name, p in keeper.model.named_parameters() if name.startswith("head.")}
-    keeper.parts[0].place_owners({name: owner.view(-1, *[1] * (p.dim() - 1)).expand(p.shape).clone() for name, p in named.items()})
+    for part in keeper.parts:
+        part.place_owners({name: owner.view(-1, *[1] * (p.dim() - 1)).expand(p.shape).clone() for name, p in named.items()})
 
 
 def nodes(run: Run, task: int, epoch: int, place: int) -> Any:
@@ -83,19 +86,21 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
             keeper.anchor_with(opt)
         model.train()
         for epoch in range(run.epochs):
-            keeper.parts[0].draw_noise = lambda n, t=t: rng.normal(rng.stream_key(torch.tensor([run.seed]), "gates", t, 0), n)[0]
+            for part in keeper.parts:
+                part.draw_noise = lambda n, t=t: rng.normal(rng.stream_key(torch.tensor([run.seed]), "gates", t, 0), n)[0]
             keeper.begin_epoch(epoch, run.epochs, batches=-(-len(data) // run.batch))
             order = rng.order(rng.stream_key(torch.tensor([run.seed]), "order", t, epoch), len(data))[0]
             for place, index in enumerate(order.split(run.batch)):
                 x, y = data.batch(index)
-                if keeper.parts[0].drops is not None:
-                    keeper.parts[0].drops.draw = nodes(run, t, epoch, place)
+                for part in keeper.parts:
+                    if part.drops is not None:
+                        part.drops.draw = nodes(run, t, epoch, place)
                 loss = F.cross_entropy(model(x)[:, head], y - head.start) + keeper.penalty((x, y))
                 opt.zero_grad()
                 loss.backward()
                 opt.step()
         order = torch.arange(len(data))
-        if isinstance(run.preserve, Encodes):  # in this order
+        if any(isinstance(term, Encodes) for term in run.preserve.parts):  # in this order
             order = rng.order(rng.stream_key(torch.tensor([run.seed]), "encoder", t), len(data))[0]
         batches = [data.batch(index) for index in order.split(run.batch)]
         keeper.consolidate([(x, y - head.start) for x, y in batches], forward=lambda m, b, head=head: m(b[0])[:, head])
@@ -122,6 +127,14 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
         (SI(1.0), SLNI(1e-2), "implicit"),
         (SI(1.0), L1Param(1e-3), "explicit"),
         (NoPreserver(), NoSparsifier(), "implicit"),
+        (LwF(1.0) + MAS(0.1), SLNID(1e-2) + DeCov(1e-2), "implicit"),
+        (MAS(0.1) + SI(1.0), SLNI(1e-2) + SNI(1e-3), "implicit"),
+        (EWC(5.0) + MAS(0.1) + RWalk(0.1), L1Rep(1e-3) + OrthReg(1e-3), "explicit"),
+        (PackNet(0.5) + MAS(0.1), SLNID(1e-2), "implicit"),
+        (LwF(1.0) + PackNet(0.5), DeCov(1e-2), "implicit"),
+        (HAT(0.75) + SI(0.1), SLNID(1e-2), "implicit"),
+        (EBLL(1.0, code=5, steps=10, warmup=0) + EWC(1.0), NoSparsifier(), "implicit"),
+        (IMM(0.1, drop=0.4) + MAS(0.1), SLNID(1e-2), "implicit"),
         (MAS(0.1), SLNID(1e-2), "maxout"),
         (LwF(1.0), SLNID(1e-2), "implicit"),
         (IMM(0.1), SLNID(1e-2), "implicit"),
@@ -156,8 +169,9 @@ def test_the_engine_is_the_keeper_in_a_loop(tasks_npz: str, preserve: Any, spars
     result = learner.learn()[0]
     for name, p in model.named_parameters():
         assert_close(learner.fleet.params[name][0], p, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
-    for name, omega in keeper.state.get("omega", {}).items():
-        assert_close(learner.fleet.state["omega"][name][0], omega, rtol=1e-3, atol=1e-5)
+    for state, stacked in zip(keeper.states, learner.fleet.states, strict=True):
+        for name, omega in state.get("omega", {}).items():
+            assert_close(stacked["omega"][name][0], omega, rtol=1e-3, atol=1e-5)
     for name, alpha in keeper.alpha.items():
         assert_close(learner.fleet.alpha[name][0], alpha, rtol=1e-3, atol=1e-5)
     assert_allclose(result.accuracy, rows, atol=0.026)  # one of forty test images
@@ -206,7 +220,13 @@ KINDS = [
     L1Param(1e-3),
     L2Param(1e-3),
     OrthReg(1e-3),
+    SLNID(1e-2) + DeCov(1e-2),
 ]
+
+
+def stronger(term: Any, factor: float) -> Any:
+    """A preserver with its strengths times a factor, where the members of a fleet may differ in them."""
+    return add([part if part.same_strength else dataclasses.replace(part, strength=part.strength * factor) for part in term.parts])
 
 
 @pytest.mark.parametrize(
@@ -224,6 +244,8 @@ KINDS = [
         RWalk(1.0),
         LocalMAS(0.01),
         HAT(),
+        LwF(0.5) + MAS(0.2),
+        MAS(0.2) + PackNet(0.5),
     ],
     ids=str,
 )
@@ -236,13 +258,13 @@ def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, preserve: Any) -> 
             seed=i % 3,
             lr=0.02 + 0.01 * i,
             sparsify=kind,
-            preserve=preserve if preserve.same_strength else dataclasses.replace(preserve, strength=preserve.strength * (1 + i)),
+            preserve=stronger(preserve, 1 + i),
         )
         for i, kind in enumerate(KINDS)
     ]
     learner = Learner(runs)
     together = learner.learn()
-    for m in (0, 4, 6, 9):
+    for m in (0, 4, 6, 9, 10):
         alone = Learner([runs[m]])
         result = alone.learn()[0]
         for name, p in alone.fleet.params.items():

@@ -98,9 +98,12 @@ class Step:
         with torch.no_grad():
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
+            before = {n: p.detach().clone() for n, p in fleet.trained.items()} if self.observes else {}
             self._update(grads)
             for part in fleet.parts:
                 part.project()
+            for part in fleet.parts:
+                part.observe(before, self._task_gradient)
             self.clock += self._advance(size)
 
     # ------------------------------------------------------------------------------------------------------------------- data
@@ -249,9 +252,8 @@ class Step:
         return next((k for k, part in enumerate(self.fleet.parts) if self.fleet.anchored(part)), None)
 
     def _update(self, grads: list[Tensor | None]) -> None:
-        """Momentum, the step, the implicit anchors; then tell those who observe."""
+        """Momentum, the step, the implicit anchors."""
         fleet, run = self.fleet, self.fleet.run
-        before = {n: p.detach().clone() for n, p in fleet.trained.items()} if self.observes else {}
         names = [n for n, g in zip(fleet.trained, grads, strict=True) if g is not None]
         found = [g for g in grads if g is not None]
         params, speed = [fleet.trained[n] for n in names], [fleet.momentum[n] for n in names]
@@ -270,8 +272,6 @@ class Step:
             if shares and fleet.anchored(part) and isinstance(part.term, Anchored):
                 star = part.term.anchor(part.state).star
                 torch._foreach_lerp_([fleet.trained[n] for n in shares], [star[n] for n in shares], list(shares.values()))
-        for part in fleet.parts:
-            part.observe(before, self._task_gradient)
 
     def _update_in_kernel(self, names: list[str], params: list[Tensor], speed: list[Tensor], grads: list[Tensor]) -> None:
         """On a GPU: momentum, the step and one implicit anchor in one kernel a parameter."""

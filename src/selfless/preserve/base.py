@@ -107,14 +107,14 @@ class Preserver(Term):
         for kind, reason in _EXCLUSIVE:
             if isinstance(self, kind) and isinstance(other, kind):
                 raise ValueError(f"{pair}: {reason}. Use one of them")
-        if isinstance(self, Freezes) and isinstance(other, Phased) and other.warms_up(1):
-            remedy = f"{other.name}:{other.strength:g},warmup=0"
-            raise ValueError(f"{pair} while {other.name} has a warm-up, which holds weights that {self.name} resets: write {remedy}")
         if isinstance(self, Gated) and isinstance(other, Distils | Evaluates | Projects):
             raise ValueError(
                 f"{pair}: {other.name} needs the network as it was for old tasks, and the gates of {self.name} are the present task's. "
                 f"Use one of them, or {self.name} with a method that only holds weights (mas, ewc, si)"
             )
+        if isinstance(self, Freezes) and isinstance(other, Phased) and other.warms_up(1):
+            remedy = f"{other.name}:{other.strength:g},warmup=0"
+            raise ValueError(f"{pair} while {other.name} has a warm-up, which holds weights that {self.name} resets: write {remedy}")
 
 
 _EXCLUSIVE: tuple[tuple[type, str], ...] = (
