@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfless.report.experiments import VERDICTS, Record, at, beside, is_ours, judged, load, rows_and_columns, text, value
+from selfless.report.records import VERDICTS, Record, by_place, is_ours, judged, load, rows_and_columns
 from selfless.report.tables import line_of
+from selfless.report.wording import beside, text, value
 
 PLACES = ("figure", "table", "section", "appendix")  # the order of the table; what is not in the paper comes last
 PROFILES = ("ours", "paper")
@@ -56,7 +57,7 @@ def values_tables(records: Sequence[Record]) -> str:
     for name, profiles in by_experiment(records).items():
         for profile, record in profiles.items():
             rows, columns = rows_and_columns(record)
-            cells = at(record)
+            cells = by_place(record)
             lines = [[row, *(_value(cells.get((row, column))) for column in columns)] for row in rows]
             table = _table(["", *(column or "accuracy" for column in columns)], lines)
             parts.append(f"## {name}, `{profile}`\n\n{record['title']} ({record['source']}).\n\n{table}")
