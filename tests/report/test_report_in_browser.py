@@ -1,5 +1,7 @@
-"""The page in a real browser, at a phone's and at a desk's width: nothing wider than the window, nothing flat, nothing on the console.
-Needs Chromium (Debian: chromium); skipped where there is none."""
+"""The page in a real browser, as wide as a phone and as a desktop: nothing wider than the window, nothing flat, no console messages.
+
+Needs Chromium (Debian: chromium); skipped where there is none.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from selfless.report import experiments as reporting
 from selfless.report import write
 from selfless.runner import Store
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (390, 1280)
 # Frames of both widths around the page: what is wider than its frame (scrolling boxes may be), and what is drawn without a height.
@@ -41,11 +43,11 @@ for (const width of WIDTHS) {
 }
 </script></body>"""
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is here (Debian: apt install chromium)")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed (Debian: apt install chromium)")
 
 
-def looked_at(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """(what was found at each width, what was said on the console) of folder/page.html."""
+def inspect(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what was found at each width in folder/page.html, and the messages on the console."""
     (folder / "look.html").write_text(LOOK.replace("of WIDTHS", f"of {list(WIDTHS)}").replace("WIDTHS.length", str(len(WIDTHS))))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--enable-logging=stderr", "--dump-dom"]
     command = [
@@ -64,17 +66,17 @@ def looked_at(folder: Path) -> tuple[dict[str, Any], list[str]]:
 def test_the_recorded_reproduction_fits_a_phone_and_a_desk(tmp_path: Path) -> None:
     records = [reporting.marked(record) for record in reporting.load(ROOT / "results/reproduction")]
     write([], tmp_path / "page.html", experiments=records)
-    found, said = looked_at(tmp_path)
+    found, messages = inspect(tmp_path)
     assert found == {str(width): {"scrolls": False, "wide": [], "flat": 0, "sections": len(records)} for width in WIDTHS}
-    assert said == []
+    assert messages == []
 
 
 def test_a_page_of_runs_does_too(tmp_path: Path) -> None:
     results = [result for result in Store(ROOT / "results/reproduction").all() if result.run.stream == "permuted-mnist"][:20]
     write(results, tmp_path / "page.html")
-    found, said = looked_at(tmp_path)
+    found, messages = inspect(tmp_path)
     assert all((at["scrolls"], at["wide"], at["flat"]) == (False, [], 0) for at in found.values())
-    assert said == []
+    assert messages == []
 
 
 def test_what_is_too_wide_or_flat_or_refused_would_be_seen(tmp_path: Path) -> None:
@@ -82,8 +84,8 @@ def test_what_is_too_wide_or_flat_or_refused_would_be_seen(tmp_path: Path) -> No
     page = write([], tmp_path / "page.html", experiments=records)
     broken = '<p style="width: 600px">wide</p><svg style="height: 0"></svg><script>alert(1)</script></body>'
     page.write_text(page.read_text(encoding="utf-8").replace("</body>", broken), encoding="utf-8")
-    found, said = looked_at(tmp_path)
+    found, messages = inspect(tmp_path)
     assert found["390"]["scrolls"]
     assert "600px" in found["390"]["wide"][0]
     assert found["1280"]["flat"] == 1
-    assert said
+    assert messages

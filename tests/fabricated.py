@@ -1,19 +1,22 @@
-"""Results made up for tests of what is done with results: no training, known numbers."""
+"""Results and an experiment made up for tests: no training, known numbers."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from selfless import MAS, SLNID, NoSparsifier
+from selfless.experiments.base import Cell, Claim, Experiment, at_least, at_most
 from selfless.files import write_json
 from selfless.spec import Result, Run
 
 
 def result(run: Run, average: float, *, held_out: float | None = None, status: str = "done") -> Result:
-    """Every task at `average` (0 to 1), with a little of the run's own noise; on held-out data at `held_out`, if there is any."""
+    """Return a result with every task at `average` (0 to 1) plus a little noise by run; on held-out data at `held_out`."""
     tasks = run.tasks or 5
     joint = run.stream.startswith("joint-")
     noise = np.random.default_rng(int(hashlib.sha256(run.key.encode()).hexdigest()[:8], 16)).normal(0, 0.002)
@@ -36,7 +39,7 @@ def result(run: Run, average: float, *, held_out: float | None = None, status: s
 
 
 def trainer(score: Callable[[Run], float], calls: list[tuple[str, int]] | None = None, fails: Callable[[Run], bool] = lambda run: False):  # type: ignore[no-untyped-def]
-    """A stand-in for the runner: `score(run)` is the accuracy; records metrics.json as the store does."""
+    """Return a stand-in for the runner: `score(run)` is the accuracy; it records metrics.json as the store does."""
 
     def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
         if calls is not None:
@@ -48,3 +51,30 @@ def trainer(score: Callable[[Run], float], calls: list[tuple[str, int]] | None =
         return made
 
     return train
+
+
+A, B = ("SLNID", "MNIST"), ("No-Reg", "MNIST")
+
+
+def small(**fields: Any) -> Experiment:
+    """Return an experiment of four cells: one with nothing to run, one without a choice."""
+    cells = (
+        Cell(*B, tuple(Run(preserve=MAS(a)) for a in (0.1, 0.2)), published=92.67),
+        Cell(*A, tuple(Run(sparsify=SLNID(s)) for s in (1e-4, 1e-3, 1e-2)), published=95.83),
+        Cell("joint", "MNIST", (Run(stream="joint-permuted-mnist", sparsify=NoSparsifier()),)),
+        Cell("later", "MNIST", published=50.0),
+    )
+    claims = (
+        Claim("SLNID is ahead", (at_least(A, B, 1, 3.16),)),
+        Claim("SLNID is far ahead", (at_least(A, B, 50),)),
+        Claim("SLNID is not ahead", (at_most(A, B, 0),)),
+        Claim("later is ahead", (at_least(("later", "MNIST"), B),)),
+    )
+    return Experiment("fig-2", "A | small one", "figure 2", "bars", cells, claims, **fields)
+
+
+def score(run: Run) -> float:
+    """Return an accuracy: SLNID is best at 1e-3, No-Reg at λ_Ω = 0.2."""
+    if run.sparsify.strength:
+        return 0.95 if run.sparsify.strength == 1e-3 else 0.85
+    return 0.90 if run.preserve.strength == 0.2 else 0.80
