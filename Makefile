@@ -45,6 +45,8 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --format md > $(RECORDED)/tables.md
 	@$(BIN)/selfless report $(RECORDED) --format latex > $(RECORDED)/tables.tex
 	@$(BIN)/selfless report $(RECORDED) --format csv > $(RECORDED)/tables.csv
+	@$(BIN)/python -m selfless.report.claims $(RECORDED) > $(RECORDED)/claims.md
+	@$(BIN)/python -m selfless.report.claims $(RECORDED) --values > $(RECORDED)/values.md
 	@$(BIN)/selfless report $(RECORDED) --figures $(RECORDED)/figures
 	@rm $(RECORDED)/figures/*.pdf
 	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md

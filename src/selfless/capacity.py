@@ -85,4 +85,3 @@ def count_free(importance: Tensor, threshold: float = THRESHOLD) -> Free:
     return Free(int((importance < threshold).sum()), importance.numel())
 
 
-free_share = count_free  # the earlier name

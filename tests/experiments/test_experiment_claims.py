@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from selfless.experiments.base import Claim, Comparison, at_least, at_most, more
-from selfless.experiments.claims import judge, judged, together, verdict
+from selfless.experiments.claims import combine, judge, judge_claim, verdict
 
 A, B = ("SLNID", "x"), ("No-Reg", "x")
 
@@ -85,13 +85,13 @@ def test_edges_of_the_margin() -> None:
 
 
 def test_a_claim_is_as_good_as_its_worst_part() -> None:
-    assert together(["holds", "holds"]) == "holds"
-    assert together(["holds", "undecided"]) == "undecided"
-    assert together(["missing", "undecided"]) == "missing"
-    assert together(["fails", "missing", "holds"]) == "fails"
-    assert together([]) == "missing"
+    assert combine(["holds", "holds"]) == "holds"
+    assert combine(["holds", "undecided"]) == "undecided"
+    assert combine(["missing", "undecided"]) == "missing"
+    assert combine(["fails", "missing", "holds"]) == "fails"
+    assert combine([]) == "missing"
     values = drawn(np.random.default_rng(0), 3.0, 5, 0.3)
-    assert judged(Claim("both", (at_least(A, B, 2), at_least(A, B, 4))), values)[0] == "fails"
+    assert judge_claim(Claim("both", (at_least(A, B, 2), at_least(A, B, 4))), values)[0] == "fails"
 
 
 def test_the_same_values_give_the_same_interval() -> None:
@@ -121,4 +121,4 @@ def test_in_every_task_is_told_by_the_worst_one() -> None:
     below = Comparison(A, B, "≤", 1.5, every_task=True)
     assert (judge(below, {}, by_task).verdict, judge(below, {}, by_task).task) == ("fails", 1)
     assert str(part) == "SLNID > No-Reg (x), in every task"
-    assert judged(Claim("both", (more(A, B), part)), {A: {0: 2.0, 1: 2.1}, B: {0: 1.0, 1: 1.0}}, by_task)[0] == "fails"
+    assert judge_claim(Claim("both", (more(A, B), part)), {A: {0: 2.0, 1: 2.1}, B: {0: 1.0, 1: 1.0}}, by_task)[0] == "fails"

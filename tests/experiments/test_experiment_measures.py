@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fabricated import result
 
 import selfless
+from fabricated import result
 from selfless import MAS, SLNID, Run
 from selfless.data import stream
 from selfless.engine.learner import Learner
-from selfless.experiments.measures import MEASURES, QUIET, Made, MissingCheckpoint, effective, importances, reuse
+from selfless.experiments.measures import MEASURES, QUIET, FinishedRun, MissingCheckpoint, effective, importances, reuse
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Run:
 def test_activations_and_importances_are_the_trained_networks(run: Run, tmp_path: Path) -> None:
     runs = [dataclasses.replace(run, tasks=t) for t in (1, 2, 3)]
     results = selfless.train(runs, out=tmp_path / "out", workers=1)
-    made = Made(results[2], tmp_path / "out")
+    made = FinishedRun(results[2], tmp_path / "out")
     learner = Learner([runs[2]])
     learner.learn()
     x, _ = stream(run.stream, tasks=3, kind="permuted").tasks[0].train.resident().batch(torch.arange(240))
@@ -61,7 +61,7 @@ def test_effective_neurons() -> None:
 
 
 def test_own_and_last_model_within_the_group_and_of_all(tmp_path: Path) -> None:
-    made = Made(result(Run(stream="blurred-cifar-100", model="cnn-8", tasks=2), 0.6), tmp_path)
+    made = FinishedRun(result(Run(stream="blurred-cifar-100", model="cnn-8", tasks=2), 0.6), tmp_path)
     A = np.array([[0.7, 0.1], [0.5, 0.8]])
     made = dataclasses.replace(made, result=dataclasses.replace(made.result, accuracy=A, accuracy_all=A / 2))
     assert MEASURES["own-model"].value(made) == pytest.approx(75)
@@ -72,5 +72,5 @@ def test_own_and_last_model_within_the_group_and_of_all(tmp_path: Path) -> None:
     plain = dataclasses.replace(made, result=dataclasses.replace(made.result, accuracy_all=None))
     with pytest.raises(ValueError, match="no head wider than a task"):
         MEASURES["last-model-all"].value(plain)
-    with pytest.raises(ValueError, match="kept nothing aside"):
+    with pytest.raises(ValueError, match="has no held-out accuracy"):
         MEASURES["first-held-out"].value(made)

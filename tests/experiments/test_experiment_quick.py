@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from selfless import SLNID, Run
 from selfless.cli import app
-from selfless.cli.tune import show_tuning
 from selfless.data import MissingData, load
 from selfless.experiments import NAMES, experiment
 
@@ -19,10 +17,11 @@ runner = CliRunner()
 DATA = {"mnist": "mnist", "cifar": "cifar-100", "tiny": "tiny-imagenet"}
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all: what experiments share is trained once."""
-    return tmp_path_factory.mktemp("quick")
+@pytest.fixture(scope="session")
+def out(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return one folder for all, also for the workers of pytest-xdist: what experiments share is trained once."""
+    base = tmp_path_factory.getbasetemp()
+    return (base if worker_id == "master" else base.parent) / "quick"
 
 
 def need(name: str, profile: str = "ours") -> None:
@@ -64,10 +63,18 @@ def test_every_experiment_runs(name: str, out: Path) -> None:
     for choice in record["choices"]:
         means = [sum(c["scores"]) / len(c["scores"]) for c in choice["candidates"]]
         assert choice["by"].startswith("rule") or choice["chosen"] == means.index(max(means))
-    files = {path.parent.name: path.stat().st_mtime_ns for path in out.rglob("metrics.json")}
+    before = times(record, out)
     again = quick(name, out, "--seeds", "2" if light else "1")
     assert again["cells"] == record["cells"]
-    assert {path.parent.name: path.stat().st_mtime_ns for path in out.rglob("metrics.json")} == files, "something was trained again"
+    assert times(record, out) == before, "something was trained again"
+
+
+def times(record: dict[str, Any], out: Path) -> dict[str, int]:
+    """Return when each result of an experiment was recorded. Another worker may record others at the same time."""
+    reported = [run["key"] for cell in record["cells"] for run in cell["runs"]]
+    tried = [key for choice in record["choices"] for candidate in choice["candidates"] for key in candidate["keys"]]
+    files = [*(out / key / "metrics.json" for key in reported), *(out / "choosing" / key / "metrics.json" for key in tried)]
+    return {str(file): file.stat().st_mtime_ns for file in files if file.exists()}
 
 
 @pytest.mark.real_data
@@ -185,9 +192,11 @@ def test_tune_finds_the_strength_that_keeps_the_first_task(tmp_path: Path) -> No
     assert all(path.parent.name for path in tmp_path.glob("*/metrics.json"))
 
 
-def test_tune_suggests_nothing_where_nothing_was_learnt(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [Run(), Run(sparsify=SLNID(1e-3)), Run(sparsify=SLNID(1e-2))]
-    show_tuning(runs, [[10.0]] * 3, 2, 1, 0.5, as_json=False)
-    said = capsys.readouterr().out
-    assert "Nothing to suggest" in said
-    assert "Suggested" not in said
+@pytest.mark.real_data
+def test_tune_suggests_nothing_where_nothing_was_learnt(tmp_path: Path) -> None:
+    need("fig-2")
+    words = ["tune", "--limit", "100", "--epochs", "1", "--lr", "0", "--model", "mlp-8", "--strengths", "1e-3,1e-2", "--seeds", "1"]
+    done = runner.invoke(app, [*words, "--workers", "1", "--out", str(tmp_path), "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert "Nothing to suggest" in done.output
+    assert "Suggested" not in done.output

@@ -36,7 +36,6 @@ def choose_parts(only: str | None, with_peers: bool = False) -> list[str]:
     return [name for name in PARTS if name in wanted]
 
 
-chosen = choose_parts  # the earlier name
 
 
 def bench(parts: list[str], plan: Plan, command: str, out: Path | None = None) -> dict[str, Any]:

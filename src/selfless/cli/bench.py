@@ -46,12 +46,12 @@ def bench(
         from rich.console import Console
 
         from selfless.bench.main import bench as measure
-        from selfless.bench.main import chosen
+        from selfless.bench.main import choose_parts
         from selfless.bench.plan import plan
         from selfless.bench.table import table
         from selfless.runner.machine import resolve_device
 
-        parts, place = chosen(only, peers), torch.device(resolve_device(device or "auto"))
+        parts, place = choose_parts(only, peers), torch.device(resolve_device(device or "auto"))
         if threads is not None:
             torch.set_num_threads(threads)
         console = Console(stderr=True, quiet=as_json)

@@ -113,7 +113,7 @@ def _expand(names: Sequence[str], paper: Sequence[str]) -> list[str]:
 def _judge_again(names: Sequence[str], profile: str, quick: bool, out: Path) -> list[dict[str, Any]]:
     """Judge today's claims of every recorded experiment among these, and write the records back."""
     from selfless.experiments import experiment
-    from selfless.experiments.reproduce import judged_again, record_file
+    from selfless.experiments.reproduce import judge_again, record_file
     from selfless.files import write_json
     from selfless.report.experiments import read
 
@@ -122,7 +122,7 @@ def _judge_again(names: Sequence[str], profile: str, quick: bool, out: Path) -> 
         path = record_file(out, experiment(name, profile, quick=quick, record={"cells": []}))
         if path.is_file():
             record = {key: value for key, value in read(path).items() if key != "folder"}
-            records.append(judged_again(record, experiment(name, profile, quick=quick, record=record)))
+            records.append(judge_again(record, experiment(name, profile, quick=quick, record=record)))
             write_json(path, records[-1])
     if not records:
         raise ValueError(
@@ -139,14 +139,14 @@ def _run(
 
     from selfless.data import DataError
     from selfless.experiments.measures import MissingCheckpoint
-    from selfless.experiments.reproduce import pooled
     from selfless.experiments.reproduce import reproduce as run_one
+    from selfless.experiments.reproduce import train_together
 
     assert options.out is not None
     records, problems = [], {}
     train = _trainer(options, as_json, console)
     if len(wanted) > 1:
-        pooled(wanted, seeds=seeds, out=options.out, train=train)
+        train_together(wanted, seeds=seeds, out=options.out, train=train)
         train = _trainer(dataclasses.replace(options, force=False), True, Console(quiet=True))  # reads what was just recorded
     for one in wanted:
         try:

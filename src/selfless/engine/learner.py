@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfless.capacity import Capacity, free_share
+from selfless.capacity import Capacity, count_free
 from selfless.engine import rng, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.build import build_fleet, build_streams
@@ -216,8 +216,8 @@ class Learner:
         omega = importance_of([part.term for part in self.fleet.parts], self.fleet.states) or {}
         alpha = self.fleet.alpha
         for m in range(len(self.runs)):
-            parameters = {n: free_share(o[m]) for n, o in omega.items()}
-            neurons = {n: free_share(a[m]) for n, a in alpha.items()}
+            parameters = {n: count_free(o[m]) for n, o in omega.items()}
+            neurons = {n: count_free(a[m]) for n, a in alpha.items()}
             self.progress.capacity[m].append(Capacity(parameters, neurons, self.fleet.tasks).as_dict())
 
     def load(self, parts: Sequence[Any]) -> FleetData:

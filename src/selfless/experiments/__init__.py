@@ -1,10 +1,14 @@
-"""Every table and figure of the paper as an experiment: its runs, its published values, its claims. And its rivals, which it has not.
+"""Every table and figure of the paper as an experiment: its runs, its published values, its claims. Also rivals that the paper has not.
 
     from selfless.experiments import experiment, NAMES
     fig = experiment("fig-2", profile="ours")
 
-To add one: a module here with a function of the profile that returns an Experiment, and its entry in EXPERIMENTS (docs/experiments.md).
-base (what an experiment is) → protocols (runs and grids) → one module a table or figure; choosing, measures and claims → reproduce.
+To add an experiment: one module here with a function profile → Experiment, and one entry in OTHER_EXPERIMENTS below. Choosing, training,
+statistics, record and report follow from it (docs/experiments.md).
+
+Experiments import `runner` and what is below it; `cli` imports them; `report` reads their records and does not know them. Within the
+folder: base (what an experiment is) → protocols (runs and grids) → one module per table or figure; choosing, measures and claims → record →
+reproduce.
 """
 
 from __future__ import annotations
@@ -20,16 +24,17 @@ from selfless.experiments.fig_2 import fig_2, fig_2_64
 from selfless.experiments.fig_3 import fig_3a, fig_3a_128, fig_3b
 from selfless.experiments.fig_4 import fig_4_bottom, fig_4_top
 from selfless.experiments.locality import locality
-from selfless.experiments.quick import quick as reduced
-from selfless.experiments.rivals import rivals, rivals_published
+from selfless.experiments.quick import shrink
+from selfless.experiments.rivals import rivals
+from selfless.experiments.rivals_published import rivals_published
 from selfless.experiments.rule import rule_of_thumb
 from selfless.experiments.table_1 import table_1
-from selfless.experiments.table_2 import here, recorded, table_2
+from selfless.experiments.table_2 import table_2, table_2_of
 from selfless.experiments.table_3 import table_3
 
 __all__ = ["EXPERIMENTS", "NAMES", "PAPER", "Experiment", "experiment"]
 
-EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
+PAPER_EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
     "fig-2": fig_2,
     "fig-2-64": fig_2_64,
     "fig-3a": fig_3a,
@@ -44,8 +49,13 @@ EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
     "locality": locality,
     "rule-of-thumb": rule_of_thumb,
 }
-PAPER = tuple(EXPERIMENTS)  # what `all` means
-EXPERIMENTS |= {"rivals": rivals, "rivals-published": rivals_published}
+OTHER_EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
+    "rivals": rivals,
+    "rivals-published": rivals_published,
+}
+EXPERIMENTS = PAPER_EXPERIMENTS | OTHER_EXPERIMENTS
+DEPENDING_ON_DATA = {"table-2": table_2_of}  # their cells follow from the data on this machine, or from a record
+PAPER = tuple(PAPER_EXPERIMENTS)  # what `all` means
 NAMES = tuple(EXPERIMENTS)
 
 
@@ -58,9 +68,9 @@ def experiment(
     prepare: bool = False,
     record: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """The experiment of that name in a profile ("paper" or "ours"); `quick` is its small version.
+    """Return the experiment of that name in a profile ("paper" or "ours"); with `quick`, its quick version.
 
-    Table 2 is made of the object sets and weights that are in `data_dir`, prepared first if `prepare`, or that its `record` was made of.
+    Table 2 depends on the object sets and weights in `data_dir` (`prepare` prepares them first), or on those that its `record` names.
     """
     if name not in EXPERIMENTS:
         close = difflib.get_close_matches(name, NAMES, n=1)
@@ -68,8 +78,8 @@ def experiment(
         raise ValueError(f"no experiment is called {name!r}.{hint} Choose from: {', '.join(NAMES)}, or all")
     if profile not in PROFILES:
         raise ValueError(f"profile {profile!r} is unknown; choose paper (the authors' settings) or ours")
-    if name == "table-2":
-        made = table_2(profile, here(data_dir, prepare=prepare) if record is None else recorded(record))
+    if name in DEPENDING_ON_DATA:
+        made = DEPENDING_ON_DATA[name](profile, data_dir=data_dir, prepare=prepare, record=record)
     else:
         made = EXPERIMENTS[name](profile)
-    return reduced(made) if quick else made
+    return shrink(made) if quick else made

@@ -1,6 +1,6 @@
-"""What an experiment is: cells to fill, candidates to choose from, published values, and the paper's claims. Data, no behaviour.
+"""What an experiment is: cells to fill, candidates to choose from, published values, and claims. It is data without behaviour.
 
-A cell's candidates are whole runs (their seed does not matter); one of them is chosen, trained with every seed, and measured. Equal
+The candidates of a cell are whole runs (their seed does not matter). One of them is chosen, trained with every seed, and measured. Equal
 candidates are equal runs, so what two experiments share is trained once.
 """
 
@@ -23,30 +23,33 @@ Figure = Literal["bars", "dots", "pairs", "curves", "histogram", "importance", "
 class Choice:
     """How one candidate is chosen from several.
 
-    by     "held-out": the highest average accuracy on held-out data after the last task, mean over `seeds`
-           "test": the same on the test data, as the authors' "report the best one" (marked in every table)
-           "rule-largest", "rule-smallest": the paper's rule of thumb (sec. 4.1), by the first task's held-out accuracy alone
-    seeds  of the choosing runs; by "test" they are among those reported, else apart from them
-    tasks  by how many of the first tasks (None: all of them); not by "test", whose runs are reported
+    by          "held-out": the highest average accuracy on held-out data after the last task, mean over `seeds`
+                "test": the same on the test data, as the authors' "report the best one" (marked in every table)
+                "rule-largest", "rule-smallest": the paper's rule of thumb (sec. 4.1), by the first task's held-out accuracy alone
+    seeds       seeds of the choosing runs; with "test" they are among the reported ones, else they are others
+    tasks       how many of the first tasks to choose by (None: all); ignored with "test", whose runs are reported
+    tolerance   of the rules: points below the unregularised accuracy that still count as keeping it
     """
 
     by: By = "held-out"
     seeds: tuple[int, ...] = (100, 101)
     held_out: float = 0.1
     tasks: int | None = None
-    tolerance: float = 0.5  # of the rules: points below the unregularised accuracy that still count as keeping it
+    tolerance: float = 0.5
 
     @property
     def on_test(self) -> bool:
+        """True if test data decides."""
         return self.by == "test"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table. No candidates: nothing is run (yet).
+    """One number of a table.
 
-    value  what is measured, a name of `selfless.experiments.measures.MEASURES`
-    then   fields of the chosen run that are changed after choosing, such as {"tasks": 1}
+    candidates   runs to choose from; none where nothing can be run (yet)
+    value        what is measured, a name of `selfless.experiments.measures.MEASURES`
+    then         fields of the chosen run that change after choosing, such as {"tasks": 1}
     """
 
     row: str
@@ -64,8 +67,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """mean(a − b) ≥ margin, > margin or ≤ margin, in points, a and b paired by seed; no b: of a itself. `published` is the
-    paper's difference. `every_task`: not of the averages, but on each task after the last one."""
+    """mean(a − b) ≥ margin, > margin or ≤ margin, in points, with a and b paired by seed.
+
+    b            None: the value of a itself is compared
+    published    the paper's difference
+    every_task   compare the accuracy on each task after the last one, not the averages
+    """
 
     a: Place
     b: Place | None
@@ -90,7 +97,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, or one of `ours`, and the comparisons that must all hold for it to hold."""
+    """A sentence of the paper (or ours), which holds if all its comparisons hold."""
 
     text: str
     parts: tuple[Comparison, ...]
@@ -99,7 +106,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper. `pending` says what is not run yet, and why; `notes` what its reader must know."""
+    """A table or figure: what to run, what was published, what is claimed.
+
+    source    where it stands in the paper, or "not in the paper"
+    figure    how the report draws it
+    pending   what is not run yet, and why
+    notes     what a reader of its table must know
+    """
 
     name: str
     title: str
@@ -121,21 +134,23 @@ class Experiment:
             for part in claim.parts:
                 for place in (part.a, part.b):
                     if place is not None and place not in places:
-                        raise ValueError(f"{self.name}: the claim {claim.text!r} speaks of {place}, which is not one of its cells")
+                        raise ValueError(f"{self.name}: the claim {claim.text!r} names {place}, which is not one of its cells")
                     if part.every_task and any(cell.value != "average" for cell in self.cells if cell.place == place):
                         raise ValueError(
-                            f"{self.name}: the claim {claim.text!r} speaks of every task, but {place} is not an average over them"
+                            f"{self.name}: the claim {claim.text!r} compares every task, but {place} is not an average over tasks"
                         )
 
 
 def at_least(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None) -> Comparison:
+    """a ≥ b + margin."""
     return Comparison(a, b, "≥", margin, published)
 
 
 def more(a: Place, b: Place, margin: float = 0.0, published: float | None = None, *, every_task: bool = False) -> Comparison:
-    """For "ahead" and "helps": a tie is neither."""
+    """a > b + margin, for "ahead" and "helps": a tie is neither."""
     return Comparison(a, b, ">", margin, published, every_task)
 
 
 def at_most(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None) -> Comparison:
+    """a ≤ b + margin."""
     return Comparison(a, b, "≤", margin, published)

@@ -1,22 +1,32 @@
-"""Which candidate of a cell is reported: scored on held-out data by a fleet of its own, or as its choice says otherwise."""
+"""Choosing one candidate of a cell: `trials` are the runs that score the candidates, `choose` picks by their results."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from selfless.experiments.base import Cell, Choice
 from selfless.spec import Result, Run
 
+NUMBERS: dict[str, Callable[[Run], float]] = {
+    "λ_Ω": lambda run: run.preserve.strength,
+    "λ": lambda run: run.sparsify.strength,
+    "lr": lambda run: run.lr,
+}
+
 
 @dataclass(frozen=True)
-class Chosen:
-    """The candidate's number (None: every one failed), every candidate's score by seed in percent, and the edges it lies at."""
+class Selection:
+    """What was chosen, and by which scores.
+
+    index    the chosen candidate; None if every one failed
+    scores   for each candidate its score by seed, in percent
+    edges    sentences on numbers that were chosen at an end of their grid
+    """
 
     index: int | None
     scores: tuple[tuple[float, ...], ...]
@@ -24,7 +34,7 @@ class Chosen:
 
 
 def trial(run: Run, seed: int, choice: Choice) -> Run:
-    """The run a candidate is scored by."""
+    """Return the run that scores a candidate."""
     if choice.on_test:
         return dataclasses.replace(run, seed=seed)
     apart = dataclasses.replace(run, seed=seed, held_out=max(run.held_out, choice.held_out))
@@ -33,26 +43,27 @@ def trial(run: Run, seed: int, choice: Choice) -> Run:
 
 
 def first_tasks(cell: Cell) -> int | None:
-    """By how many tasks it is chosen, where that is not all of them."""
+    """Return how many tasks a cell is chosen by; None for all of them."""
     limits = [(trial(run, 0, cell.choice).tasks, run.tasks) for run in cell.candidates]
     return next((used for used, of in limits if used != of), None) if cell.choice.by == "held-out" else None
 
 
 def trials(cell: Cell) -> list[Run]:
-    """Everything that must be trained to choose; nothing where there is nothing to choose."""
+    """Return every run that must be trained to choose; none where there is only one candidate."""
     if len(cell.candidates) < 2:
         return []
     return [trial(run, seed, cell.choice) for run in cell.candidates for seed in cell.choice.seeds]
 
 
-def choose(cell: Cell, results: Mapping[Run, Result]) -> Chosen:
+def choose(cell: Cell, results: Mapping[Run, Result]) -> Selection:
+    """Return which candidate the results of `trials` choose."""
     if len(cell.candidates) < 2:
-        return Chosen(0 if cell.candidates else None, ())
+        return Selection(0 if cell.candidates else None, ())
     choice = cell.choice
     scores = tuple(tuple(_score(results[trial(run, seed, choice)], choice) for seed in choice.seeds) for run in cell.candidates)
     means = [float(np.mean(row)) for row in scores]  # NaN where a seed failed: such a candidate is never chosen
     index = _rule(cell.candidates, means, choice) if choice.by.startswith("rule") else _best(means)
-    return Chosen(index, scores, edges(cell.candidates, index) if index is not None else ())
+    return Selection(index, scores, edges(cell.candidates, index) if index is not None else ())
 
 
 def _score(result: Result, choice: Choice) -> float:
@@ -61,7 +72,7 @@ def _score(result: Result, choice: Choice) -> float:
     if choice.on_test:
         return 100 * result.average
     if result.held_out is None:
-        raise ValueError(f"{result.run.key} was recorded before held-out accuracy was; train it again with --force")
+        raise ValueError(f"{result.run.key} has no held-out accuracy: it was recorded by an older version. Train it again with --force")
     return 100 * float(result.held_out[-1].mean())
 
 
@@ -71,10 +82,10 @@ def _best(means: Sequence[float]) -> int | None:
 
 
 def _rule(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> int | None:
-    """Of the strengths that keep the unregularised accuracy on the first task, the largest (or the smallest); none kept: the weakest."""
+    """Return the largest (or smallest) strength that keeps the unregularised accuracy on the first task; the weakest if none does."""
     reference = next((m for run, m in zip(candidates, means, strict=True) if run.sparsify.strength == 0), math.nan)
     if math.isnan(reference):
-        raise ValueError("the rule of thumb compares with no regularisation: one candidate must have the sparsifier 'none'")
+        raise ValueError("the rule of thumb compares with no regularisation; give one candidate the sparsifier 'none'")
     inhibited = [i for i, run in enumerate(candidates) if run.sparsify.strength > 0 and not math.isnan(means[i])]
     kept = [i for i in inhibited if means[i] >= reference - choice.tolerance]
     largest = choice.by == "rule-largest" and bool(kept)
@@ -82,17 +93,10 @@ def _rule(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> 
 
 
 def edges(candidates: Sequence[Run], index: int) -> tuple[str, ...]:
-    """The numbers that were chosen at an end of their grid: a wider one might do better. Without a penalty is not a number of the grid."""
+    """Return a sentence for each number chosen at an end of its grid, where a wider grid might do better. λ = 0 is not part of a grid."""
     found = []
     for name, of in NUMBERS.items():
         values = sorted({of(run) for run in candidates if name != "λ" or of(run) > 0})
         if len(values) > 1 and of(candidates[index]) in (values[0], values[-1]):
             found.append(f"{name} = {of(candidates[index]):g} is an end of its grid")
     return tuple(found)
-
-
-NUMBERS: dict[str, Any] = {
-    "λ_Ω": lambda run: run.preserve.strength,
-    "λ": lambda run: run.sparsify.strength,
-    "lr": lambda run: run.lr,
-}

@@ -1,12 +1,12 @@
-"""Does a claim hold? Mean ± std over seeds, paired differences with bootstrap 95 % intervals, and a verdict.
+"""Judging claims: paired differences over seeds, their 95 % bootstrap intervals, and a verdict.
 
     holds      the whole interval of mean(a − b) lies on the claimed side of the margin
     fails      none of it does
     undecided  the margin lies within it (or there is one seed, so no interval)
-    missing    a cell that the claim speaks of has no values
+    missing    a cell that the claim names has no values
 
-A claim of several comparisons holds when all do, fails when one fails, and is otherwise undecided (missing, if one is missing); so does a
-comparison in every task, which is told by its worst task.
+A claim of several comparisons holds if all hold, fails if one fails, is missing if one is missing, and is undecided otherwise. A comparison
+in every task is judged in the same way, and its worst task is reported.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ Values = Mapping[int, float]  # seed → value
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One comparison: the paired difference, its interval, over how many seeds, and the verdict; `task`, from 1, if it is one task's."""
+class Judgement:
+    """The paired difference of one comparison, its interval, the number of seeds, and the verdict.
+
+    task   the worst task, from 1, of a comparison in every task; else None
+    """
 
     part: Comparison
     mean: float
@@ -39,32 +42,33 @@ class Judged:
     task: int | None = None
 
 
-def judge(part: Comparison, values: Mapping[Place, Values], by_task: Sequence[Mapping[Place, Values]] = ()) -> Judged:
-    """Of the averages; or on each task, of which the worst is told."""
+def judge(part: Comparison, values: Mapping[Place, Values], by_task: Sequence[Mapping[Place, Values]] = ()) -> Judgement:
+    """Judge one comparison by the averages, or by each task, of which the worst counts."""
     if not part.every_task:
         return _judge(part, values)
     found = [replace(_judge(part, those), task=number) for number, those in enumerate(by_task, 1)]
     return min((one for one in found if one.seeds), key=_badness, default=_judge(part, {}))
 
 
-def _badness(one: Judged) -> tuple[int, float]:
+def _badness(one: Judgement) -> tuple[int, float]:
     return WORST_FIRST.index(one.verdict), -one.high if one.part.relation == "≤" else one.low
 
 
-def _judge(part: Comparison, values: Mapping[Place, Values]) -> Judged:
-    """d = a − b on the seeds that both have, or a itself; a fixed generator, so the same values give the same interval."""
+def _judge(part: Comparison, values: Mapping[Place, Values]) -> Judgement:
+    """Judge d = a − b on the seeds that both have, or a itself. The bootstrap is seeded: the same values give the same interval."""
     a = values.get(part.a, {})
     b = dict.fromkeys(a, 0.0) if part.b is None else values.get(part.b, {})
     both = sorted(a.keys() & b.keys())
     if not both:
-        return Judged(part, math.nan, math.nan, math.nan, 0, "missing")
+        return Judgement(part, math.nan, math.nan, math.nan, 0, "missing")
     x, y = [a[s] for s in both], [b[s] for s in both]
     mean = float(np.mean(np.subtract(x, y)))
     low, high = paired_interval(x, y)
-    return Judged(part, mean, low, high, len(both), verdict(low, high, part))
+    return Judgement(part, mean, low, high, len(both), verdict(low, high, part))
 
 
 def verdict(low: float, high: float, part: Comparison) -> Verdict:
+    """Return where the interval lies with respect to the margin."""
     if math.isnan(low) or math.isnan(high):
         return "undecided"
     if part.relation == "≥":
@@ -74,10 +78,14 @@ def verdict(low: float, high: float, part: Comparison) -> Verdict:
     return "holds" if high <= part.margin else "fails" if low > part.margin else "undecided"
 
 
-def together(verdicts: Sequence[Verdict]) -> Verdict:
+def combine(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict of a claim from those of its comparisons: the worst."""
     return min(verdicts, key=WORST_FIRST.index, default="missing")
 
 
-def judged(claim: Claim, values: Mapping[Place, Values], by_task: Sequence[Mapping[Place, Values]] = ()) -> tuple[Verdict, list[Judged]]:
+def judge_claim(
+    claim: Claim, values: Mapping[Place, Values], by_task: Sequence[Mapping[Place, Values]] = ()
+) -> tuple[Verdict, list[Judgement]]:
+    """Return the verdict of a claim and the judgement of each comparison."""
     parts = [judge(part, values, by_task) for part in claim.parts]
-    return together([p.verdict for p in parts]), parts
+    return combine([p.verdict for p in parts]), parts

@@ -9,6 +9,7 @@ GAINS = {128: 3.1, 64: 2.8}
 
 
 def ewc(profile: Profile) -> Experiment:
+    """EWC alone and with SLNID, 128 and 64 units."""
     protocols = {width: with_ewc(width, profile) for width in GAINS}
     cells = tuple(cell for p in protocols.values() for cell in p.cells(("No-Reg", "SLNID")))
     at = {(row, width): (row, p.column) for width, p in protocols.items() for row in ("No-Reg", "SLNID")}

@@ -1,4 +1,4 @@
-"""Figure 2 and its appendix twin: nine methods on five permuted-MNIST tasks, accuracy on each task after the last one."""
+"""Figure 2 and its counterpart in the appendix: nine methods on five permuted-MNIST tasks, accuracy on each task after the last one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from selfless.experiments.protocols import permuted_mnist
 
 ROWS = ("SLNID", "DeCov", "L1-Rep", "Maxout", "LWTA", "No-Reg", "OrthReg", "L2-WD", "L1-Param")
 REPRESENTATION = ROWS[:3]
-PUBLISHED = {128: {"No-Reg": 92.67, "SLNID": 95.83}, 64: {"No-Reg": 90.72, "SLNID": 93.89}}  # table 1; the legend's are lost
+PUBLISHED = {
+    128: {"No-Reg": 92.67, "SLNID": 95.83},
+    64: {"No-Reg": 90.72, "SLNID": 93.89},
+}  # of table 1; the figure's legend is not in the text
 LAST = "last two tasks"
 
 
 def fig_2(profile: Profile) -> Experiment:
+    """Figure 2: 128 units."""
     return _figure("fig-2", 128, "figure 2", profile)
 
 
 def fig_2_64(profile: Profile) -> Experiment:
+    """Appendix: 64 units."""
     return _figure("fig-2-64", 64, "appendix, permuted MNIST with 64 units", profile)
 
 

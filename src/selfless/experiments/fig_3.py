@@ -1,4 +1,4 @@
-"""Figure 3 and its appendix twin: the four leading methods on CIFAR-100 and Tiny ImageNet, ten tasks each."""
+"""Figure 3 and its counterpart in the appendix: the four leading methods on CIFAR-100 and Tiny ImageNet, ten tasks each."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ ROWS = ("No-Reg", "L1-Rep", "DeCov", "SLNID")
 
 
 def fig_3a(profile: Profile) -> Experiment:
+    """Figure 3a: CIFAR-100, 256 units."""
     protocol = cifar(256, profile)
     return _figure(
         "fig-3a", "CIFAR-100 in ten tasks, 256 units", "figure 3a", protocol, {"No-Reg": 55.06, "SLNID": 63.30}, 4, 8.24, profile
@@ -29,12 +30,14 @@ def fig_3a(profile: Profile) -> Experiment:
 
 
 def fig_3a_128(profile: Profile) -> Experiment:
+    """Appendix: CIFAR-100, 128 units."""
     protocol = cifar(128, profile)
     title, source = "CIFAR-100 in ten tasks, 128 units", "appendix, CIFAR with 128 units"
     return _figure("fig-3a-128", title, source, protocol, {"No-Reg": 55.3, "SLNID": 61.16}, 5, 5.86, profile)
 
 
 def fig_3b(profile: Profile) -> Experiment:
+    """Figure 3b: Tiny ImageNet, and SLNID in all layers in profile `ours`."""
     protocol = tiny_imagenet(profile)
     made = _figure("fig-3b", "Tiny ImageNet in ten tasks", "figure 3b", protocol, {}, 4, None, profile)
     if profile == "paper":

@@ -1,4 +1,4 @@
-"""Figure 4: how much room inhibition leaves (top), and how quiet the neurons are (bottom). Permuted MNIST, 128 units."""
+"""Figure 4: how many weights inhibition leaves free (top), and how many neurons are near zero (bottom). Permuted MNIST, 128 units."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ FREE, END, AVERAGE = "free after task 1", "free at the end", "average accuracy"
 
 
 def sweep(profile: Profile) -> dict[str, Run]:
-    """Row → run: No-Reg and each λ, with one anchor for all (the paper's 0.1; ours 0.01)."""
+    """Return row → run: No-Reg and each λ, with one anchor for all (the paper's 0.1; ours 0.01)."""
     base = permuted_mnist(128, profile).base
     runs = {"No-Reg": dataclasses.replace(base, sparsify=NoSparsifier())}
     return runs | {f"λ = {strength:g}": dataclasses.replace(base, sparsify=SLNID(strength)) for strength in SWEEP}
 
 
 def fig_4_top(profile: Profile) -> Experiment:
+    """Figure 4, top: free first-layer weights after each task, by λ."""
     runs = sweep(profile)
     rows = list(runs)
     columns = {FREE: "free", END: "free-last", AVERAGE: "average"}
@@ -53,6 +54,7 @@ def fig_4_top(profile: Profile) -> Experiment:
 
 
 def fig_4_bottom(profile: Profile) -> Experiment:
+    """Figure 4, bottom: mean activations of first-layer neurons."""
     protocol = permuted_mnist(128, profile)
     rows = ("SLNID", "DeCov", "L1-Rep", "L1-Param", "No-Reg")
     column = "near zero"

@@ -13,8 +13,9 @@ REUSE = "overlap of tasks 1 and 3"
 
 
 def locality(profile: Profile) -> Experiment:
+    """SNID and SLNID after one, two and three tasks."""
     protocol = permuted_mnist(64, profile)
-    if profile == "ours":  # the paper's λ for both: chosen for each it differs, and then λ is what is compared (docs/lab-notes.md)
+    if profile == "ours":  # the paper's λ for both: if each chose its λ, the comparison would be of λ (docs/lab-notes.md)
         protocol = dataclasses.replace(protocol, grids=dict.fromkeys(ROWS, Grid((0.01,), (1e-3,))))
     cells = [cell for t, column in AFTER.items() for cell in protocol.cells(ROWS, column=column, value="neurons", then={"tasks": t})]
     cells += [dataclasses.replace(cell, column=REUSE, value="reuse") for cell in cells if cell.column == AFTER[3]]

@@ -1,6 +1,6 @@
-"""What is read off a finished run: numbers in percent (or counts), and the series that its figure is drawn from.
+"""What an experiment measures on a finished run: numbers in percent (or counts), and the series that its figure needs.
 
-Most come from the recorded result. Activations and neuron importances come from the checkpoint: the network is built again and shown the
+Most measures read the recorded result. Activations and neuron importances come from the checkpoint: the network is built again and sees the
 first task's images, or its stored α is read.
 """
 
@@ -25,62 +25,63 @@ QUIET = 0.05  # a neuron whose mean activation on the first task is below this i
 
 
 class MissingCheckpoint(ValueError):
-    """A figure is drawn from a checkpoint that is no longer there (they are large, and seldom kept with results)."""
+    """The checkpoint that a figure needs is not there; checkpoints are large and seldom kept with results."""
 
 
 @dataclass(frozen=True)
-class Made:
-    """A finished run and where its checkpoint lies."""
+class FinishedRun:
+    """The result of a run, and the folder that holds its checkpoint."""
 
     result: Result
     out: Path
     data_dir: Path | None = None
 
     def checkpoint(self, run: Run | None = None) -> Path:
+        """Return the checkpoint of this run, or of another run in the same folder."""
         path = self.out / (run or self.result.run).key / "checkpoint.safetensors"
         if not path.is_file():
             raise MissingCheckpoint(
-                f"there is no {path}, which this figure is drawn from; train the run again with --force and checkpoints"
+                f"{path} is missing, and this figure is drawn from it; train the run again with --force and checkpoints"
             )
         return path
 
 
 @dataclass(frozen=True)
 class Measure:
-    """value(made) is the number; detail(made) what the figure needs beside it, as plain JSON."""
+    """`value` is the number of a finished run; `detail` is what the figure needs besides, as plain JSON."""
 
     heading: str
-    value: Callable[[Made], float]
-    detail: Callable[[Made], Any]
+    value: Callable[[FinishedRun], float]
+    detail: Callable[[FinishedRun], Any]
     unit: str = "%"
     from_checkpoint: bool = False
 
 
-def per_task(made: Made) -> list[float]:
-    """Accuracy on each task after the last one."""
+def per_task(made: FinishedRun) -> list[float]:
+    """Return the accuracy on each task after the last one."""
     return [float(v) for v in 100 * made.result.accuracy[-1]]
 
 
-def free_after(made: Made) -> list[float]:
-    """Share of the first layer's weights with Ω < 1e-2 after each task: the paper's figure 4, top."""
+def free_after(made: FinishedRun) -> list[float]:
+    """Return the share of first-layer weights with Ω < 1e-2 after each task: the paper's figure 4, top."""
     return [100 * float(after["parameters"][FIRST]) for after in made.result.capacity]
 
 
-def _held_out_first(made: Made) -> float:
+def _held_out_first(made: FinishedRun) -> float:
     if made.result.held_out is None:
-        raise ValueError(f"{made.result.run.key} kept nothing aside, so it has no held-out accuracy")
+        raise ValueError(f"{made.result.run.key} has no held-out accuracy; train it with held_out > 0")
     return 100 * float(made.result.held_out[0, 0])
 
 
-def _all_columns(made: Made) -> Floats:
+def _all_columns(made: FinishedRun) -> Floats:
     if made.result.accuracy_all is None:
-        raise ValueError(f"{made.result.run.stream} has no head wider than a task, so accuracy among all classes is not recorded")
+        raise ValueError(f"{made.result.run.stream} has no head wider than a task, so accuracy among all classes was not recorded")
     return 100 * made.result.accuracy_all
 
 
 # ------------------------------------------------------------------------------------------------------- from the checkpoint
-def first_activations(made: Made) -> list[float]:
-    """Mean activation of every first-layer neuron over the first task's training images, by the network at the end of the sequence."""
+def first_activations(made: FinishedRun) -> list[float]:
+    """Return each first-layer neuron's mean activation over the first task's training images, in the network at the end of the sequence."""
     run = made.result.run
     return _activations(run, made.checkpoint(), made.data_dir)
 
@@ -111,14 +112,16 @@ def _activations(run: Run, checkpoint: Path, data_dir: Path | None) -> list[floa
     return [float(v) for v in torch.stack(kept).sum(0) / len(part)]
 
 
-def quiet(made: Made) -> float:
-    """Share of first-layer neurons that are near zero on average."""
+def quiet(made: FinishedRun) -> float:
+    """Return the share of first-layer neurons that are near zero on average."""
     return 100 * float(np.mean(np.array(first_activations(made)) < QUIET))
 
 
-def importances(made: Made, tasks: int) -> list[float]:
-    """α of the first hidden layer after the first `tasks` tasks: from the run that ended there. Where all tasks share one head, that run is
-    the beginning of this one."""
+def importances(made: FinishedRun, tasks: int) -> list[float]:
+    """Return α of the first hidden layer after the first `tasks` tasks, from the run that ended there.
+
+    Where all tasks share one head, that run is the beginning of this one.
+    """
     from safetensors.numpy import load_file
 
     held = load_file(made.checkpoint(dataclasses.replace(made.result.run, tasks=tasks)))
@@ -127,29 +130,29 @@ def importances(made: Made, tasks: int) -> list[float]:
 
 
 def effective(alpha: list[float]) -> float:
-    """(Σ α)² / Σ α²: how many neurons carry the importance. N where all are alike, 1 where one has it all."""
+    """(Σ α)² / Σ α²: how many neurons carry the importance. N if all have the same, 1 if one has it all."""
     a = np.array(alpha)
     return float(a.sum() ** 2 / np.square(a).sum()) if a.any() else 0.0
 
 
-def reuse(made: Made) -> float:
-    """cos(α₁, α₃ − α₂): how far the third task leans on the neurons of the first. α adds up over tasks."""
+def reuse(made: FinishedRun) -> float:
+    """cos(α₁, α₃ − α₂): how far the third task relies on the neurons of the first. α is summed over tasks."""
     first, second, third = (np.array(importances(made, t)) for t in (1, 2, 3))
-    own = third - second
-    length = np.linalg.norm(first) * np.linalg.norm(own)
-    return 100 * float(first @ own / length) if length else 0.0
+    added = third - second
+    length = np.linalg.norm(first) * np.linalg.norm(added)
+    return 100 * float(first @ added / length) if length else 0.0
 
 
-def _lost(made: Made) -> float:
-    """−backward transfer; 0.0, not −0.0, where nothing is lost."""
+def _lost(made: FinishedRun) -> float:
+    """Return −backward transfer; 0.0, never −0.0, where nothing is lost."""
     return 0.0 - 100 * metrics.backward_transfer(made.result.accuracy)
 
 
-def _nothing(made: Made) -> None:
+def _nothing(made: FinishedRun) -> None:
     return None
 
 
-def _tasks(made: Made) -> int:
+def _tasks(made: FinishedRun) -> int:
     return made.result.run.tasks or len(made.result.baseline)
 
 

@@ -1,29 +1,16 @@
-"""Not in the paper: every way to keep old tasks, alone and with SLNID, on one network and one training; joint training above all.
+"""Not in the paper: every preserver alone and with SLNID, on one network with one training; joint training as the upper bound.
 
-`rivals` is one table of permuted MNIST (784-128-128-10, five tasks, one head) and of split CIFAR-100 (cnn-256, ten tasks, a head each).
-On either all methods are trained alike: SGD with momentum, ten epochs at lr 1e-2, or 25 (half of table 1's) from 5e-2 along a cosine.
-Strengths are chosen on held-out data, around the values of the methods' own papers (in the comments) and of this library, whose Ω are means
-over samples.
-
-`rivals-published` is the network that SI was published on, and the one that public reproductions stand on:
-
-    2000-2000, ten tasks, 20 epochs, batch 256   Zenke et al. (ICML 2017): SI 97 % by Adam, c = 0.1 (the tables of ContinualAI's
-                                                 continual-learning-baselines give 95 for it), and those tables' 94 for EWC (Kirkpatrick
-                                                 et al., PNAS 2017, whose networks are 400 to 2000 wide and trained with dropout)
-    one layer, ten tasks, 10 epochs, batch 256   what these baselines reach in that repository (commit 4900462, experiments/
-                                                 permuted_mnist): EWC 83, 512 units, SGD at 1e-3, λ = 1; SI 83, 1000 units, Adam at 1e-3,
-                                                 λ = 10
-
-Ours is SGD with momentum in all of them; the rate is chosen too.
+One table of permuted MNIST (784-128-128-10, five tasks, one head) and of split CIFAR-100 (cnn-256, ten tasks, a head each). On either, all
+methods are trained alike: SGD with momentum, ten epochs at lr 1e-2, or 25 (half of table 1's) from 5e-2 with a cosine schedule. Strengths
+are chosen on held-out data, around the values of the methods' papers (in the comments) and of this library, whose Ω are means over samples.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from selfless.experiments.base import Cell, Choice, Claim, Comparison, Experiment, Profile, at_least, at_most, more
+from selfless.experiments.base import Cell, Claim, Experiment, Figure, Profile, at_least, at_most, more
 from selfless.experiments.protocols import Grid, Protocol, cifar, over, permuted_mnist
 from selfless.experiments.table_1 import PUBLISHED as TABLE_1
 from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Preserver, RWalk
@@ -45,7 +32,8 @@ METHODS: dict[str, Preserver] = {
     "HAT": HAT(),
     "PackNet": PackNet(),
 }
-EXACT = ("HAT", "PackNet")  # what they keep is not touched again; how much that may be, the last task tells
+ON_CIFAR = METHODS | {"HAT": HAT(s_max=50.0), "EBLL": EBLL(warmup=0)}  # why: see NOTES
+EXACT = ("HAT", "PackNet")  # they freeze what an old task uses; only the last task shows whether they froze too much
 PENDING = "Not in the paper, so it has no such profile: use --profile ours"
 NOTES = (
     "Lost: by how many points the accuracy on a task has fallen since it was learnt, mean over the old tasks",
@@ -60,17 +48,18 @@ NOTES = (
 
 
 def rivals(profile: Profile) -> Experiment:
+    """Every preserver on permuted MNIST and on split CIFAR-100, alone and with SLNID."""
     on_mnist, on_cifar = permuted_mnist(128, "ours"), _on_cifar()
     where = (on_mnist.column, on_cifar.column)
     cells = [*_cells(on_mnist, MNIST_STRENGTHS, (1e-4, 3e-4, 1e-3), published=TABLE_1[on_mnist.column])]
-    cells += _cells(on_cifar, CIFAR_STRENGTHS, (3e-3,), methods=METHODS | {"HAT": HAT(s_max=50.0), "EBLL": EBLL(warmup=0)}, sparing=True)
+    cells += _cells(on_cifar, CIFAR_STRENGTHS, (3e-3,), methods=ON_CIFAR, choose_alpha=True)
     helped = [(column, row) for column in where for row in METHODS]
     claims = [Claim(f"{column}: leaving room helps {row}", (more((row, _inhibited(column)), (row, column)),)) for column, row in helped]
-    lost = [how(_lost(column)) for column in where for how in (str, _inhibited)]
+    lost = [name(_lost(column)) for column in where for name in (str, _inhibited)]
     claims.append(Claim("HAT and PackNet forget nothing", tuple(at_most((row, column), None) for row in EXACT for column in lost)))
     reached = tuple(at_least(c.place, None, c.published - 1) for c in cells if c.row == "MAS" and c.published is not None)
     claims.append(Claim("pMNIST 128: MAS is within a point of what this paper publishes for it, or above", reached))
-    return _experiment("rivals", "Every way to keep old tasks, alone and with SLNID", "pairs", cells, claims, NOTES, profile)
+    return outside_the_paper("rivals", "Every way to keep old tasks, alone and with SLNID", "pairs", cells, claims, NOTES, profile)
 
 
 MNIST_STRENGTHS: dict[str, tuple[float, ...]] = {
@@ -108,8 +97,7 @@ CIFAR_STRENGTHS: dict[str, tuple[float, ...]] = {
 
 
 def _on_cifar() -> Protocol:
-    """At most three strengths a cell, one choosing seed and the first four tasks to choose by, half of table 1's epochs: a run takes
-    seconds of a GPU."""
+    """Return the protocol of split CIFAR-100: half of table 1's epochs, and four tasks to choose by; a run takes seconds of a GPU."""
     plain = cifar(256, "ours")
     shorter = dataclasses.replace(plain.base, epochs=25, lr=0.05)
     return dataclasses.replace(plain, base=shorter, choice=dataclasses.replace(plain.choice, tasks=4))
@@ -130,74 +118,43 @@ def _cells(
     *,
     methods: Mapping[str, Preserver] = METHODS,
     published: Mapping[str, float] | None = None,
-    sparing: bool = False,
+    choose_alpha: bool = False,
 ) -> list[Cell]:
-    """Four columns of a protocol, in order: accuracy alone and with SLNID, what is lost alone and with SLNID. `published`: table 1's
-    column, where the training is the same. `sparing`: with SLNID, EWC and IMM may take α from the function too. HAT and PackNet, whose
-    last tasks have what the first ones leave, are chosen by all tasks."""
+    """Return four columns of a protocol, in order: accuracy alone and with SLNID, points lost alone and with SLNID.
+
+    published      table 1's column, where the training is the same
+    choose_alpha   with SLNID, EWC and IMM may take α from the function too
+
+    HAT and PackNet are chosen by all tasks: their last tasks have only what the first ones leave.
+    """
     published = published or {}
     accuracy, lost = protocol.column, _lost(protocol.column)
     known = {("MAS", accuracy): published.get("No-Reg"), ("MAS", _inhibited(accuracy)): published.get("SLNID")}
     cells: list[Cell] = []
     for row, values in strengths.items():
         penalties = inhibition if len(values) * len(inhibition) > 1 else (1e-3, *inhibition)  # Finetune has no anchor to choose
-        for how, grid in ((str, Grid(values)), (_inhibited, Grid(values, penalties))):
+        for name, grid in ((str, Grid(values)), (_inhibited, Grid(values, penalties))):
             method = methods[row]
-            made = _candidates(protocol.base, method, grid)
-            if sparing and grid.strengths and isinstance(method, EWC | IMM):
-                made += _candidates(protocol.base, dataclasses.replace(method, alpha="function"), grid)
+            runs = candidates(protocol.base, method, grid)
+            if choose_alpha and grid.strengths and isinstance(method, EWC | IMM):
+                runs += candidates(protocol.base, dataclasses.replace(method, alpha="function"), grid)
             choice = dataclasses.replace(protocol.choice, tasks=None) if row in EXACT else protocol.choice
-            cells.append(Cell(row, how(accuracy), made, known.get((row, how(accuracy))), choice=choice))
-            cells.append(Cell(row, how(lost), made, value="lost", choice=choice))
+            cells.append(Cell(row, name(accuracy), runs, known.get((row, name(accuracy))), choice=choice))
+            cells.append(Cell(row, name(lost), runs, value="lost", choice=choice))
     order = [accuracy, _inhibited(accuracy), lost, _inhibited(lost)]
     return [*sorted(cells, key=lambda cell: order.index(cell.column)), protocol.joint(published.get("joint"))]
 
 
-def _candidates(base: Run, method: Preserver, grid: Grid) -> tuple[Run, ...]:
+def candidates(base: Run, method: Preserver, grid: Grid) -> tuple[Run, ...]:
+    """Return one run for every strength of the method and of SLNID in the grid."""
     plain = over(base, preserve=[dataclasses.replace(method, strength=strength) for strength in grid.anchors])
     return tuple(run for one in plain for run in over(one, sparsify=[SLNID(s) for s in grid.strengths] or [one.sparsify]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- published
-WIDE, PUBLIC = "2000-2000", "one layer"
-PUBLISHED = {("EWC", WIDE): 94.0, ("SI", WIDE): 97.0, ("EWC", PUBLIC): 83.0, ("SI", PUBLIC): 83.0}
-ORIGINAL: dict[str, tuple[float, ...]] = {"EWC": (10.0, 100.0, 1000.0), "SI": (0.3, 1.0, 3.0)}
-RATES = (0.01, 0.03)
-
-
-def rivals_published(profile: Profile) -> Experiment:
-    wide: dict[str, Any] = {"model": "mlp-2000", "epochs": 20}
-    public: dict[str, dict[str, Any]] = {
-        "EWC": {"model": "mlp-512", "model_options": {"layers": 1}},
-        "SI": {"model": "mlp-1000", "model_options": {"layers": 1}},
-    }
-    cells = []
-    for row, anchors in ORIGINAL.items():
-        for column, network in ((WIDE, wide), (PUBLIC, public[row])):
-            base = Run(tasks=10, batch=256, **network)
-            runs = tuple(run for lr in RATES for run in _candidates(dataclasses.replace(base, lr=lr), METHODS[row], Grid(anchors)))
-            cells.append(Cell(row, column, runs, PUBLISHED[row, column], choice=Choice("held-out", seeds=(100,), tasks=4)))
-    claims = [
-        Claim(
-            "EWC and SI are within a point of what was published on the wide network, or above",
-            tuple(_reaches(row, WIDE, -1) for row in ORIGINAL),
-        ),
-        Claim("They are above what public reproductions reach on one layer", tuple(_reaches(row, PUBLIC) for row in ORIGINAL)),
-    ]
-    notes = (
-        "Published on the wide network: SI by Adam, EWC on other widths with dropout; the optimizer is SGD with momentum here",
-        "One layer: 512 units for EWC and 1000 for SI, as in ContinualAI's continual-learning-baselines, whose figures these are",
-    )
-    return _experiment(
-        "rivals-published", "EWC and SI beside their published figures: ten permuted tasks", "dots", cells, claims, notes, profile
-    )
-
-
-def _reaches(row: str, column: str, margin: float = 0.0) -> Comparison:
-    return at_least((row, column), None, PUBLISHED[row, column] + margin)
-
-
-def _experiment(name: str, title: str, figure: Any, cells: Any, claims: Any, notes: tuple[str, ...], profile: Profile) -> Experiment:
+def outside_the_paper(
+    name: str, title: str, figure: Figure, cells: Sequence[Cell], claims: Sequence[Claim], notes: tuple[str, ...], profile: Profile
+) -> Experiment:
+    """Return an experiment that the paper does not have; its `paper` profile has cells but nothing to run."""
     if profile == "paper":
         cells = [dataclasses.replace(cell, candidates=()) for cell in cells]
     return Experiment(

@@ -1,8 +1,8 @@
-"""Section 4.1's rule of thumb: choose λ by the first task alone. And `selfless tune`, which does that for any stream and network.
+"""Section 4.1's rule of thumb: choose λ by the first task alone. `selfless tune` does that for any stream and network.
 
-The paper's words are "the minimum value that maintains similar or better accuracy on the first task compared to the unregularized case".
-Taken literally every small λ does, so the smallest of any grid wins. Its figure 4 means "remains close to the optimal performance on the
-current task, while utilizing the minimum capacity": the largest λ that keeps the accuracy. Both readings are tried.
+The paper says "the minimum value that maintains similar or better accuracy on the first task compared to the unregularized case". Taken
+literally, every small λ does, so the smallest of any grid wins. Its figure 4 says "remains close to the optimal performance on the current
+task, while utilizing the minimum capacity": the largest λ that keeps the accuracy. Both readings are tried.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ LARGEST, SMALLEST, BEST = "rule: largest λ that keeps task 1", "rule: smallest 
 
 
 def rule_of_thumb(profile: Profile) -> Experiment:
+    """Both readings of the rule, beside the best λ on held-out data and every λ."""
     runs = sweep(profile)
     seeds = (100, 101)
     readings = {LARGEST: Choice("rule-largest", seeds), SMALLEST: Choice("rule-smallest", seeds), BEST: Choice("held-out", seeds)}
@@ -46,7 +47,7 @@ def rule_of_thumb(profile: Profile) -> Experiment:
 
 
 def tuning(base: Run, strengths: tuple[float, ...], choice: Choice) -> Cell:
-    """The cell whose choice is the rule's, for a user's own run."""
+    """Return a cell that the rule chooses for, for any run of a user."""
     from selfless.sparsify import SLNID, NoSparsifier
 
     kind = base.sparsify if base.sparsify.strength > 0 else SLNID()

@@ -1,8 +1,8 @@
 """Table 2: object-recognition tasks from AlexNet with ImageNet's weights, nine methods.
 
-The published column is filled only by the published experiment: all eight sets as published, and all of the pretrained weights. What can be
-run with less (some of the sets, copies in part, the convolutions alone) stands in a column of its own, named after what it is, without
-published values beside it. Which data and weights are here is looked up when the experiment is made.
+Only the published experiment fills the published column: all eight sets as published, and all of the pretrained weights. What can be run
+with less (some of the sets, copies in part, the convolutions alone) gets another column, named after what it is, without published values.
+The experiment looks for data and weights when it is made.
 
 The paper runs the others "with the exact same setup" as MAS, whose released code has lr 8e-4, momentum 0.9, batches of 150, 100 epochs and
 λ = 1 for objects. `ours` trains shorter, at a higher rate that falls to 0.
@@ -48,8 +48,13 @@ UNWARMED = "LwF and EBLL without their warm-up, the new head alone for an epoch:
 
 @dataclass(frozen=True)
 class Here:
-    """What there is to run with: sets in the paper's order; those of them that are not the published ones; the others, each with the
-    reason; weights as NAME@DIGEST, or the reason why there are none."""
+    """The data and weights on this machine.
+
+    sets         the sets that are here, in the paper's order
+    partly       those of them that are not the published ones
+    missing      the other sets, each with the reason
+    weights      NAME@DIGEST; None if there are none, and `unweighted` says why
+    """
 
     sets: tuple[str, ...] = ()
     partly: tuple[str, ...] = ()
@@ -59,20 +64,22 @@ class Here:
 
     @property
     def convolutions_alone(self) -> bool:
+        """True if the weights have no fully connected layers."""
         return self.weights is not None and self.weights.split("@")[0].endswith(".npz")
 
     @property
     def published(self) -> bool:
-        """Whether this is all that the published column takes."""
+        """True if this is all that the published column needs."""
         return self.sets == tuple(OBJECTS) and not self.partly and self.torchvisions
 
     @property
     def torchvisions(self) -> bool:
-        """Whether the weights are whole and known by their checksum, whose digits are in their name."""
+        """True if the weights are torchvision's: the digits of their checksum are in their name."""
         return self.weights is not None and re.fullmatch(r".*-([0-9a-f]{8})\.pth@\1[0-9a-f]{4}", self.weights) is not None
 
     @property
     def column(self) -> str:
+        """The name of the column that can be filled."""
         if self.published:
             return COLUMN
         sets = ", ".join(f"{name} (part)" if name in self.partly else name for name in self.sets)
@@ -80,8 +87,10 @@ class Here:
 
 
 def here(data_dir: Path | str | None = None, *, prepare: bool = False) -> Here:
-    """Looks for the eight sets and the weights. Sets that are not prepared are taken for the published ones unless `prepare` prepares them,
-    which also finds out those that cannot be read."""
+    """Look for the eight sets and the weights.
+
+    prepare   prepare the sets, which also finds those that cannot be read; else a set that is not prepared counts as the published one
+    """
     sets, partly, missing = [], [], {}
     named = present(data_dir)
     for name in OBJECTS:
@@ -104,7 +113,7 @@ def here(data_dir: Path | str | None = None, *, prepare: bool = False) -> Here:
 
 
 def recorded(record: Mapping[str, Any]) -> Here:
-    """What a record was made with: for judging it where the data is not."""
+    """Return what a record was made with, so that it can be judged on a machine without the data."""
     runs = [cell["run"] for cell in record["cells"] if cell["run"] is not None]
     if not runs:
         return Here()
@@ -114,6 +123,7 @@ def recorded(record: Mapping[str, Any]) -> Here:
 
 
 def table_2(profile: Profile, found: Here | None = None) -> Experiment:
+    """Table 2 with the data that is here, or that `found` describes."""
     found = here() if found is None else found
     runs = candidates(profile, found) if found.sets and found.weights else {}
     choice = Choice("test", seeds=(0,)) if profile == "paper" else Choice("held-out", seeds=(100,), tasks=2)
@@ -136,6 +146,13 @@ def table_2(profile: Profile, found: Here | None = None) -> Experiment:
     )
 
 
+def table_2_of(
+    profile: Profile, *, data_dir: Path | None = None, prepare: bool = False, record: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Table 2 with the data in `data_dir`, or with what its record was made with."""
+    return table_2(profile, here(data_dir, prepare=prepare) if record is None else recorded(record))
+
+
 def _ahead(row: str, other: str, column: str, gain: float | None = None) -> Claim:
     what = "" if column == COLUMN else f"On a part of the paper's experiment ({column.partition(':')[0]}): "
     return Claim(f"{what}{row} is ahead of {other}", (more((row, column), (other, column), 0, gain),), ours=column != COLUMN)
@@ -143,8 +160,11 @@ def _ahead(row: str, other: str, column: str, gain: float | None = None) -> Clai
 
 # --------------------------------------------------------------------------------------------------------------------- the runs
 def candidates(profile: Profile, found: Here) -> dict[str, tuple[Run, ...]]:
-    """Row → its candidates; no row for what cannot be run with what is here. Dropout, which AlexNet has, is off for SLNID; and in all
-    rows where `ours` starts from random layers, which hardly learn with it in so few epochs (docs/lab-notes.md)."""
+    """Return row → its candidates, for the rows that can be run with what is here.
+
+    AlexNet's dropout is off for SLNID. It is off in all rows where `ours` starts from random layers, which hardly learn with it in so few
+    epochs (docs/lab-notes.md).
+    """
     run = Run(stream=f"objects:{','.join(found.sets)}", model="alexnet", preserve=NoPreserver(), precision="bf16", tasks=len(found.sets))
     if profile == "paper":
         base = dataclasses.replace(run, epochs=100, batch=150, lr=8e-4, select="best-on-test")
@@ -170,10 +190,10 @@ def _over(base: Run, options: dict[str, Any], preservers: Sequence[Preserver]) -
 
 
 def _grids(profile: Profile) -> dict[str, tuple[Preserver, ...]]:
-    """Strengths are a decade or more apart: on a network of this size there are few runs to choose by."""
+    """Return each row's preservers. Strengths are a decade or more apart: a network of this size allows few runs."""
     distilled = (1.0,) if profile == "paper" else (1.0, 3.0)
     others: dict[str, tuple[Preserver, ...]] = {"Finetune": (NoPreserver(),)}
-    warmup = 1 if profile == "paper" else 0  # a head alone diverged on 4,096 features, at lr 0.01 (docs/lab-notes.md)
+    warmup = 1 if profile == "paper" else 0  # a head trained alone on 4,096 features diverged at lr 0.01 (docs/lab-notes.md)
     others |= {"LwF": tuple(LwF(s, warmup=warmup) for s in distilled), "EBLL": tuple(EBLL(s, warmup=warmup) for s in distilled)}
     if profile == "paper":
         measured = {"EWC": tuple(EWC(s, estimator="per-batch") for s in (10.0, 1000.0)), "MAS": (MAS(1.0, estimator="per-batch"),)}
@@ -183,7 +203,7 @@ def _grids(profile: Profile) -> dict[str, tuple[Preserver, ...]]:
 
 
 def _inhibition(profile: Profile) -> tuple[tuple[Preserver, ...], tuple[float, ...]]:
-    """λ_Ω and λ of SLNID. With 4,096 neurons R is in the millions: λ is as much smaller than on the small networks."""
+    """Return the anchors and λ of SLNID. With 4,096 neurons R is in the millions, so λ is smaller than on small networks."""
     if profile == "paper":
         return (MAS(1.0, estimator="per-batch"),), (1e-8, 1e-7, 1e-6)
     return (MAS(0.01), MAS(0.1), MAS(1.0)), (3e-8, 1e-7, 3e-7)
@@ -191,7 +211,7 @@ def _inhibition(profile: Profile) -> tuple[tuple[Preserver, ...], tuple[float, .
 
 # ---------------------------------------------------------------------------------------------------------------------- in words
 def _pending(found: Here) -> str:
-    """Why the published column is not filled."""
+    """Return why the published column is not filled."""
     if found.published:
         return ""
     absent = [name for name, why in found.missing.items() if why == ABSENT]
@@ -209,24 +229,25 @@ def _pending(found: Here) -> str:
 
 
 def _notes(profile: Profile, found: Here, runs: Mapping[str, Any]) -> tuple[str, ...]:
-    said = [f"{name}: {why}" for name, why in found.missing.items() if why != ABSENT]
+    """Return what a reader of the table must know."""
+    notes = [f"{name}: {why}" for name, why in found.missing.items() if why != ABSENT]
     if not runs:
-        return tuple(said)
+        return tuple(notes)
     if not found.published:
-        said.append(f"{found.column} is a part of the paper's experiment: its numbers are not to be compared with the published ones")
+        notes.append(f"{found.column} is a part of the paper's experiment: its numbers are not to be compared with the published ones")
     if found.convolutions_alone:
-        said.append(
+        notes.append(
             f"The weights at hand ({found.weights}) hold ImageNet's convolutions alone: in every row the fully connected layers start at "
             "random, where the paper's are pretrained in all rows but the last; SLNID, fc pretrained cannot be run"
         )
     dropped = any(run.model_options["dropout"] for some in runs.values() for run in some)
     others = f" and {UNDROPPED}, which is not in the paper" if UNDROPPED in runs else ""
-    said.append(
+    notes.append(
         f"Dropout 0.5 in all rows but SLNID's{others}" if dropped else "No dropout in any row: random layers learn too slowly with it"
     )
     if profile == "ours":
-        said.append(UNWARMED)
-    said.append("Splits and crops are not known to be MAS's, whose released code has neither (docs/data.md)")
+        notes.append(UNWARMED)
+    notes.append("Splits and crops are not known to be MAS's, whose released code has neither (docs/data.md)")
     if profile == "paper":
-        said.append("lr, momentum, batch, epochs and MAS's λ are those of MAS's released code; no other strength was published")
-    return tuple(said)
+        notes.append("lr, momentum, batch, epochs and MAS's λ are those of MAS's released code; no other strength was published")
+    return tuple(notes)

@@ -1,4 +1,4 @@
-"""Table 3: no hard task boundaries. Six variants; each group judged by the model of its time, and by the last."""
+"""Table 3: no hard task boundaries. Six variants; each group of classes is evaluated with the model of its time, and with the last."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ ALONE = {"paper": (1e-3,), "ours": (3e-4, 1e-3, 3e-3)}  # λ of the variants wit
 
 
 def table_3(profile: Profile) -> Experiment:
+    """Table 3: No-Reg, SLNI and SLNID, with and without MAS."""
     protocol = blurred_cifar(profile)
     cells = []
     for row, (own, last) in PUBLISHED.items():
@@ -55,7 +56,7 @@ def table_3(profile: Profile) -> Experiment:
         ),
     )
     notes: tuple[str, ...] = (
-        "Own and last model are judged among the group's own ten classes, as the published values must be; of all 100 is the harder way",
+        "Own and last model are evaluated among the ten classes of the group, as the published values must be; among all 100 is harder",
     )
     if profile == "paper":
         notes += (BLURRED_IMPLICIT,)

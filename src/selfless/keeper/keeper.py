@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from selfless.capacity import THRESHOLD, Capacity, free_share
+from selfless.capacity import THRESHOLD, Capacity, count_free
 from selfless.importance import measure
 from selfless.importance.reducer import MEMORY
 from selfless.keeper import state as saving
@@ -231,8 +231,8 @@ class Keeper(OldNames):
         omega = importance_of([part.term for part in self.parts], self.states)
         named = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (omega and n in omega)}
         return Capacity(
-            {n: free_share(omega.get(n, torch.zeros_like(p)), threshold) for n, p in named.items()} if omega is not None else {},
-            {name: free_share(a, threshold) for name, a in self.alpha.items()},
+            {n: count_free(omega.get(n, torch.zeros_like(p)), threshold) for n, p in named.items()} if omega is not None else {},
+            {name: count_free(a, threshold) for name, a in self.alpha.items()},
             self.tasks,
             threshold,
         )

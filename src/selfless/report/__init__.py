@@ -1,10 +1,13 @@
-"""Recorded results → tables, plots and one HTML page. It reads numbers, never models; nothing here loads torch.
+"""Recorded results as tables, figures and one HTML page. It reads numbers, never models; importing it loads neither torch nor matplotlib.
+It may import `runner` (archives), `metrics`, `spec` and `files`; only `bench` and `cli` import it, and `experiments` does not.
 
-groups(results)                  runs that are equal but for the seed, with mean ± std over the seeds
-headline(results)                the point in one sentence, and what supports it in another
-terminal, markdown, csv, latex   the same numbers as tables; room: what is free, a row a group
-plots                            the same numbers as pictures (matplotlib is loaded with it)
+groups(results)                  runs that differ in the seed only, with mean ± std over seeds
+headline(results)                the main finding in one sentence, and what supports it in another
+terminal, markdown, csv, latex   the same numbers as tables; `room` is the table of free capacity
 write(results, path)             all of it as one self-contained HTML page
+plots                            figures of results
+experiments, claims, against     recorded experiments as tables; all claims in one table; two folders compared
+experiment_plots                 figures of recorded experiments, one module of `figures/` per kind
 """
 
 from selfless.report.groups import Group, Value, groups

@@ -1,25 +1,23 @@
-"""Two folders of records side by side: what was found again, and what was not.
+"""Two folders of records side by side: which values and verdicts agree, and which do not.
 
-A mean has moved where |a − b| > 2 √(s_a²/n_a + s_b²/n_b). Runs of one seed see the same data from the same weights in the same order, yet
-rounding differs from machine to machine and from fleet to fleet, and training carries it on: a second run is another draw.
+A mean has moved where |a − b| > 2 √(s_a²/n_a + s_b²/n_b). Two runs with one seed see the same data in the same order and start from the
+same weights. Yet rounding differs between machines and between fleets, and training amplifies it: a second run is another sample.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from selfless.report.experiments import Record, judged, load, read, text, value
+from selfless.report.records import Cell, Record, judged, load, read
 from selfless.report.tables import line_of
-
-Cell = Mapping[str, Any]
+from selfless.report.wording import text, value
 
 
 def records(folder: Path) -> list[Record]:
-    """Those of a folder of results, or of a folder that has records alone."""
+    """Return the records of a folder of results, or of a folder with nothing but records."""
     found = load(folder) or [read(path) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise ValueError(f"{folder} holds no record of an experiment; make one: selfless reproduce fig-2 --out {folder}")
@@ -27,7 +25,7 @@ def records(folder: Path) -> list[Record]:
 
 
 def against(ours: Sequence[Record], theirs: Sequence[Record], names: tuple[str, str]) -> str:
-    """Markdown: how many cells and verdicts agree; the verdicts that do not; the cells that were chosen otherwise or have moved."""
+    """Return Markdown: how many values and verdicts agree, the verdicts that differ, and the values that moved or were chosen otherwise."""
     others = {_name(record): record for record in theirs}
     pairs = [(record, others[_name(record)]) for record in ours if _name(record) in others]
     if not pairs:
@@ -36,13 +34,13 @@ def against(ours: Sequence[Record], theirs: Sequence[Record], names: tuple[str, 
     claims = [(a["name"], *both) for a, b in pairs for both in _claims(a, b)]
     changed = [line for line in claims if line[2] != line[3]]
     apart = [abs(b["mean"] - a["mean"]) for _, a, b in cells] or [0.0]
-    said = (
+    summary = (
         f"{len(pairs)} experiments in both. {len(cells)} values, half of them within {text(median(apart))}, "
         f"{sum(_otherwise(a, b) for _, a, b in cells)} of another choice, "
         f"{sum(_moved(a, b) for _, a, b in cells)} moved by more than two standard errors; what experiments share counts in each. "
         f"{len(claims) - len(changed)} of {len(claims)} verdicts are the same."
     )
-    parts = [f"# {names[0]} against {names[1]}\n\n{said}\n"]
+    parts = [f"# {names[0]} against {names[1]}\n\n{summary}\n"]
     if changed:
         parts.append(_table("Verdicts that differ", ["experiment", "claim", *names], changed))
     listed = [
@@ -60,7 +58,7 @@ def _name(record: Record) -> tuple[str, str, bool]:
 
 
 def _cells(a: Record, b: Record) -> Iterator[tuple[Cell, Cell]]:
-    """The same cell of both, where both have a mean."""
+    """Yield each cell that has a mean in both records."""
     other = {(c["row"], c["column"], c["value"]): c for c in b["cells"]}
     for cell in a["cells"]:
         same = other.get((cell["row"], cell["column"], cell["value"]))
@@ -73,7 +71,7 @@ def _otherwise(a: Cell, b: Cell) -> bool:
 
 
 def _moved(a: Cell, b: Cell) -> bool:
-    """Not told of a single seed, which has no spread."""
+    """Return whether the mean has moved; False for a single seed, which has no spread."""
     if a["std"] is None or b["std"] is None:
         return False
     error = math.sqrt(sum(c["std"] ** 2 / sum(run["value"] is not None for run in c["runs"]) for c in (a, b)))
@@ -85,7 +83,7 @@ def _why(a: Cell, b: Cell) -> str:
 
 
 def _claims(a: Record, b: Record) -> list[tuple[str, str, str]]:
-    """(claim, verdict, verdict) of those in both."""
+    """Return (claim, verdict, verdict) for the claims of both records."""
     other = {claim["text"]: claim["verdict"] for claim in judged(b)}
     return [(claim["text"], claim["verdict"], other[claim["text"]]) for claim in judged(a) if claim["text"] in other]
 

@@ -1,4 +1,4 @@
-"""Runs that are equal but for the seed, gathered: what every table, plot and page is made of."""
+"""Groups of runs that differ in the seed only: what every table, figure and page is made of."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
     from selfless.spec import Result, Run
 
 Matrix = NDArray[np.float64]
-CONTEXT = ("stream", "model", "tasks", "scenario", "epochs", "batch")  # what is said whenever it is not the same for all groups
+CONTEXT = ("stream", "model", "tasks", "scenario", "epochs", "batch")  # named in a label whenever groups differ in it
 
 
 class Value(NamedTuple):
-    """x̄ and s over the seeds: fractions, NaN where there is none."""
+    """Mean and standard deviation over seeds, as fractions; NaN where there is none."""
 
     mean: float
     std: float = math.nan
 
     def text(self, digits: int = 2, *, std: bool = True) -> str:
-        """In percent: "95.83 ± 0.21"; without spread "95.83"; unknown "–"."""
+        """Return percent: "95.83 ± 0.21", without spread "95.83", unknown "–"."""
         if math.isnan(self.mean):
             return "–"
         return number(self.mean, digits) + (f" ± {100 * self.std:.{digits}f}" if std and not math.isnan(self.std) else "")
 
 
 def number(share: float, digits: int = 1) -> str:
-    """0.958 → "95.8"; a true minus sign, and no "−0.0"."""
+    """Return 0.958 as "95.8", with a true minus sign and never "−0.0"."""
     return f"{round(100 * share, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs of one method, one a seed. `label` tells it from the other groups it was made with."""
+    """The runs of one method, one per seed. `label` differs from those of the other groups."""
 
     label: str
     results: tuple[Result, ...]
 
     @property
     def run(self) -> Run:
-        """The first of them: all but the seed holds for every one."""
+        """The first run: all but its seed holds for every one."""
         return self.results[0].run
 
     @cached_property
     def failures(self) -> dict[int, str]:
-        """Seed → why, for runs that failed or whose accuracy matrix has holes."""
+        """Seed → reason, for runs that failed or whose accuracy matrix has holes."""
         return {r.run.seed: why for r in self.results if (why := _failure(r))}
 
     @cached_property
@@ -70,17 +70,17 @@ class Group:
 
     @property
     def on_test(self) -> bool:
-        """Whether its epochs were chosen on test data."""
+        """True if epochs were chosen on test data."""
         return self.run.select == "best-on-test"
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What every table must say about the data, such as that the set is reduced."""
+        """What every table must say about the data, such as a reduced set."""
         return tuple(dict.fromkeys(str(note) for r in self.results for note in r.about.get("notes") or ()))
 
     @cached_property
     def accuracy(self) -> Matrix:
-        """(seeds, T, T), or (seeds, 1, T) for joint training: the accuracy matrices of the finished runs."""
+        """Accuracy matrices of the finished runs: (seeds, T, T), or (seeds, 1, T) for joint training."""
         return np.stack([r.accuracy for r in self.done]) if self.done else np.empty((0, 0, 0))
 
     @cached_property
@@ -103,20 +103,20 @@ class Group:
 
     @cached_property
     def remarks(self) -> tuple[str, ...]:
-        """Its footnotes, in full sentences."""
-        said = [ON_TEST] if self.on_test else []
+        """Footnotes: chosen on test data, failed runs, notes on the data."""
+        texts = [ON_TEST] if self.on_test else []
         if self.failures:
             seeds = {why: [str(s) for s, w in self.failures.items() if w == why] for why in self.failures.values()}
             reasons = "; ".join(f"seed{'s' * (len(which) > 1)} {', '.join(which)}: {why}" for why, which in seeds.items())
-            said.append(f"{len(self.failures)} of {len(self.results)} runs failed ({reasons})")
-        return (*said, *self.notes)
+            texts.append(f"{len(self.failures)} of {len(self.results)} runs failed ({reasons})")
+        return (*texts, *self.notes)
 
 
 ON_TEST = "best-on-test: the epoch was chosen on the test data, so the accuracy is optimistic"
 
 
 def groups(results: Sequence[Result]) -> list[Group]:
-    """In order of first appearance; a run recorded twice counts once, the later record."""
+    """Return the groups in order of first appearance. Of a run that was recorded twice, the later result counts."""
     found: dict[tuple[str, int], list[Result]] = {}
     for result in {r.run.key: r for r in results}.values():
         found.setdefault((dataclasses.replace(result.run, seed=0).canonical(), len(result.baseline)), []).append(result)
@@ -125,7 +125,7 @@ def groups(results: Sequence[Result]) -> list[Group]:
 
 
 def footnotes(found: Sequence[Group]) -> tuple[list[str], list[tuple[str, str]]]:
-    """The marks of each group ("†", "¹ ²"), and what each mark means."""
+    """Return the marks of each group ("†", "¹ ²"), and what each mark means."""
     texts = dict.fromkeys(text for group in found for text in group.remarks)
     numbers = iter(range(1, len(texts) + 1))
     marks = {text: "†" if text == ON_TEST else str(next(numbers)).translate(SUPERSCRIPT) for text in texts}
@@ -136,7 +136,7 @@ SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def comparable(found: Sequence[Group]) -> bool:
-    """Whether one scale judges all: the same stream and scenario, as many tasks and epochs, and more than one to compare."""
+    """Return whether averages can be compared: same stream, scenario, tasks and epochs, and at least two finished groups."""
     return (
         len({(g.run.stream, str(g.run.stream_options), g.run.scenario, g.tasks, g.run.epochs) for g in found}) == 1
         and len([g for g in found if g.done]) > 1
@@ -144,18 +144,18 @@ def comparable(found: Sequence[Group]) -> bool:
 
 
 def best(found: Sequence[Group]) -> Group | None:
-    """The highest average, where the groups can be compared."""
+    """Return the group with the highest average, if the groups can be compared."""
     return max((g for g in found if g.done), key=lambda g: g.average.mean) if comparable(found) else None
 
 
 def differences(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys whose values are not the same in all."""
+    """Return the keys whose values differ."""
     keys = dict.fromkeys(key for values in found for key in values)
     return [key for key in keys if len({repr(values.get(key)) for values in found}) > 1]
 
 
 def settings(result: Result) -> dict[str, Any]:
-    """The run but for its seed, flat: {"stream": …, "preserve.strength": …}; `tasks` is how many there were."""
+    """Return the run without its seed as a flat dictionary: {"stream": …, "preserve.strength": …}; `tasks` is how many there were."""
 
     def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         for key, value in values.items():
@@ -169,12 +169,13 @@ def settings(result: Result) -> dict[str, Any]:
 
 
 def over_seeds(values: Sequence[float] | Matrix) -> Value:
+    """Return mean and standard deviation of the known values."""
     known = [float(v) for v in values if not math.isnan(v)]
     return Value(*spread(known)) if known else Value(math.nan)
 
 
 def measured(capacity: Mapping[str, Any], name: str) -> float:
-    """A share of capacity, NaN where no importance was measured (then nothing at all would count as free)."""
+    """Return a share of free capacity; NaN where no importance was measured, so that nothing can count as free."""
     by_layer = capacity.get(name.removeprefix("free_"), True)
     return float(capacity.get(name, math.nan)) if by_layer else math.nan
 
@@ -195,20 +196,20 @@ def _failure(result: Result) -> str:
 
 
 def _labels(first: Sequence[Result]) -> list[str]:
-    """The method; with stream, training and so on (CONTEXT) where they are not all the same, and with whatever else tells two apart."""
+    """Name each group by its method, with the settings of CONTEXT that differ, and with whatever else tells two of one name apart."""
     flat = [settings(r) for r in first]
     context = [key for key in differences(flat) if key in CONTEXT]
     plain = [(r.run.method, *(str(f[key]) for key in context)) for r, f in zip(first, flat, strict=True)]
     labels = []
     for name, values in zip(plain, flat, strict=True):
         namesakes = [f for n, f in zip(plain, flat, strict=True) if n == name]
-        said = [_said(key, values[key]) for key in context]
-        said += [_said(key, values.get(key)) for key in differences(namesakes) if key not in context]
-        labels.append(f"{name[0]} ({', '.join(said)})" if said else name[0])
+        details = [_phrase(key, values[key]) for key in context]
+        details += [_phrase(key, values.get(key)) for key in differences(namesakes) if key not in context]
+        labels.append(f"{name[0]} ({', '.join(details)})" if details else name[0])
     return labels
 
 
-def _said(key: str, value: Any) -> str:
+def _phrase(key: str, value: Any) -> str:
     if key in ("stream", "model"):
         return str(value)
     if key == "tasks":

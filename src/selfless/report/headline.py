@@ -1,4 +1,4 @@
-"""The point at a glance: one sentence computed from the results, and one that says how far it can be trusted."""
+"""The main finding in one sentence computed from the results, and a second one on how far to trust it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ WORDS = "no one two three four five six seven eight nine ten".split()
 
 
 class Headline(NamedTuple):
+    """The finding, and what supports it."""
+
     sentence: str
     support: str = ""
 
@@ -26,14 +28,14 @@ class Headline(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A method with a sparsifier beside the same method without one; all else is equal."""
+    """A method with a sparsifier, and the same method without one; all else is equal."""
 
     method: Group
     alone: Group
 
 
 def headline(results: Sequence[Result]) -> Headline:
-    """What the sparsifier brings, where the same method ran with and without one; else who is ahead; else plainly what there is."""
+    """Return what a sparsifier brings, if a method ran with and without one; else which method leads; else what there is."""
     found = groups(results)
     done = [g for g in found if g.done]
     if not done:
@@ -65,12 +67,12 @@ def _single(group: Group) -> Headline:
 
 
 def _lost(group: Group) -> Value:
-    """1/(T−1) Σ_{u<T} ( max_{u≤t<T} A[t, u] − A[T, u] ): forgetting, a good guess before a task was learnt left out."""
+    """1/(T−1) Σ_{u<T} ( max_{u≤t<T} A[t, u] − A[T, u] ): forgetting, without what was guessed before a task was learnt."""
     return over_seeds([forgetting(np.where(np.tri(len(A)) > 0, A, np.nan)) for A in group.accuracy if len(A) > 1])
 
 
 def _pairs(done: Sequence[Group]) -> list[Pair]:
-    """Every such pair, the one with the highest average first."""
+    """Return every pair, the one with the highest average first."""
 
     def rest(run: Run) -> str:
         return dataclasses.replace(run, seed=0, sparsify="none").canonical()  # type: ignore[arg-type]
@@ -81,7 +83,7 @@ def _pairs(done: Sequence[Group]) -> list[Pair]:
 
 
 def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
-    """`rivals`: how many sparsifiers the better one was picked from."""
+    """Compare the two of a pair. `rivals` is how many sparsifiers the better one was picked from."""
     method, alone = pair
     name, other = names[method], f"{names[alone]} alone"
     gain = method.average.mean - alone.average.mean
@@ -115,15 +117,15 @@ def _seeds(group: Group) -> str:
     return "One seed." if len(group.done) == 1 else f"Mean over {_count(len(group.done), 'seed')}."
 
 
-def _warning(*said: Group) -> str:
-    """What the sentence must not be read without."""
-    texts = dict.fromkeys(text for g in said for text in ([ON_TEST] if g.on_test else []) + list(g.notes))
-    texts |= dict.fromkeys(f"{len(g.failures)} of {len(g.results)} runs of {_name(g.run)} failed" for g in said if g.failures)
+def _warning(*shown: Group) -> str:
+    """Return what a reader must know about these groups: chosen on test data, notes on the data, failed runs."""
+    texts = dict.fromkeys(text for g in shown for text in ([ON_TEST] if g.on_test else []) + list(g.notes))
+    texts |= dict.fromkeys(f"{len(g.failures)} of {len(g.results)} runs of {_name(g.run)} failed" for g in shown if g.failures)
     return "".join(f" {text[:1].upper()}{text[1:]}." for text in texts)
 
 
 def _names(done: Sequence[Group]) -> dict[Group, str]:
-    """MAS + SLNID, where that tells all groups apart; their labels otherwise."""
+    """Return short names such as "MAS + SLNID" if they tell all groups apart, else the labels."""
     names = {g: _name(g.run) for g in done}
     return names if len(set(names.values())) == len(names) else {g: g.label for g in done}
 

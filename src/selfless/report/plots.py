@@ -1,6 +1,6 @@
-"""The numbers as pictures: matplotlib figures with no global state; `svg` and `save_png` save them.
+"""Figures of results: matplotlib figures without global state; `svg` and `save_png` save them.
 
-Every figure takes the results and draws what it finds in them: a colour a group, means over seeds, the spread where there is one.
+Each function takes results and draws one colour per group, means over seeds, and the spread where there are several seeds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROW = {  # sparsifier → the paper's row of that name
 
 
 def looks(found: Sequence[Group]) -> list[Look]:
-    """A method looks as in the paper's figures redrawn; colours in turn where two would look alike, as with two preservers alone."""
+    """Give a method the look that it has in the paper's figures; if two would look alike (two preservers alone), give colours in turn."""
     activations = {"maxout": "Maxout", "lwta": "LWTA"}
     plain = [ROW.get(g.run.sparsify.spelling(), g.run.sparsify.spelling()) for g in found]
     ends = [g.run.model.rpartition("-")[2] for g in found]
@@ -43,7 +43,7 @@ def looks(found: Sequence[Group]) -> list[Look]:
 
 
 def per_task(results: Sequence[Result]) -> Figure:
-    """The paper's figure 2: accuracy on each task after the last one, a bar a method; averages in the legend, std over seeds as bars."""
+    """Draw accuracy on each task after the last one, as the paper's figure 2: one bar per method, std over seeds as error bars."""
     found = groups(results)
     drawn = [(g, look) for g, look in zip(found, looks(found), strict=True) if g.done]
     tasks = max((g.tasks for g, _ in drawn), default=1)
@@ -67,7 +67,7 @@ def per_task(results: Sequence[Result]) -> Figure:
         ticks = MaxNLocator(6, steps=[1, 2, 5, 10], integer=True).tick_values(low, min(top, 100))
         axes.set_yticks([tick for tick in ticks if low <= tick <= min(top, 100)])
         axes.set_ylim(low, top)
-        aside = 0.5 + max(0, 3 - tasks) / 2  # one task is no wall of colour
+        aside = 0.5 + max(0, 3 - tasks) / 2  # a single task does not fill the figure
         axes.set_xlim(1 - aside, tasks + aside)
         axes.set_xticks(range(1, tasks + 1), [str(u) for u in range(1, tasks + 1)])
         axes.set(xlabel="task", ylabel="accuracy (%)" + (f", axis from {low:g}" if low else ""))
@@ -76,7 +76,7 @@ def per_task(results: Sequence[Result]) -> Figure:
 
 
 def over_time(results: Sequence[Result]) -> Figure:
-    """Average accuracy over the tasks seen so far, after each task; joint training, learnt at once, as a dashed level."""
+    """Draw the average accuracy over the tasks seen so far, after each task; joint training is a dashed level."""
 
     def seen(group: Group) -> Matrix:
         A = group.accuracy
@@ -86,12 +86,12 @@ def over_time(results: Sequence[Result]) -> Figure:
 
 
 def first_task(results: Sequence[Result]) -> Figure:
-    """Accuracy on task 1 after each task: the forgetting curve."""
+    """Draw the accuracy on task 1 after each task: the forgetting curve."""
     return _lines(results, lambda g: g.accuracy[:, :, 0], "accuracy on task 1 (%)", "Accuracy on the first task after each task")
 
 
 def capacity(results: Sequence[Result]) -> Figure:
-    """Free parameters (%) after each task, of the methods that measure importance."""
+    """Draw the free parameters (%) after each task, for the methods that measure importance."""
 
     def free(group: Group) -> Matrix:
         return np.array([[measured(after, "free_parameters") for after in r.capacity] for r in group.done])
@@ -100,9 +100,9 @@ def capacity(results: Sequence[Result]) -> Figure:
 
 
 def matrix(result: Result | Sequence[Result], title: str = "", scale: tuple[float, float] | None = None) -> Figure:
-    """A[t, u] in percent, the mean over what is given: rows are after learning task t, filled where task u was learnt by then.
+    """Draw A[t, u] in percent, the mean over the results: row t is after learning task t; a field is filled once task u was learnt.
 
-    scale: the accuracies (0 to 1) the colours begin and end at; those of this matrix unless given.
+    scale   the accuracies (0 to 1) of the first and the last colour; the range of this matrix unless given
     """
     results = [result] if not isinstance(result, Sequence) else result
     A: Matrix = np.mean([r.accuracy for r in results], axis=0)
@@ -132,7 +132,7 @@ def matrix(result: Result | Sequence[Result], title: str = "", scale: tuple[floa
 
 
 def matrices(results: Sequence[Result]) -> list[Figure]:
-    """A matrix a group, on one scale."""
+    """Draw one matrix per group, all on one scale."""
     done = [g for g in groups(results) if g.done and g.tasks > 1]
     learnt = [A[t, : t + 1 if len(A) > 1 else None] for g in done for A in [g.accuracy.mean(0)] for t in range(len(A))]
     scale = (min(map(min, learnt)), max(map(max, learnt))) if done else None
@@ -140,7 +140,7 @@ def matrices(results: Sequence[Result]) -> list[Figure]:
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
-    """Name → figure, those the results have something for."""
+    """Return name → figure, for those that the results have numbers for."""
     done = [g for g in groups(results) if g.done]
     made: dict[str, Callable[[Sequence[Result]], Figure]] = {"per-task": per_task} if done else {}
     if any(g.accuracy.shape[1] > 1 for g in done):
@@ -151,7 +151,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 
 
 def _lines(results: Sequence[Result], curve: Callable[[Group], Matrix], ylabel: str, alt: str, whole: bool = False) -> Figure:
-    """curve: group → (seeds, tasks); a line of means with a band of ± std."""
+    """Draw one line of means per group, with a band of ± std. `curve` maps a group to (seeds, tasks)."""
     found = groups(results)
     drawn = [(g, look, 100 * curve(g)) for g, look in zip(found, looks(found), strict=True) if g.done]
     drawn = [(g, look, y) for g, look, y in drawn if y.size and not np.isnan(y).any()]

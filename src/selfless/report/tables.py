@@ -1,4 +1,4 @@
-"""The numbers as tables: for the terminal, for Markdown, for LaTeX (in percent), and for programs (CSV, fractions at full precision)."""
+"""Results as tables: for the terminal, Markdown and LaTeX in percent, and as CSV for programs (fractions at full precision)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ CHUNK = 10  # tasks side by side in a terminal
 
 
 def columns(tasks: int) -> list[str]:
+    """Return the headings of a table with so many tasks."""
     return ["method", "seeds", *(heading for heading, _ in MEASURES.values()), *(f"task {u + 1}" for u in range(tasks))]
 
 
 def cells(group: Group, tasks: int) -> list[str]:
-    """One row under `columns`, label and marks not included."""
+    """Return one row under `columns`, without label and marks."""
     if not group.done:
         return ["0", "failed", *["–"] * (len(MEASURES) - 1 + tasks)]
     per_task = [value.text(1, std=False) for value in group.per_task]
@@ -43,12 +44,12 @@ def cells(group: Group, tasks: int) -> list[str]:
 
 
 def line_of(row: Sequence[str]) -> str:
-    """One line of a GitHub table."""
+    """Return one line of a GitHub table."""
     return "| " + " | ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for text in row) + " |"
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """A GitHub table, the best average in bold, footnotes below."""
+    """Return a GitHub table, the best average in bold, footnotes below."""
     found = groups(results)
     marks, notes = footnotes(found)
     top, tasks = best(found), _tasks(found)
@@ -60,7 +61,7 @@ def markdown(results: Sequence[Result]) -> str:
 
 
 def latex(results: Sequence[Result]) -> str:
-    """A booktabs tabular, the best average in bold; footnotes below it."""
+    """Return a booktabs tabular, the best average in bold, footnotes below."""
     found = groups(results)
     marks, notes = footnotes(found)
     top, tasks = best(found), _tasks(found)
@@ -75,7 +76,7 @@ def latex(results: Sequence[Result]) -> str:
 
 
 def csv(results: Sequence[Result]) -> str:
-    """One line a group: fractions at full precision, named as in metrics.json; unknown values are empty."""
+    """Return one line per group: fractions at full precision, named as in metrics.json; unknown values are empty."""
     found = groups(results)
     tasks = _tasks(found)
     file = io.StringIO()
@@ -93,7 +94,7 @@ def csv(results: Sequence[Result]) -> str:
 
 
 def terminal(results: Sequence[Result]) -> RenderableType:
-    """For `rich.print`: one row a method, then accuracy on each task; of a single run, its accuracy matrix. Fits 80 columns."""
+    """Return what `rich.print` shows in 80 columns: one row per method, then accuracy on each task; of a single run its matrix."""
     from rich.console import Group as Stack
     from rich.text import Text
 
@@ -114,8 +115,10 @@ def terminal(results: Sequence[Result]) -> RenderableType:
 
 
 def room(results: Sequence[Result]) -> Table:
-    """For `rich.print`: a row a group, what is free after the first and after the last task, means over seeds. Where streams or networks
-    differ each pair has its own section, so that a label need not say them."""
+    """Return a table for `rich.print`: free capacity after the first and the last task, one row per group, means over seeds.
+
+    Where streams or networks differ, each pair has its section, so that labels need not repeat them.
+    """
     from rich.text import Text
 
     table = _table(["seeds", "neurons\nfirst", "\nlast", "param.\nfirst", "\nlast"], "free, in %, after task")
@@ -125,7 +128,7 @@ def room(results: Sequence[Result]) -> Table:
             table.add_section()
             table.add_row(Text(f"{stream}, {model}", style="bold"))
         found = groups([r for r in results if (r.run.stream, r.run.model) == (stream, model)])
-        for group in sorted(found, key=lambda g: g.label):  # many, and of a copied folder the order of recording is lost
+        for group in sorted(found, key=lambda g: g.label):  # there may be many, and a copied folder has lost the order of recording
             known = [r.capacity for r in group.done if r.capacity]
             shares = [over_seeds([measured(free[t], f"free_{k}") for free in known]) for k in ("neurons", "parameters") for t in (0, -1)]
             table.add_row(Text(group.label), str(len(group.done)), *(share.text(1, std=False) for share in shares))
@@ -137,7 +140,7 @@ def _table(rest: Sequence[str], first: str = "method", marks: bool = False) -> T
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(first, overflow="fold")  # where it is narrow the label gives way, never a number
+    table.add_column(first, overflow="fold")  # in a narrow terminal the label is folded, never a number
     if marks:
         table.add_column("")
     for heading in rest:
@@ -205,4 +208,5 @@ TEX |= {mark: rf"\textsuperscript{{{digit}}}" for digit, mark in enumerate("⁰�
 
 
 def tex(text: str) -> str:
+    """Return the text with what LaTeX would misread replaced."""
     return "".join(TEX.get(c, c) for c in text)

@@ -1,100 +1,178 @@
 """The folder of results: `<out>/<key>/` holds spec.json, metrics.json, checkpoint.safetensors and log.jsonl of one run.
 
-Each file is written under a temporary name and renamed, so it is whole or absent. While a fleet trains, `training-<fleet>.safetensors` in
-the folder of its first member holds its state, and `lock` keeps other processes from training the same run.
+Results can also be packed into one file, `<out>/runs.jsonl.xz` (`Store.pack`); a run's folder wins over the archive. Each file is
+written under a temporary name and renamed, so it is whole or absent. While a fleet trains, `training-<fleet>.safetensors` in the folder of
+its first member holds its state, and `lock` keeps other processes from training the same run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfless.data import checksum
-from selfless.data import objects_digest as contents
+from selfless.data.digests import Contents
 from selfless.files import locked, write_atomically, write_json
+from selfless.runner.archive import NAME, damaged, read_archive, write_archive
+from selfless.runner.sources import contents_of, made_from
 from selfless.spec import Result, Run
 from selfless.terms import NotHere
 
+__all__ = ["Store", "made_from"]
 
-def made_from(run: Run, data_dir: Path | str | None = None) -> str:
-    """A digest of what a run depends on and its settings only name: one's own arrays, folders, network, methods and weights, and the object
-    sets, which come whole, in part or in copies. Empty for other published data, and where those sets are not here to compare."""
-    digest = hashlib.sha256()
-    kind, _, path = run.stream.removeprefix("joint-").partition(":")
-    files: list[Path] = []
-    if kind == "arrays":
-        files = [Path(path)]
-    elif kind == "folders":
-        for item in sorted(Path(path).rglob("*")):
-            if item.is_file():
-                digest.update(f"{item.relative_to(path)} {item.stat().st_size} {item.stat().st_mtime_ns}\n".encode())
-    elif kind == "objects":
-        options = {name: value for name, value in run.stream_options.items() if name in ("boxes", "aircraft")}
-        shown = contents(run.stream.removeprefix("joint-"), data_dir, tasks=run.tasks, **options)
-        if not shown:
-            return ""
-        digest.update(shown.encode())
-    weights = Path(str(run.model_options.get("weights", "")))
-    if weights.is_file():  # a path; a name with its digest says enough
-        digest.update(checksum(weights).encode())
-    module, _, _ = run.model.partition(":")
-    if ":" in run.model:
-        files += [f for f in (Path(module.replace(".", "/") + ".py"), Path(module.replace(".", "/")) / "__init__.py") if f.is_file()]
-    own = [type(term) for term in (run.preserve, run.sparsify) if term.is_custom()]
-    files += [Path(inspect.getfile(kind)) for kind in own if kind.__module__ != "__main__"]
-    for file in files:
-        with contextlib.suppress(OSError), open(file, "rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()[:16] if files or kind in ("folders", "objects") or weights.is_file() else ""
+METRICS = "metrics.json"
+PACKED = {METRICS, "spec.json", "log.jsonl", "lock"}  # a folder with nothing else can be packed away without losing tensors
 
 
 class Store:
-    """Results by key. `data_dir`: where the data that they were made from is looked for; `checkpoints`: whether tensors are kept too."""
+    """Results by key.
+
+    data_dir      where to look for the data that runs were made from
+    checkpoints   whether `record` also writes tensors
+    """
 
     def __init__(self, out: Path | str, data_dir: Path | str | None = None, *, checkpoints: bool = True) -> None:
         self.out, self.data_dir, self.checkpoints = Path(out), data_dir or None, checkpoints
-        self._objects: dict[str, str] = {}
+        self._contents: dict[str, Contents] = {}
+        self._cleared: set[str] = set()  # archived results that are to be trained again
 
     def folder(self, run: Run) -> Path:
+        """Return the folder of a run, which need not exist."""
         return self.out / run.key
 
+    # ------------------------------------------------------------------------------------------------------------ reading
     def load(self, run: Run) -> Result | None:
-        """The recorded result of a run, or None; also None where one's own data or network, or an object set, has changed since."""
-        result = self._read(self.folder(run) / "metrics.json")
-        if result is None:
-            return None
-        now = self.made_from(run)
-        unknown = not now and run.stream.removeprefix("joint-").startswith("objects")  # the sets are not here: nothing to compare
-        return result if unknown or result.about.get("made_from", "") == now else None
+        """Return the recorded result of a run; None where there is none, or where its custom data, network or method has changed."""
+        result = self.get(run.key)
+        if result is None or not self._contents_of(run).is_here:  # the data is not on this machine: nothing to compare
+            return result
+        return result if result.about.get("made_from", "") == self.made_from(run) else None
 
+    def get(self, key: str) -> Result | None:
+        """Return the recorded result of that key as it is, or None: the folder's, else the archive's."""
+        result = _read(self.out / key / METRICS)
+        if result is None and key not in self._cleared:
+            line = read_archive(self.archive).get(key)
+            result = None if line is None else _parse_archived(line, key, self.archive)
+        return result
+
+    def all(self) -> list[Result]:
+        """Return every recorded result in the order of recording, archives first; not those of `choosing/`, which strengths are chosen by.
+
+        Where `out` is the folder of one run that was packed away, its result is taken from the archive beside it.
+        """
+        parent = self.out.parent / NAME
+        if not (self.out / METRICS).is_file() and (line := read_archive(parent).get(self.out.name)) is not None:
+            return [_parse_archived(line, self.out.name, parent)]
+        packed = [result for path in sorted(self._find(NAME)) for result in self._archived(path)]
+        folders = sorted((path.stat().st_mtime_ns, path) for path in self._find(METRICS))
+        return packed + [result for _, path in folders if (result := _read(path)) is not None]
+
+    def _archived(self, path: Path) -> Iterator[Result]:
+        """Yield the results of one archive, but for those that have a folder beside it."""
+        for key, line in read_archive(path).items():
+            if not (path.parent / key / METRICS).is_file():
+                yield _parse_archived(line, key, path)
+
+    def _find(self, name: str) -> Iterator[Path]:
+        return (path for path in self.out.rglob(name) if "choosing" not in path.relative_to(self.out).parts)
+
+    def has(self, key: str) -> bool:
+        """Return whether a result of that key is recorded."""
+        return (self.out / key / METRICS).is_file() or (key not in self._cleared and key in read_archive(self.archive))
+
+    # ------------------------------------------------------------------------------------------------------------ archive
+    @property
+    def archive(self) -> Path:
+        """The file that `pack` writes."""
+        return self.out / NAME
+
+    def pack(self, *, remove: bool = False) -> Path:
+        """Write all results directly below `out` into the archive, beside those that are in it already; return its path.
+
+        remove   delete the packed folders, but for those that hold more than text (a checkpoint, the state of a stopped fleet)
+        """
+        found = {key: json.loads(line) for key, line in read_archive(self.archive).items()}
+        folders = sorted((path.stat().st_mtime_ns, path) for path in self.out.glob(f"*/{METRICS}"))
+        texts = {path.parent: path.read_text(encoding="utf-8") for _, path in folders}
+        for folder, text in texts.items():
+            result = _parse(text, folder / METRICS)
+            if result.run.key != folder.name:
+                raise ValueError(f"{folder / METRICS} holds run {result.run.key}, not {folder.name}; move it to the folder of its key")
+            found.pop(folder.name, None)  # recorded again: it moves to the end
+            found[folder.name] = json.loads(text)
+        if not found:
+            raise ValueError(f"{self.out} holds no results to pack; train something first: selfless run --out {self.out}")
+        write_archive(self.archive, found.values())
+        for folder, text in texts.items() if remove else ():
+            _remove_packed(folder, text)
+        return self.archive
+
+    def extract(self, key: str, to: Path | str) -> Path:
+        """Write the result of that key as `<to>/<key>/` with spec.json and metrics.json, as it was recorded; return that folder."""
+        file = self.out / key / METRICS
+        text = file.read_text(encoding="utf-8") if file.is_file() else read_archive(self.archive).get(key)
+        if text is None:
+            raise ValueError(f"{self.out} has no run {key!r}. Its keys: selfless capacity {self.out} --json")
+        values = json.loads(text)
+        write_json(Path(to) / key / "spec.json", values["run"])
+        write_json(Path(to) / key / METRICS, values)
+        return Path(to) / key
+
+    # ------------------------------------------------------------------------------------------------------------ sources
     def made_from(self, run: Run) -> str:
-        """`made_from` with this store's data; object sets, whose files take a moment to look through, are looked at once."""
-        if not run.stream.removeprefix("joint-").startswith("objects"):
-            return made_from(run, self.data_dir)
-        at = json.dumps([run.stream, run.tasks, run.model, run.stream_options, run.model_options], sort_keys=True)
-        if at not in self._objects:
-            self._objects[at] = made_from(run, self.data_dir)
-        return self._objects[at]
+        """Return the digest of what a run was made from, with this store's data."""
+        return made_from(run, self.data_dir, self._contents_of(run))
+
+    def _contents_of(self, run: Run) -> Contents:
+        """Look at a stream's data; at data that is slow to look through, once."""
+        at = json.dumps([run.stream, run.tasks, run.stream_options], sort_keys=True)
+        if at in self._contents:
+            return self._contents[at]
+        found = contents_of(run, self.data_dir)
+        if found.is_slow:
+            self._contents[at] = found
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------ writing
+    def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> None:
+        """Write a result: the spec and the tensors first, the metrics, which make it count as done, last."""
+        folder = self.folder(result.run)
+        write_json(folder / "spec.json", result.run.as_dict())
+        if self.checkpoints:
+            from safetensors.torch import save_file
+
+            write_atomically(folder / "checkpoint.safetensors", lambda path: save_file(dict(tensors()), path, {"key": result.run.key}))
+        write_json(folder / METRICS, result.as_dict())
+
+    def log(self, run: Run, line: Mapping[str, Any]) -> None:
+        """Append one line to a run's log.jsonl."""
+        folder = self.folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
     def clear(self, run: Run) -> None:
-        """Forget what is recorded of a run. Hold its lock. The file of a fleet that was stopped stays: it is the others' too."""
+        """Forget what is recorded of a run. Hold its lock. The state of a stopped fleet stays: other members need it.
+
+        An archive is not rewritten: this store ignores the archived result, and the folder that is recorded next wins over it.
+        """
+        self._cleared.add(run.key)
         for path in self.folder(run).glob("[!.]*"):
             if path.name != "lock" and not path.name.startswith("training-"):
                 path.unlink()
 
-    def sweep(self) -> None:
-        """Remove the files of stopped fleets all of whose members have been recorded since."""
-        for path, keys in self.unfinished():
-            if all((self.out / key / "metrics.json").exists() for key in keys):
-                path.unlink(missing_ok=True)
+    # ------------------------------------------------------------------------------------------------------------ fleets
+    def training(self, runs: Sequence[Run]) -> Path:
+        """Return the file in which a fleet keeps its state while it trains."""
+        name = hashlib.sha256("".join(r.key for r in runs).encode()).hexdigest()[:16]
+        return self.folder(runs[0]) / f"training-{name}.safetensors"
 
     def unfinished(self) -> list[tuple[Path, list[str]]]:
-        """The fleets that were stopped while they trained: (their file, the keys of their members)."""
+        """Return the fleets that were stopped while they trained: (their file, the keys of their members)."""
         from safetensors import SafetensorError, safe_open
 
         found = []
@@ -103,57 +181,69 @@ class Store:
                 found.append((path, json.loads(file.metadata()["keys"])))
         return found
 
-    def all(self) -> list[Result]:
-        """Every recorded result, in the order they were recorded; not those of `choosing/`, which strengths were chosen by."""
-        paths = [path for path in self.out.rglob("metrics.json") if "choosing" not in path.relative_to(self.out).parts]
-        found = [(path.stat().st_mtime_ns, path) for path in paths]
-        return [result for _, path in sorted(found) if (result := self._read(path)) is not None]
-
-    def _read(self, path: Path) -> Result | None:
-        try:
-            return Result.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-        except NotHere as error:
-            raise ValueError(f"{path} is of a method of one's own, {error}; run this where that module is") from error
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is not a result of this version ({error}); delete its folder, or train again with selfless run --force"
-            ) from error
-
-    def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> None:
-        """Write a result: the spec and the tensors first, the metrics, which make it count as done, last."""
-        from safetensors.torch import save_file
-
-        folder = self.folder(result.run)
-        write_json(folder / "spec.json", result.run.as_dict())
-        if self.checkpoints:
-            write_atomically(folder / "checkpoint.safetensors", lambda path: save_file(dict(tensors()), path, {"key": result.run.key}))
-        write_json(folder / "metrics.json", result.as_dict())
-
-    def log(self, run: Run, line: Mapping[str, Any]) -> None:
-        folder = self.folder(run)
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "log.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def training(self, runs: Sequence[Run]) -> Path:
-        """The file a fleet keeps its state in while it trains."""
-        name = hashlib.sha256("".join(r.key for r in runs).encode()).hexdigest()[:16]
-        return self.folder(runs[0]) / f"training-{name}.safetensors"
+    def sweep(self) -> None:
+        """Remove the state of stopped fleets whose members have all been recorded since."""
+        for path, keys in self.unfinished():
+            if all(self.has(key) for key in keys):
+                path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def lock(self, runs: Sequence[Run], busy: Callable[[Run], None]) -> Iterator[None]:
-        """Hold the runs, in a fixed order so that two processes never wait for each other. One that was refused leaves no folder."""
+        """Lock the runs, in a fixed order so that two processes never wait for each other; leave no empty folder behind.
+
+        busy   called with a run that another process has locked, before waiting for it
+        """
         with contextlib.ExitStack() as stack:
             for run in sorted(runs, key=lambda r: r.key):
                 stack.enter_context(locked(self.folder(run) / "lock", lambda run=run: busy(run)))  # type: ignore[misc]
-                stack.callback(_tidy, self.folder(run))  # while the lock is still held
+                stack.callback(_remove_empty, self.folder(run))  # while the lock is still held
             yield
 
 
-def _tidy(folder: Path) -> None:
-    """Remove a folder that holds nothing but its lock. Hold that lock; who waits for it makes both anew (files.locked)."""
+def _read(path: Path) -> Result | None:
+    try:
+        return _parse(path.read_text(encoding="utf-8"), path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _parse(text: str, path: Path) -> Result:
+    try:
+        return Result.from_dict(json.loads(text))
+    except NotHere as error:
+        raise ValueError(f"{path} was made by a custom method, {error}; run this where that module is") from error
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is not a result of this version ({error}); delete its folder, or train again with selfless run --force"
+        ) from error
+
+
+def _parse_archived(line: str, key: str, path: Path) -> Result:
+    """Parse a line of an archive; it must be the result of the run that its key names."""
+    try:
+        result = Result.from_dict(json.loads(line))
+    except NotHere as error:
+        raise ValueError(f"run {key} in {path} was made by a custom method, {error}; run this where that module is") from error
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, f"run {key}: {error}") from error
+    if result.run.key != key:
+        raise damaged(path, f"run {key} has the settings of run {result.run.key}")
+    return result
+
+
+def _remove_packed(folder: Path, text: str) -> None:
+    """Delete a folder whose result is in the archive, unless it holds more than text or was recorded again meanwhile."""
+    if {path.name for path in folder.iterdir()} - PACKED:
+        return
+    with locked(folder / "lock", lambda: None):
+        if (folder / METRICS).read_text(encoding="utf-8") == text:
+            for name in PACKED - {"lock"}:
+                (folder / name).unlink(missing_ok=True)
+        _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder that holds nothing but its lock. Hold that lock; whoever waits for it makes both again (files.locked)."""
     with contextlib.suppress(OSError):
         if [path.name for path in folder.iterdir()] == ["lock"]:
             (folder / "lock").unlink()

@@ -1,0 +1,166 @@
+"""The record of an experiment as JSON: filled cells, how they were chosen, judged claims, and what the runs were made with."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfless.experiments.base import Cell, Claim, Experiment, Place
+from selfless.experiments.choosing import Selection, first_tasks, trial
+from selfless.experiments.claims import Judgement, judge_claim
+from selfless.experiments.measures import MEASURES, FinishedRun
+from selfless.metrics import spread
+from selfless.runner.machine import machine
+from selfless.spec import Result, Run
+
+
+def fill_cell(
+    cell: Cell, chosen: Selection, runs: list[Run], results: Mapping[Run, Result], out: Path, data_dir: Path | None
+) -> dict[str, Any]:
+    """Return a cell of the record: the chosen run, its value for each seed, mean and spread."""
+    measure = MEASURES[cell.value]
+    rows = []
+    for run in runs:
+        result = results[run]
+        finished = FinishedRun(result, out, data_dir)
+        done = result.status == "done"
+        rows.append(
+            {
+                "seed": run.seed,
+                "key": run.key,
+                "status": result.status,
+                "error": result.error,
+                "value": _plain(measure.value(finished)) if done else None,
+                "detail": measure.detail(finished) if done else None,
+            }
+        )
+    values = [row["value"] for row in rows if row["value"] is not None]
+    mean, std = spread(values) if values else (math.nan, math.nan)
+    status = "pending" if not cell.candidates else "failed" if not values else "partly failed" if len(values) < len(rows) else "done"
+    error = ""
+    if chosen.index is None and cell.candidates:
+        error = f"all {len(cell.candidates)} candidates failed while choosing"
+    picked = cell.candidates[chosen.index] if chosen.index is not None else None
+    return {
+        "row": cell.row,
+        "column": cell.column,
+        "value": cell.value,
+        "heading": measure.heading,
+        "unit": measure.unit,
+        "published": cell.published,
+        "mean": _plain(mean),
+        "std": _plain(std),
+        "difference": _plain(mean - cell.published) if cell.published is not None else None,
+        "status": status,
+        "error": error,
+        "method": describe(picked, cell.candidates) if picked else "",
+        "strength": picked.sparsify.strength if picked else None,
+        "run": dataclasses.replace(picked, **cell.then).as_dict() if picked else None,
+        "on_test": picked is not None and picked.select == "best-on-test",
+        "runs": rows,
+    }
+
+
+def describe(run: Run, candidates: Sequence[Run]) -> str:
+    """Return the method, with whatever else the candidates differ in."""
+    differing = [name for name in ("model", "lr", "schedule", "augment", "anchor") if len({getattr(c, name) for c in candidates}) > 1]
+    values = [f"{name} {getattr(run, name):g}" if name == "lr" else str(getattr(run, name)) for name in differing]
+    return ", ".join([run.method, *values])
+
+
+def list_choices(experiment: Experiment, chosen: Mapping[Place, Selection]) -> list[dict[str, Any]]:
+    """Return how each set of candidates was decided, once for all cells that share it."""
+    found: dict[Any, dict[str, Any]] = {}
+    for cell in experiment.cells:
+        if len(cell.candidates) < 2:
+            continue
+        pick = chosen[cell.place]
+        key = (cell.candidates, cell.choice)
+        if key not in found:
+            found[key] = {
+                "cells": [],
+                "by": cell.choice.by,
+                "seeds": list(cell.choice.seeds),
+                "tasks": first_tasks(cell),
+                "chosen": pick.index,
+                "edges": list(pick.edges),
+                "candidates": [
+                    {
+                        "method": describe(run, cell.candidates),
+                        "scores": [_plain(score) for score in scores],
+                        "keys": [trial(run, seed, cell.choice).key for seed in cell.choice.seeds],
+                    }
+                    for run, scores in zip(cell.candidates, pick.scores, strict=True)
+                ],
+            }
+        found[key]["cells"].append([cell.row, cell.column])
+    return list(found.values())
+
+
+def judge_claims(experiment: Experiment, cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return every claim of the experiment with its verdict, by the values of filled cells."""
+    done = {(c["row"], c["column"]): [run for run in c["runs"] if run["value"] is not None] for c in cells}
+    values = {place: {run["seed"]: run["value"] for run in runs} for place, runs in done.items()}
+    averages = [(place, done[place]) for c in cells if c["value"] == "average" and done[place := (c["row"], c["column"])]]
+    tasks = max((len(runs[0]["detail"]) for _, runs in averages), default=0)
+    by_task = [
+        {place: {run["seed"]: run["detail"][t] for run in runs} for place, runs in averages if t < len(runs[0]["detail"])}
+        for t in range(tasks)
+    ]
+    return [_claim(claim, *judge_claim(claim, values, by_task)) for claim in experiment.claims]
+
+
+def _claim(claim: Claim, verdict: str, parts: Sequence[Judgement]) -> dict[str, Any]:
+    return {
+        "text": claim.text,
+        "ours": claim.ours,
+        "verdict": verdict,
+        "parts": [
+            {
+                "text": str(p.part),
+                "a": list(p.part.a),
+                "b": None if p.part.b is None else list(p.part.b),
+                "relation": p.part.relation,
+                "margin": p.part.margin,
+                "published": p.part.published,
+                "mean": _plain(p.mean),
+                "low": _plain(p.low),
+                "high": _plain(p.high),
+                "seeds": p.seeds,
+                "task": p.task,
+                "verdict": p.verdict,
+            }
+            for p in parts
+        ],
+    }
+
+
+def list_notes(results: Iterable[Result]) -> list[str]:
+    """Return what the runs say about their data, such as a reduced set, each note once."""
+    return list(dict.fromkeys(str(note) for result in results for note in result.about.get("notes") or ()))
+
+
+def describe_runs(results: Sequence[Result]) -> dict[str, Any]:
+    """Return the machines and commits that took part, and the training time; each run counts its share of its fleet's time."""
+
+    def every(name: str) -> list[str]:
+        return list(dict.fromkeys(str(r.about[name]) for r in results if r.about.get(name)))
+
+    unique = {r.run.key: r for r in results}.values()
+    seconds = sum(float(r.about.get("seconds", 0)) / float(r.about.get("fleet", 1)) for r in unique)
+    here = machine()
+    return {
+        "runs": len(unique),
+        "failed": sum(r.status != "done" for r in unique),
+        "seconds": round(seconds, 3),
+        "hardware": every("hardware") or [here["hardware"]],
+        "torch": every("torch"),
+        "commit": every("commit") or [here["commit"]],
+    }
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

@@ -1,0 +1,153 @@
+"""All claims of the recorded experiments in one Markdown table, and the values of each experiment in a small one.
+
+    python -m selfless.report.claims results/reproduction             # the table of claims
+    python -m selfless.report.claims results/reproduction --values    # one small table per experiment
+
+Both are meant to be read: a claim that needs several comparisons is shown by the one that decides its verdict, the worst of them.
+`selfless report DIR --format md` has every comparison and how strengths were chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfless.report.records import VERDICTS, Record, by_place, is_ours, judged, load, rows_and_columns
+from selfless.report.tables import line_of
+from selfless.report.wording import beside, text, value
+
+PLACES = ("figure", "table", "section", "appendix")  # the order of the table; what is not in the paper comes last
+PROFILES = ("ours", "paper")
+WORST_FIRST = ("fails", "missing", "undecided", "holds")
+EXPLANATION = """\
+Differences are in points, with their 95 % bootstrap interval over seeds. Of several comparisons the worst is shown.
+`ours` chooses strengths on held-out data; `paper` has the authors' settings and chooses on test data.
+
+- ✓ holds: the whole interval lies on the claimed side of the margin
+- ✗ fails: none of it does
+- ? undecided: the margin lies within the interval
+- – not tested: a value that the claim needs is missing"""
+
+
+def claims_table(records: Sequence[Record]) -> str:
+    """Return two Markdown tables: the claims of the paper, then our own. Quick versions judge no claims and are left out."""
+    rows: dict[bool, list[list[str]]] = {False: [], True: []}
+    for name, profiles in by_experiment(records).items():
+        found = {profile: {claim["text"]: claim for claim in judged(record)} for profile, record in profiles.items()}
+        record = next(iter(profiles.values()))
+        for claim in (claim for claims in found.values() for claim in claims.values()):
+            both = {profile: claims[claim["text"]] for profile, claims in found.items() if claim["text"] in claims}
+            row = [claim["text"], f"{record['source']} (`{name}`)", *_evidence(both), _verdict(both)]
+            if row not in rows[is_ours(record, claim)]:
+                rows[is_ours(record, claim)].append(row)
+    head = ["claim", "where", "published", "`ours`", "`paper`", "verdict"]
+    titles = {False: "Claims of the paper", True: "Our own claims"}
+    parts = [f"## {titles[ours]}\n\n{_table(head, found)}" for ours, found in rows.items() if found]
+    return "\n\n".join([EXPLANATION, *parts]) + "\n"
+
+
+def values_tables(records: Sequence[Record]) -> str:
+    """Return one small Markdown table per experiment and profile: mean ± std over seeds beside the published value."""
+    parts = []
+    for name, profiles in by_experiment(records).items():
+        for profile, record in profiles.items():
+            rows, columns = rows_and_columns(record)
+            cells = by_place(record)
+            lines = [[row, *(_value(cells.get((row, column))) for column in columns)] for row in rows]
+            table = _table(["", *(column or "accuracy" for column in columns)], lines)
+            parts.append(f"## {name}, `{profile}`\n\n{record['title']} ({record['source']}).\n\n{table}")
+    return "\n\n".join(parts) + "\n"
+
+
+def by_experiment(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
+    """Return experiment → profile → record, in the order of the paper, without quick versions."""
+    whole = sorted((record for record in records if not record["quick"]), key=_order)
+    found: dict[str, dict[str, Record]] = {}
+    for record in whole:
+        found.setdefault(record["name"], {})[record["profile"]] = record
+    return found
+
+
+def _order(record: Record) -> tuple[int, list[str | int], int]:
+    """Sort by kind of place, then by name with numbers as numbers, then by profile."""
+    first = re.split(r"[ ,]", record["source"])[0]
+    parts = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", record["name"])]
+    return PLACES.index(first) if first in PLACES else len(PLACES), parts, PROFILES.index(record["profile"])
+
+
+def _evidence(claims: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the columns published, ours and paper of one claim."""
+    worst = {profile: decisive(claim) for profile, claim in claims.items()}
+    known = [part["published"] for part in worst.values() if part["published"] is not None]
+    return [text(known[0], 2, signed=True) if known else "–", *(_compared(claims.get(profile)) for profile in PROFILES)]
+
+
+def _compared(claim: Mapping[str, Any] | None) -> str:
+    """Return "✓ +3.12 [+2.80, +3.44]", with the comparison where there are several."""
+    if claim is None:
+        return ""
+    part = decisive(claim)
+    if part["mean"] is None:
+        return VERDICTS["missing"]
+    signed = part["b"] is not None  # a difference, not a value
+    shown = f"{VERDICTS[claim['verdict']]} {text(part['mean'], 2, signed)}"
+    if part["low"] is not None:
+        shown += f" [{text(part['low'], 2, signed)}, {text(part['high'], 2, signed)}]"
+    task = f", task {part['task']}" if part.get("task") else ""
+    if len(claim["parts"]) > 1:
+        return f"{shown} ({part['text']}{task}; worst of {len(claim['parts'])})"
+    return f"{shown}{task}"
+
+
+def decisive(claim: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the comparison that decides the verdict: the worst, and among equals the one nearest to the wrong side of its margin."""
+
+    def rank(part: Mapping[str, Any]) -> tuple[int, float]:
+        if part["low"] is None:
+            return WORST_FIRST.index(part["verdict"]), math.inf
+        spare = part["margin"] - part["high"] if part["relation"] == "≤" else part["low"] - part["margin"]
+        return WORST_FIRST.index(part["verdict"]), spare
+
+    found: Mapping[str, Any] = min(claim["parts"], key=rank)
+    return found
+
+
+def _verdict(claims: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return one word where the profiles agree, else one per profile."""
+    verdicts = {profile: "not tested" if claim["verdict"] == "missing" else claim["verdict"] for profile, claim in claims.items()}
+    if len(set(verdicts.values())) == 1:
+        return next(iter(verdicts.values()))
+    return ", ".join(f"`{profile}`: {verdict}" for profile, verdict in verdicts.items())
+
+
+def _value(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return ""
+    published = beside(cell)
+    return f"{value(cell)} ({published.partition(' (')[0]})" if published else value(cell)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(map(line_of, (head, ["---"] * len(head), *rows)))
+
+
+def main() -> None:
+    """Print the tables of a folder of results."""
+    parser = argparse.ArgumentParser(prog="python -m selfless.report.claims", description="Print the claims of a folder as Markdown.")
+    parser.add_argument("folder", type=Path, help="a folder of results")
+    parser.add_argument("--values", action="store_true", help="print one small table per experiment instead")
+    given = parser.parse_args()
+    records = load(given.folder)
+    if not records:
+        sys.exit(f"{given.folder} holds no record of an experiment. Make one: selfless reproduce fig-2 --out {given.folder}")
+    made = values_tables(records) if given.values else claims_table(records)
+    sys.stdout.write(made)
+
+
+if __name__ == "__main__":
+    main()

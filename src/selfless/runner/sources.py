@@ -1,0 +1,50 @@
+"""A digest of what a run depends on but names only by a path: custom data, networks, methods and weights, and object sets.
+
+It is recorded with each result; a result whose digest has changed is trained again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+from pathlib import Path
+
+from selfless.data import checksum
+from selfless.data.digests import Contents, stream_contents
+from selfless.spec import Run
+
+
+def contents_of(run: Run, data_dir: Path | str | None = None) -> Contents:
+    """Return what the run's stream is made of."""
+    return stream_contents(run.stream, tasks=run.tasks, options=run.stream_options, data_dir=data_dir)
+
+
+def made_from(run: Run, data_dir: Path | str | None = None, contents: Contents | None = None) -> str:
+    """Return the digest; empty where the run's settings say everything, and where its data is not here to compare."""
+    contents = contents or contents_of(run, data_dir)
+    if not contents.is_here:
+        return ""
+    digest = hashlib.sha256(contents.listing or b"")
+    weights = Path(str(run.model_options.get("weights", "")))
+    if weights.is_file():  # a path; a published name has its digest in it
+        digest.update(checksum(weights).encode())
+    files = [*contents.files, *_network_files(run), *_method_files(run)]
+    for file in files:
+        with contextlib.suppress(OSError), open(file, "rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    has_sources = bool(files) or contents.listing is not None or weights.is_file()
+    return digest.hexdigest()[:16] if has_sources else ""
+
+
+def _network_files(run: Run) -> list[Path]:
+    """Return the file of a custom network `module:function`, if it lies below the working directory."""
+    module, colon, _ = run.model.partition(":")
+    path = module.replace(".", "/")
+    return [file for file in (Path(f"{path}.py"), Path(path) / "__init__.py") if file.is_file()] if colon else []
+
+
+def _method_files(run: Run) -> list[Path]:
+    """Return the files of custom preservers and sparsifiers."""
+    custom = [type(term) for term in (*run.preserve.parts, *run.sparsify.parts) if term.is_custom()]
+    return [Path(inspect.getfile(kind)) for kind in custom if kind.__module__ != "__main__"]
