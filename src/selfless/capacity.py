@@ -83,5 +83,3 @@ def _sum(rows: Mapping[str, Free]) -> Free:
 def count_free(importance: Tensor, threshold: float = THRESHOLD) -> Free:
     """#{k : Ω_k < τ} and the number of entries k, for importances Ω of any shape."""
     return Free(int((importance < threshold).sum()), importance.numel())
-
-

@@ -44,7 +44,7 @@ def test_every_experiment_is_whole(name: str, profile: str) -> None:
         if profile == "ours":
             assert not c.choice.on_test
             assert all(run.select != "best-on-test" and run.anchor == "implicit" for run in c.candidates)
-            assert all(run.preserve.how == "per-sample" for run in c.candidates)
+            assert all(run.preserve.estimator == "per-sample" for run in c.candidates)
             assert not set(c.choice.seeds) & set(range(5)), "the choosing seeds are apart from the reported ones"
 
 
@@ -53,7 +53,7 @@ def test_the_paper_profile_is_the_authors(name: str) -> None:
     for c in experiment(name, "paper").cells:
         for run in c.candidates:
             assert run.select == "best-on-test"
-            assert run.preserve.name == "none" or run.preserve.how == "per-batch"
+            assert run.preserve.name == "none" or run.preserve.estimator == "per-batch"
             assert run.anchor == ("explicit" if "permuted" in run.stream else "implicit")
             if "permuted" in run.stream and run.preserve.name == "mas":
                 assert run.preserve.strength == 0.1

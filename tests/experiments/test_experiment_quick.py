@@ -147,7 +147,7 @@ def test_missing_data_stops_one_experiment_not_the_others(tmp_path: Path, monkey
     def nothing(*_: object, **__: object) -> None:
         raise MissingData("cifar-100 is not here; run: selfless data fetch cifar-100")
 
-    monkeypatch.setattr("selfless.engine.learner.stream", nothing)
+    monkeypatch.setattr("selfless.engine.build.stream", nothing)
     for place in ("XDG_CACHE_HOME", "SELFLESS_DATA"):  # no object sets, whatever the user has
         monkeypatch.setenv(place, str(tmp_path))
     words = ["--quick", "--out", str(tmp_path), "--device", "cpu", "--json"]

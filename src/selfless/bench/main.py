@@ -36,8 +36,6 @@ def choose_parts(only: str | None, with_peers: bool = False) -> list[str]:
     return [name for name in PARTS if name in wanted]
 
 
-
-
 def bench(parts: list[str], plan: Plan, command: str, out: Path | None = None) -> dict[str, Any]:
     """Return {command, quick, hardware, the rows of each part, skipped: {part: reason}}.
 

@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from selfless.capacity import THRESHOLD, Capacity, count_free
 from selfless.importance import measure
@@ -33,6 +32,7 @@ from selfless.keeper.activations import Collector, resolve_layers
 from selfless.keeper.anchor import step_sizes
 from selfless.keeper.deprecated import OldNames
 from selfless.keeper.inhibition import explain_infinite, inhibition
+from selfless.keeper.optimizers import forget_optimizers, watch_optimizers
 from selfless.keeper.part import Part
 from selfless.network.calling import Forward, check_batches, unwrap
 from selfless.network.layers import Layers, Tap, is_automatic
@@ -65,8 +65,8 @@ class Keeper(OldNames):
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
         self.parts: list[Part] = [Part(term, self.model, self._parameters(), taps, self.heads) for term in preserve.parts]
         self.collector = Collector(self.model, taps, is_automatic(layers), "activations" in reads, "weights" in reads)
-        self._step_hook = register_optimizer_step_post_hook(_weak_step(self))
-        weakref.finalize(self, _stop, self.collector, self._step_hook, self.parts)
+        watch_optimizers(self)
+        weakref.finalize(self, _stop, self.collector, self.parts)
 
     @property
     def taps(self) -> dict[str, Tap]:
@@ -268,7 +268,8 @@ class Keeper(OldNames):
     def detach(self) -> None:
         """Remove every hook; the model and its optimizers are as before `attach`."""
         self._attached = False
-        _stop(self.collector, self._step_hook, self.parts)
+        forget_optimizers(self)
+        _stop(self.collector, self.parts)
 
     def __enter__(self) -> Keeper:
         return self
@@ -371,21 +372,8 @@ class Keeper(OldNames):
             part.observe()
 
 
-def _stop(collector: Collector, step_hook: Any, parts: Sequence[Part]) -> None:
+def _stop(collector: Collector, parts: Sequence[Part]) -> None:
     """Leave no hooks behind, also when nobody holds the keeper any more."""
     collector.stop()
-    step_hook.remove()
     for part in parts:
         part.stop()
-
-
-def _weak_step(keeper: Keeper) -> Any:
-    """The global post-step hook of a keeper, which does not keep it alive."""
-    held = weakref.ref(keeper)
-
-    def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        alive = held()
-        if alive is not None:
-            alive.after_step(optimizer)
-
-    return hook
