@@ -58,6 +58,11 @@ class Term:
     def check_sum(self, other: Any) -> None:
         """Raise ValueError, with the reason, if `self + other` cannot be."""
 
+    @property
+    def label(self) -> str:
+        """Its class, for sentences: "MAS", or "LwF + MAS" for a sum."""
+        return type(self).__name__
+
     @classmethod
     def is_custom(cls) -> bool:
         """True for a class that is not of this package."""
@@ -97,6 +102,13 @@ class Sum(Term):
     @property
     def role(self) -> str:  # type: ignore[override]
         return self.terms[0].role
+
+    @property
+    def label(self) -> str:
+        return " + ".join(term.label for term in self.terms)
+
+    def spelling(self) -> str:  # type: ignore[override]
+        return "+".join(term.spelling() for term in self.terms)
 
     def neutral(self) -> Sum:
         return Sum(tuple(term.neutral() for term in self.terms))

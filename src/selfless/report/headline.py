@@ -131,8 +131,8 @@ def _names(done: Sequence[Group]) -> dict[Group, str]:
 
 
 def _name(run: Run) -> str:
-    preserver = "no preserver" if run.preserve.name == "none" else type(run.preserve).__name__
-    return preserver if run.sparsify.name == "none" else f"{preserver} + {type(run.sparsify).__name__}"
+    preserver = "no preserver" if run.preserve.name == "none" else run.preserve.label
+    return preserver if run.sparsify.name == "none" else f"{preserver} + {run.sparsify.label}"
 
 
 def _percent(group: Group) -> str:
