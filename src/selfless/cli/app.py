@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from selfless import __version__
-from selfless.cli import bench, capacity, data, demo, report, reproduce, run, tune
+from selfless.cli import bench, capacity, data, demo, records, report, reproduce, run, tune
 
 app = typer.Typer(
     help="Continual learning that leaves room: MAS, EWC, SI and their rivals beside SLNID (Selfless Sequential Learning, ICLR 2019).",
@@ -25,6 +25,7 @@ app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=capacity.EXAMPLES)(capacity.capacity)
 app.command(epilog=bench.EXAMPLES)(bench.bench)
 app.add_typer(data.app, name="data")
+app.add_typer(records.app, name="results")
 
 
 def _print_version(wanted: bool) -> None:
