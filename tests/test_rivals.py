@@ -574,7 +574,7 @@ def test_hat_says_what_it_cannot_gate_and_what_the_loop_must_tell() -> None:
     selfless.attach(made(), HAT(), heads=NAMES).detach()  # the remedy
     with pytest.raises(ValueError, match="has no gate"):
         selfless.attach(made(), HAT(), layers=["body.3"])
-    with pytest.raises(ValueError, match="parameters of its own"):
+    with pytest.raises(ValueError, match="has parameters too"):
         selfless.attach(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), HAT())
     model = made()
     keeper = selfless.attach(model, HAT(), layers=["body.1", "body.3"])
