@@ -53,7 +53,7 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
         )
     _check_together(modules, shape, run.model)
     stack = Stack(modules[0], layers, every if gated else ())
-    fleet = Fleet(runs, stack, *stack.stacked(modules, device), device)
+    fleet = Fleet(runs, stack, *stack.stack_modules(modules, device), device)
     if gated:
         fleet.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in every}))
     if run.scenario == "task":  # in the other scenarios no head belongs to a single task
