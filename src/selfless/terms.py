@@ -215,6 +215,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _parse_number(text: str, where: str) -> float:
+    """Return the text as a number; `where` names it in the error."""
     try:
         return float(text)
     except ValueError:

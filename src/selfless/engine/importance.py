@@ -67,6 +67,7 @@ class StackedBackend:
         self._shape = torch.Size()
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
+        """Run all members on a batch; return outputs and labels with members and samples in one axis, and B."""
         x, y = batch
         if self.layers and not self.probes:
             with torch.no_grad():
@@ -96,6 +97,7 @@ class StackedBackend:
         neurons: bool,
         retain: bool,
     ) -> tuple[Sums, Sums]:
+        """Return the sums of `Backend.reduce`, stacked over members."""
         values, power, self._measure.rows = objective.value(output, target), self.power, None
         if weight is not None:
             rows = weight.view(self._shape)

@@ -106,6 +106,7 @@ class Learner:
         del tests
 
     def _learn(self) -> list[Result]:
+        """Train and evaluate task by task, with the numeric settings of `learn`."""
         first, started = self.streams[0], time.perf_counter() - self.progress.seconds
         tests = [self.load([s.evaluate[u].test for s in self.streams]) for u in range(len(first.evaluate))]
         held_out = []

@@ -107,6 +107,7 @@ class _Eager:
         self.batch: Any = None
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
+        """Run the model on a batch; return its output, the labels and the number of samples."""
         self.batch = to_device(batch, self.model)
         self.reducer.listen()
         output = run_batch(self.model, self.batch, self.call)
@@ -123,6 +124,7 @@ class _Eager:
         neurons: bool,
         retain: bool,
     ) -> tuple[Sums, Sums]:
+        """Return the sums of `Backend.reduce`, exact per sample or from the gradient of the batch."""
         values, power = objective.value(output, target), objective.power
         if not parameters:
             return {}, self.reducer.neurons(values, weight, retain)

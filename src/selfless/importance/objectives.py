@@ -66,6 +66,7 @@ class LogLikelihood:
         return self.fisher == "sampled"
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
+        """Return the labels of `fisher`: one pair, or for the exact Fisher one pair (class, p_c) per class."""
         if self.fisher == "empirical":
             if labels is None:
                 raise ValueError("EWC's empirical Fisher needs labels: yield (x, y) pairs or dicts with 'labels', or use fisher='sampled'")
@@ -81,6 +82,7 @@ class LogLikelihood:
         return [(torch.full((len(p),), c, device=p.device), p[:, c]) for c in range(p.shape[1])]
 
     def value(self, output: Tensor, target: Tensor | None) -> Tensor:
+        """log p(y_m|x_m), summed over positions, (M,)."""
         assert target is not None
         if (output.dim() > 2 and output.shape[:-1] != target.shape) or (output.dim() > 3 and output.shape[2:] == target.shape[1:]):
             output = output.movedim(1, -1)  # (M, C, H, W) with labels (M, H, W), as for F.cross_entropy

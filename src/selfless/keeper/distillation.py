@@ -91,6 +91,7 @@ class HeadInput:
             handle.remove()
 
     def _read(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Forward pre-hook of every nn.Linear: keep its input; replace that of the head."""
         self.head, self._input = module, inputs[0]
         if self.instead is not None and module is self.instead[0]:
             return (self.instead[1].view(inputs[0].shape).to(inputs[0].dtype), *inputs[1:])

@@ -296,6 +296,7 @@ class Keeper(OldNames):
 
     # ------------------------------------------------------------------------------------------------------ parameters and layers
     def _parameters(self) -> dict[str, nn.Parameter]:
+        """Return the trainable parameters by name."""
         found = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if not found:
             raise ValueError("the model has no trainable parameters; unfreeze some before attaching or training")

@@ -51,6 +51,8 @@ class PathWatch:
             self._copy_value(name)
 
     def _copy_gradient(self, name: str) -> Any:
+        """Return a hook that copies the accumulated gradient of a parameter."""
+
         def hook(parameter: Tensor) -> None:
             if parameter.grad is not None:
                 self._gradients[name] = parameter.grad.detach().clone()

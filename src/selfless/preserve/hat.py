@@ -114,6 +114,7 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
 
     # ------------------------------------------------------------------------------------------------------------------- tasks
     def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
+        """Reset frozen weights to θ*."""
         return {
             n: torch.where(frozen, state["anchor"][n].to(parameters[n].dtype), parameters[n])
             for n, frozen in state["frozen"].items()

@@ -62,12 +62,13 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
         new = {name for name in parameters if self.in_own_head(state, name) is not None}
         if epoch >= self._warmup_epochs(epochs) or not new or not state["anchor"]:
             return {**state, "held": {}}, {}
-        held = {n: torch.ones_like(p, dtype=torch.bool) for n, p in parameters.items() if n in state["anchor"]}
-        held |= {n: ~m for n in new & held.keys() if (m := self.in_own_head(state, n)) is not None}
-        return {**state, "held": held}, {}
+        masks = {n: torch.ones_like(p, dtype=torch.bool) for n, p in parameters.items() if n in state["anchor"]}
+        masks |= {n: ~m for n in new & masks.keys() if (m := self.in_own_head(state, n)) is not None}
+        return {**state, "held": masks}, {}
 
     def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
-        return {n: torch.where(held, state["anchor"][n].to(parameters[n].dtype), parameters[n]) for n, held in state["held"].items()}
+        """Reset the parameters that the warm-up holds at θ*."""
+        return {n: torch.where(mask, state["anchor"][n].to(parameters[n].dtype), parameters[n]) for n, mask in state["held"].items()}
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """θ* ← θ."""

@@ -129,6 +129,7 @@ class EWC(Quadratic):
         return value + torch.stack(list(state["offset"].values())).sum() if state["offset"] else value
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
+        """Online: Ω ← decay·Ω + Ω_new, θ* ← θ. Per task: Ω ← Ω + Ω_new, θ* ← the minimum of the sum of parabolas."""
         if self.mode == "online":
             faded = {name: self.decay * value for name, value in state["omega"].items()}
             return super().consolidate({**state, "omega": faded}, parameters, omega)
@@ -183,6 +184,7 @@ class SI(Quadratic, Observes):
         return {**state, "start": {name: widened(p) for name, p in parameters.items()}}
 
     def observe(self, state: State, before: Tensors, after: Tensors, gradients: Tensors) -> State:
+        """ω ← ω − g·dθ."""
         path = dict(state["path"])
         for name, g in gradients.items():
             change = (after[name] - before[name]).to(g.dtype)

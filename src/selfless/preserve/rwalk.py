@@ -48,6 +48,7 @@ class RWalk(Quadratic, Observes):
             raise ValueError(f"RWalk: average is {self.average}; it is the weight of the newest gradient, at most 1")
 
     def init(self, parameters: Tensors) -> State:
+        """Return zeros, and the start of the path."""
         start = {name: widened(p) for name, p in parameters.items()}
         zeros = {group: {n: torch.zeros_like(t) for n, t in start.items()} for group in ("path", "fisher", "score")}
         window = {n: torch.zeros_like(t[..., :1] if t.dim() else t) for n, t in start.items()}  # steps since the last multiple of Δt
@@ -57,6 +58,7 @@ class RWalk(Quadratic, Observes):
         return {**state, "start": {name: widened(p) for name, p in parameters.items()}}
 
     def observe(self, state: State, before: Tensors, after: Tensors, gradients: Tensors) -> State:
+        """Update F and the path; every Δt steps add to the score and start a new path."""
         new = {group: dict(state[group]) for group in ("path", "fisher", "score", "start", "window")}
         for name, g in gradients.items():
             if name not in new["path"]:  # a parameter that was added to the model later

@@ -57,6 +57,7 @@ def machine() -> dict[str, Any]:
 
 
 def _cpu() -> str:
+    """Return the name of the CPU and the number of its cores."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):

@@ -114,6 +114,7 @@ def available(device: str) -> int | None:
 
 
 def _free_in_machine() -> int | None:
+    """Return the free memory of the machine, as Linux reports it; None on other systems."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))) * 1024

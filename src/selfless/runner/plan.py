@@ -56,6 +56,7 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file; raise ValueError if it is missing or not valid."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -65,6 +66,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_keys(values: Mapping[str, Any], known: Sequence[str], config: Path | None) -> None:
+    """Raise ValueError for a key that is not known."""
     for key in values:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)

@@ -201,6 +201,7 @@ class Store:
 
 
 def _read(path: Path) -> Result | None:
+    """Return the result in a metrics.json; None if there is no such file."""
     try:
         return _parse(path.read_text(encoding="utf-8"), path)
     except (FileNotFoundError, NotADirectoryError):

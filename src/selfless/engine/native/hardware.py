@@ -29,6 +29,7 @@ def memory_of(device: torch.device) -> int:
 
 @cache
 def _triton() -> ModuleType | None:
+    """Return the module of kernels; None without Triton or on a GPU that is too old."""
     if find_spec("triton") is None or torch.version.hip or torch.cuda.get_device_capability() < (8, 0):
         return None  # older matrix units have neither TF32 nor bfloat16
     from selfless.engine import kernels as module
