@@ -305,11 +305,11 @@ KINDS = {
 }
 KINDS |= {"imm": PRESERVE["imm drop"], "ebll": PRESERVE["ebll"]}
 REFUSED = {
-    ("packnet", "hat"): "needs the network as it was for old tasks",
-    ("hat", "lwf"): "needs the network as it was for old tasks",
-    ("hat", "ebll"): "needs the network as it was for old tasks",
-    ("hat", "imm"): "needs the network as it was for old tasks",
-    ("packnet", "imm"): "both decide with which parameters a task is evaluated",
+    ("packnet", "hat"): "runs the network of old tasks",
+    ("hat", "lwf"): "runs the network of old tasks",
+    ("hat", "ebll"): "runs the network of old tasks",
+    ("hat", "imm"): "runs the network of old tasks",
+    ("packnet", "imm"): "both decide which parameters a task is evaluated with",
     ("packnet", "ebll"): "write ebll:2,warmup=0",
     ("lwf", "ebll"): "one contains the other",
 }

@@ -590,7 +590,7 @@ def test_unreached_layers_and_silent_layers() -> None:
     model = seeded()
     keeper = selfless.attach(model, sparsify=SNI(1.0), layers=["head"])
     model(x)
-    with pytest.raises(RuntimeError, match="no activation was seen right after layer 'head'"):
+    with pytest.raises(RuntimeError, match="found no activation right after layer 'head'"):
         keeper.penalty()
 
 
@@ -619,7 +619,7 @@ def test_state_dict_round_trip_and_mismatch() -> None:
         selfless.attach(seeded(), MAS(), layers=["fc1"]).load_state_dict(saved)
     small = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     other = selfless.attach(small, MAS(0.1))
-    with pytest.raises(ValueError, match=r"the model has not|in the model"):
+    with pytest.raises(ValueError, match="in the model"):
         other.load_state_dict(saved)
     assert other.tasks == 0
 

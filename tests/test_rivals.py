@@ -149,7 +149,7 @@ def test_ebll_is_the_papers_two_losses_written_out() -> None:
     for t in range(2):
         keeper.consolidate(iter(batches[t]))  # a generator, too, is gone through several times
         features = [(model[:2](x).detach(), y) for x, y in batches[t]]
-        start = preserve._start(features[0][0][None], torch.ones(1, dtype=torch.float64), t)
+        start = preserve._first_weights(features[0][0][None], torch.ones(1, dtype=torch.float64), t)
         head = (model[2].weight.detach(), model[2].bias.detach())
         cycled = [features[k % 3] for k in range(7)]
         wanted.append(oracles.encoder((start[0][0].detach(), start[1][0].detach()), cycled, head, 0.2, 0.02))
@@ -209,7 +209,7 @@ def test_ebll_says_what_it_needs() -> None:
     keeper = selfless.attach(model, EBLL(steps=2), heads=NAMES)
     with pytest.raises(ValueError, match="needs labels"):
         keeper.consolidate([torch.randn(4, 6)], forward=lambda m, b: m(b, 0))
-    with pytest.raises(ValueError, match="no data"):
+    with pytest.raises(ValueError, match="batches are empty"):
         keeper.consolidate([], forward=lambda m, b: m(b[0], 0))
     assert keeper.tasks == 0
     for bad in ({"code": 0}, {"steps": 0}, {"drift": -1.0}, {"rate": 0.0}):
@@ -574,7 +574,7 @@ def test_hat_says_what_it_cannot_gate_and_what_the_loop_must_tell() -> None:
     selfless.attach(made(), HAT(), heads=NAMES).detach()  # the remedy
     with pytest.raises(ValueError, match="has no gate"):
         selfless.attach(made(), HAT(), layers=["body.3"])
-    with pytest.raises(ValueError, match="parameters of its own"):
+    with pytest.raises(ValueError, match="has parameters too"):
         selfless.attach(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), HAT())
     model = made()
     keeper = selfless.attach(model, HAT(), layers=["body.1", "body.3"])

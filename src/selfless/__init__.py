@@ -1,6 +1,6 @@
-"""selfless: continual learning that leaves room for the tasks to come.
+"""selfless: continual learning that leaves free capacity for later tasks.
 
-Importing it is cheap: torch is loaded when a name that needs it is first used.
+Importing it is fast: torch is loaded when a name that needs it is first used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Sparsifiers leave room for later tasks: each is a frozen value over one formula of `selfless.functional`.
+"""Sparsifiers: penalties that leave free capacity for later tasks. Each is a frozen value around one formula of `selfless.functional`.
 
 `reads` says what a sparsifier acts on: the activations of the chosen layers, their weights, or every trainable parameter.
-`penalty(x, alpha)` is its formula for one of them, without the strength. The keeper and the engine both add λ·Σ_l penalty(x_l, α_l).
-To add one: a dataclass here, an entry in `SPARSIFIERS`, a row in tests/test_contracts.py. Sparsifiers add up: `SLNID(1e-3) + DeCov(1e-3)`.
+`penalty(x, alpha)` is the formula for one layer or parameter, without the strength. The keeper and the engine add λ·Σ_l penalty(x_l, α_l)
+to the loss. To add a sparsifier, add a dataclass here, an entry to `SPARSIFIERS` and a row to tests/test_contracts.py. Sparsifiers can be
+summed: `SLNID(1e-3) + DeCov(1e-3)`.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ Reads = Literal["activations", "weights", "parameters"]
 
 @dataclass(frozen=True)
 class Sparsifier(Term):
-    """R(H_l), summed over layers and multiplied by `strength` (λ_SSL)."""
+    """A term λ_SSL Σ_l R(H_l) of the loss; λ_SSL is `strength`."""
 
     role: ClassVar[str] = "sparsifier"
     strength: float
     reads: ClassVar[Reads] = "activations"
-    discounted: ClassVar[bool] = False  # True if `alpha` changes the penalty: neurons that earlier tasks need are spared
+    discounted: ClassVar[bool] = False  # True if α lowers the penalty of neurons that earlier tasks need
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A subclass that overrides `penalty` must not inherit `pair_form`, which is another formula."""
+        """Remove the inherited `pair_form` from a subclass that overrides `penalty`: it belongs to another formula."""
         super().__init_subclass__(**options)
         if "penalty" in cls.__dict__ and "pair_form" not in cls.__dict__:
             cls.pair_form = Sparsifier.pair_form  # type: ignore[method-assign]
 
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """Return R of one layer (or one parameter), without the strength; `alpha` is None before the first consolidation."""
+        """Return R of one layer or parameter, without the strength; `alpha` is None before the first consolidation."""
         raise NotImplementedError
 
     def pair_form(self, n: int, alpha: Tensor | None = None) -> PairForm | None:
-        """Return S of a layer of n neurons if R is 1/M Σ_m hᵀSh, else None; the engine then takes the gradient 2Sh/M directly."""
+        """Return the pair form of a layer of n neurons if R = 1/M Σ_m hᵀSh, else None. The engine then adds the gradient 2Sh/M itself."""
         return None
 
 
@@ -56,7 +57,7 @@ class NoSparsifier(Sparsifier):
 
 
 class _Inhibition:
-    """The four inhibitions: R = 1/M Σ_m hᵀSh, S by `form`; with |h| in place of h where `absolute` is True."""
+    """Common part of SNI, SNID, SLNI and SLNID: R = 1/M Σ_m hᵀSh with S from `form`; if `absolute`, |h| replaces h."""
 
     absolute: bool
 
@@ -85,7 +86,7 @@ class SNI(_Inhibition, Sparsifier):
 
 @dataclass(frozen=True)
 class SNID(_Inhibition, Sparsifier):
-    """SNI that spares important neurons (`functional.snid`)."""
+    """SNI that inhibits important neurons less (`functional.snid`)."""
 
     name: ClassVar[str] = "snid"
     discounted: ClassVar[bool] = True
@@ -120,7 +121,7 @@ class SLNI(_Inhibition, Sparsifier):
 
 @dataclass(frozen=True)
 class SLNID(_Inhibition, Sparsifier):
-    """The paper's own: local inhibition that spares important neurons (`functional.slnid`)."""
+    """Local inhibition that inhibits important neurons less: the method of the paper (`functional.slnid`)."""
 
     name: ClassVar[str] = "slnid"
     discounted: ClassVar[bool] = True
@@ -162,7 +163,7 @@ class DeCov(Sparsifier):
 
 @dataclass(frozen=True)
 class L1Param(Sparsifier):
-    """Sparse parameters, over every trainable one (`functional.l1_param`)."""
+    """Sparse parameters, by an L1 norm of every trainable parameter (`functional.l1_param`)."""
 
     name: ClassVar[str] = "l1-param"
     reads: ClassVar[Reads] = "parameters"

@@ -1,10 +1,10 @@
-"""A run as a value, its result, and the key that names both.
+"""A run as a value, its result, and the key that identifies both.
 
-The key is a hash of everything that decides the numbers (and of nothing else: not the device, not the folder). `results/<key>/` is
-therefore a cache: the same run is never trained twice, and a changed run never takes the result of another one.
+The key is a hash of every setting that changes the numbers, and of nothing else: not the device, not the folder. So `results/<key>/` is a
+cache: the same run is never trained twice, and a changed run never gets the result of another run.
 
-Every field of `Run` describes itself (`Option`): `selfless run` takes its flags, their help and their checks from there. The command line
-reads the fields before torch is needed, so this module imports torch and numpy only inside functions.
+Every field of `Run` carries an `Option` with its help and its checks; `selfless run` takes its flags from them. The command line reads
+the fields before it needs torch, so this module imports torch and numpy only inside functions.
 """
 
 # ruff: noqa: RUF009  (`option` and `chosen_from` are dataclasses.field with metadata)
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-FORMAT = 1  # version of the canonical form: raised when the same fields come to mean other numbers
-NETWORKS = {"vgg-slim": 3}  # version of one network: vgg-slim starts from He's weights since 2, from a head of zeros since 3
-AUGMENTATIONS = {"resized": 2}  # version of one augmentation: mirroring does not depend on the size of the crop since 2
+FORMAT = 1  # version of the canonical form; a higher number if the same fields give other numbers
+NETWORKS = {"vgg-slim": 3}  # version of a network. vgg-slim: He initialisation since 2, a head of zeros since 3
+AUGMENTATIONS = {"resized": 2}  # version of an augmentation. resized: since 2 the mirroring does not depend on the size of the crop
 
 Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
@@ -41,7 +41,7 @@ Layers = Literal["hidden", "all"]
 
 @dataclass(frozen=True)
 class Option:
-    """What a field of `Run` says about itself: its help, its place in the help, and the values it takes."""
+    """The description of a field of `Run`: its help, its panel in the help, and the values it accepts."""
 
     help: str
     panel: Literal["What", "Training"]
@@ -51,10 +51,10 @@ class Option:
     low: int = 0  # numbers: the smallest value
     below: int | None = None  # numbers: the value must be smaller than this
     optional: bool = False  # may be None
-    flag: str = ""  # where it is not the name of the field
+    flag: str = ""  # the flag, if it differs from the name of the field
 
     def check(self, name: str, value: Any) -> Any:
-        """Return the value in the field's own type. Raise an error that names the field and says what it takes."""
+        """Return the value in the type of the field. Raise an error that names the field and the values it accepts."""
         if self.optional and value is None:
             return None
         if self.choices and value not in self.choices:
@@ -79,28 +79,28 @@ class Option:
 
 
 def option(default: Any, panel: Literal["What", "Training"], help: str, *, kind: type | None = None, shown: str = "", **more: Any) -> Any:
-    """A field of `Run` with its `Option`. `kind` is the type of the default, and the help shows the default, unless they are given."""
-    described = Option(help, panel, kind or type(default), shown or str(default), optional=default is None, **more)
+    """Return a dataclass field with an `Option`. `kind` defaults to the type of the default value, `shown` to its text."""
+    description = Option(help, panel, kind or type(default), shown or str(default), optional=default is None, **more)
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"option": described})
-    return field(default=default, metadata={"option": described})
+        return field(default_factory=dict, metadata={"option": description})
+    return field(default=default, metadata={"option": description})
 
 
 def chosen_from(values: Any, panel: Literal["What", "Training"], help: str) -> Any:
-    """A field that takes one of the values of a Literal type; the first is its default."""
+    """Return a dataclass field that accepts the values of a Literal type; the first value is the default."""
     choices = get_args(values)
     return option(choices[0], panel, help, choices=choices)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training sequence. Every field is also a flag of `selfless run` and a key of its TOML file.
+    """One training on a sequence of tasks. Every field is also a flag of `selfless run` and a key of its TOML file.
 
-    `preserve` and `sparsify` take a term, such as MAS(0.1) or LwF(1) + MAS(0.1), or its spelling, such as "mas:0.1" or "lwf:1+mas:0.1".
+    `preserve` and `sparsify` take a term, such as MAS(0.1) or LwF(1) + MAS(0.1), or its text form, "mas:0.1" or "lwf:1+mas:0.1".
     The scenarios are explained in `selfless.engine.scenario`. "best-on-test" is marked in every table.
     """
 
-    later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0}  # fields that came later: left out of the key at these values
+    later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0}  # fields added later; at these values they are left out of the key
 
     stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
     model: str = option("mlp-128", "What", "Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.")
@@ -170,17 +170,17 @@ class Run:
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)  # frozen for everybody else
+            object.__setattr__(self, name, value)  # the dataclass is frozen
 
         for name, (kinds, what) in _term_kinds().items():
             if isinstance(getattr(self, name), str):
                 put(name, parse(getattr(self, name), kinds, what))
             if not isinstance(getattr(self, name), Term) or getattr(self, name).role != what:
-                raise TypeError(f"{name}= takes a {what}, or its spelling as name:strength, not {getattr(self, name)!r}")
+                raise TypeError(f"{name}= takes a {what}, or its text form name:strength, not {getattr(self, name)!r}")
         for f in dataclasses.fields(self):
             put(f.name, f.metadata["option"].check(f.name, getattr(self, f.name)))
         if self.ramp >= self.epochs:
-            raise ValueError(f"ramp is {self.ramp} of {self.epochs} epochs: λ would never reach its strength; it must be below epochs")
+            raise ValueError(f"ramp is {self.ramp} of {self.epochs} epochs, so λ would never reach its strength; ramp must be below epochs")
         if self.tasks is None and self.stream.removeprefix("joint-").startswith(("permuted-", "rotated-")):
             put("tasks", 5)
         if self.held_out == 0 and (self.select == "held-out" or self.schedule == "plateau"):
@@ -188,26 +188,26 @@ class Run:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits that name this run."""
+        """The identifier of this run: 16 hexadecimal digits."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
 
     def canonical(self) -> str:
-        """The run as JSON with sorted keys and full-precision floats: equal runs give equal text."""
+        """Return the run as JSON with sorted keys and floats at full precision: equal runs give equal text."""
         version = {"format": FORMAT} | ({"network": NETWORKS[self.model]} if self.model in NETWORKS else {})
         version |= {"augmentation": AUGMENTATIONS[self.augment]} if self.augment in AUGMENTATIONS else {}
         return json.dumps(self.as_dict() | version, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON values. A later field at its first value is left out, so that runs recorded before it keep their keys."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for name, usual in self.later.items():
-            if plain[name] == usual:
-                del plain[name]
-        return {k: _term_dict(v) if isinstance(v, Term) else dict(v) if isinstance(v, Mapping) else v for k, v in plain.items()}
+        """Return the fields as JSON values. A field in `later` at its first value is left out, so that older runs keep their keys."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name, first in self.later.items():
+            if values[name] == first:
+                del values[name]
+        return {k: _term_dict(v) if isinstance(v, Term) else dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
-        """The run that `as_dict` describes. Keys that are no fields are ignored."""
+        """Return the run that `as_dict` describes. Keys that are not fields are ignored."""
         known = {f.name for f in dataclasses.fields(cls)}
         fields = {k: v for k, v in values.items() if k in known}
         for name, (kinds, _) in _term_kinds().items():
@@ -220,12 +220,12 @@ class Run:
 
     @property
     def method(self) -> str:
-        """How people call it: "mas:0.1 + slnid:0.001"."""
+        """The name of the method in tables: "mas:0.1 + slnid:0.001"."""
         return str(self.preserve) if self.sparsify.name == "none" else f"{self.preserve} + {self.sparsify}"
 
 
 def _term_kinds() -> dict[str, tuple[Mapping[str, type[Term]], str]]:
-    """{field of Run: (its terms by name, what they are called)}."""
+    """Return {field of Run: (the terms it accepts, by name; the word for them in messages)}."""
     from selfless.preserve import PRESERVERS
     from selfless.sparsify import SPARSIFIERS
 
@@ -233,6 +233,7 @@ def _term_kinds() -> dict[str, tuple[Mapping[str, type[Term]], str]]:
 
 
 def _term_dict(term: Term) -> dict[str, Any]:
+    """Return a term as JSON values. An option in `later` at its default is left out."""
     if len(term.parts) > 1:
         return {"sum": [_term_dict(part) for part in term.parts]}
     shown = [f for f in dataclasses.fields(term) if f.name not in term.later or getattr(term, f.name) != f.default]
@@ -240,6 +241,7 @@ def _term_dict(term: Term) -> dict[str, Any]:
 
 
 def _term_from_dict(values: Mapping[str, Any], kinds: Mapping[str, type[Term]], field: str) -> Term:
+    """Return the term that `_term_dict` describes; `field` is named in messages."""
     if "sum" in values:
         total: Term = add([_term_from_dict(part, kinds, field) for part in values["sum"]])
         return total
@@ -257,12 +259,13 @@ Matrix: TypeAlias = "npt.NDArray[np.float64]"
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run gave. accuracy[t, u] is the accuracy (0 to 1) on task u after learning task t, tasks not yet learned included.
+    """The result of a run.
 
+    accuracy      accuracy[t, u] is the accuracy (0 to 1) on task u after training task t, also for tasks that are not trained yet
     baseline      accuracy on each task before any training
-    accuracy_all  accuracy among all output columns, where a task's classes share a wider head (else None)
-    held_out      accuracy on the held-out part of each task's training data (None without one): settings are chosen by it
-    history       per task, per epoch: {"loss", "accuracy", "held_out"?, "test"?}: task loss and accuracy on training batches
+    accuracy_all  accuracy among all output columns, if the classes of a task share a wider head (else None)
+    held_out      accuracy on the held-out part of each task's training data, by which settings are chosen (None without such a part)
+    history       per task, per epoch: {"loss", "accuracy", "held_out"?, "test"?}; task loss and accuracy are of the training batches
     capacity      per task: free parameters and neurons by layer
     status        "done", or "failed" with the reason in `error`
     about         hardware, versions, commit, seconds, notes (such as a reduced data set)
@@ -287,7 +290,7 @@ class Result:
         return metrics.average(self.accuracy) if self.status == "done" else math.nan
 
     def summary(self) -> dict[str, float]:
-        """average, learning_accuracy, forgetting, backward_transfer, forward_transfer, free_parameters, free_neurons."""
+        """Return average, learning_accuracy, forgetting, backward_transfer, forward_transfer, free_parameters and free_neurons."""
         from selfless import metrics
 
         if self.status != "done":
@@ -297,7 +300,7 @@ class Result:
         return metrics.summary(self.accuracy, self.baseline) | free
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as JSON values; NaN becomes None."""
+        """Return the result as JSON values; NaN becomes None."""
         return {
             "key": self.run.key,
             "run": self.run.as_dict(),
@@ -315,7 +318,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        """The result that `as_dict` describes."""
+        """Return the result that `as_dict` describes."""
         import numpy as np
 
         def matrix(rows: Any) -> Matrix:

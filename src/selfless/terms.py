@@ -1,4 +1,4 @@
-"""Terms: what preservers and sparsifiers share. A name, a strength, a spelling on the command line, and a sum.
+"""Terms: the base class of preservers and sparsifiers, with a name, a strength, a text form and sums.
 
 slnid:1e-3            a term of this package at strength 1e-3
 slnid:1e-3,sigma=4    with an option
@@ -23,12 +23,12 @@ from typing import Any, ClassVar, TypeVar
 
 @dataclass(frozen=True)
 class Term:
-    """A frozen value: equal terms name equal runs. `strength` is a finite number ≥ 0."""
+    """One method with its options, as a frozen value: runs with equal terms are equal. `strength` (λ) is a finite number ≥ 0."""
 
     strength: float
     name: ClassVar[str] = ""
-    role: ClassVar[str] = ""  # "preserver" or "sparsifier": only terms of one role add up
-    later: ClassVar[tuple[str, ...]] = ()  # options added after runs were recorded: left out of a run's name at their default
+    role: ClassVar[str] = ""  # "preserver" or "sparsifier": only terms of the same role can be summed
+    later: ClassVar[tuple[str, ...]] = ()  # options added after runs were recorded; at their default they do not enter the run's key
 
     def __post_init__(self) -> None:
         value = self.strength
@@ -41,22 +41,22 @@ class Term:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The terms it is a sum of: itself, unless it is a `Sum`."""
+        """The terms of a `Sum`; for any other term, the term itself."""
         return (self,)
 
     def neutral(self) -> Term:
-        """The same term at strength 0: what the members of a fleet have in common."""
+        """Return the same term at strength 0, which the members of a fleet have in common."""
         return replace(self, strength=0.0)
 
     def __add__(self, other: object) -> Term:
-        """A sum of two terms of one role: `LwF(1) + MAS(0.1)`."""
+        """Return the sum of two terms of the same role: `LwF(1) + MAS(0.1)`."""
         if not isinstance(other, Term):
             return NotImplemented
         found: Term = add([*self.parts, *other.parts])
         return found
 
     def check_sum(self, other: Any) -> None:
-        """Raise ValueError, with the reason, if `self + other` cannot be."""
+        """Raise ValueError with the reason if `self` and `other` cannot be summed."""
 
     @property
     def label(self) -> str:
@@ -65,12 +65,12 @@ class Term:
 
     @classmethod
     def is_custom(cls) -> bool:
-        """True for a class that is not of this package."""
+        """Return True for a class from outside this package."""
         return not cls.__module__.startswith("selfless.")
 
     @classmethod
     def spelling(cls) -> str:
-        """Its name in records and on the command line: `name`, or module:Class of a custom class."""
+        """Return the name in records and on the command line: `name`, or module:Class of a custom class."""
         return f"{cls.__module__}:{cls.__qualname__}" if cls.is_custom() else cls.name
 
     def __str__(self) -> str:
@@ -83,9 +83,9 @@ class Term:
 
 @dataclass(frozen=True)
 class Sum(Term):
-    """Several terms of one role at once. Whoever uses a term goes through `parts`; each keeps its own strength and state."""
+    """Several terms of one role. Code that uses a term loops over `parts`; each part has its own strength and state."""
 
-    strength: float = field(default=0.0, init=False, compare=False)  # the largest of its parts: 0 only if all are off
+    strength: float = field(default=0.0, init=False, compare=False)  # the largest strength of the parts: 0 only if all are 0
     terms: tuple[Term, ...] = ()
 
     def __post_init__(self) -> None:
@@ -118,29 +118,31 @@ class Sum(Term):
 
 
 def add(terms: list[Any]) -> Any:
-    """The sum of terms of one role; `none` adds nothing, and a sum of one is that term."""
+    """Return the sum of terms of one role. `none` is left out, and the sum of a single term is that term."""
     if len({term.role for term in terms}) > 1:
-        raise TypeError(f"{' + '.join(map(str, terms))}: preservers and sparsifiers do not add up; give them apart")
-    live = [term for term in terms if term.name != "none"] or terms[:1]
-    for i, one in enumerate(live):
-        for other in live[i + 1 :]:
+        raise TypeError(
+            f"{' + '.join(map(str, terms))}: preservers and sparsifiers do not add up; pass them separately, as preserve= and sparsify="
+        )
+    active = [term for term in terms if term.name != "none"] or terms[:1]
+    for i, one in enumerate(active):
+        for other in active[i + 1 :]:
             if isinstance(one, type(other)) or isinstance(other, type(one)):
                 names = f"{one.name} + {other.name}"
                 raise ValueError(f"{names}: one contains the other; keep one of them and change its strength")
             one.check_sum(other)
             other.check_sum(one)
-    return live[0] if len(live) == 1 else Sum(tuple(live))
+    return active[0] if len(active) == 1 else Sum(tuple(active))
 
 
 def check_positive(term: Term, field: str) -> None:
-    """Raise unless the field is None or a positive number."""
+    """Raise ValueError unless the field is None or a positive number."""
     value = getattr(term, field)
     if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
         raise ValueError(f"{type(term).__name__}: {field} is {value!r}; it must be a positive number")
 
 
 def check_count(term: Term, field: str, low: int = 0) -> None:
-    """Raise unless the field is a whole number; 2.0, as read from the command line, becomes 2."""
+    """Raise ValueError unless the field is a whole number ≥ `low`; 2.0, as read from the command line, becomes 2."""
     value = getattr(term, field)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value != int(value) or value < low:
         raise ValueError(f"{type(term).__name__}: {field} is {value!r}; it must be a whole number ≥ {low}")
@@ -148,7 +150,7 @@ def check_count(term: Term, field: str, low: int = 0) -> None:
 
 
 def check_choice(term: Term, field: str, choices: tuple[str, ...]) -> None:
-    """Raise unless the field is one of the choices."""
+    """Raise ValueError unless the field is one of the choices."""
     value = getattr(term, field)
     if value not in choices:
         raise ValueError(f"{type(term).__name__}: {field} is {value!r}; choose one of {', '.join(map(repr, choices))}")
@@ -165,6 +167,7 @@ def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
 
 
 def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
+    """Read one term; `what` is "preserver" or "sparsifier", for messages."""
     head, *options = text.strip().split(",")
     name, _, strength = head.partition(":")
     if name not in kinds and strength[:1].isalpha():
@@ -174,21 +177,22 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
     if name not in kinds:
         close = difflib.get_close_matches(name.lower(), kinds, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        if name.lower() == "joint":  # the upper bound of every table, which is no method
+        if name.lower() == "joint":  # the upper bound in every table, but not a method
             hint = " Joint training is a stream: --stream joint-permuted-mnist --preserve none."
         raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}")
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if strength:
-        given["strength"] = _number(strength, f"the strength in {text!r}")
+        values["strength"] = _parse_number(strength, f"the strength in {text!r}")
     for option in options:
-        key, value = _option(option, kinds[name], name, text)
-        if key in given:
-            raise ValueError(f"{text!r} gives {key} twice; leave one of them out")
-        given[key] = value
-    return kinds[name](**given)
+        key, value = _parse_option(option, kinds[name], name, text)
+        if key in values:
+            raise ValueError(f"{text!r} gives {key} twice; remove one of them")
+        values[key] = value
+    return kinds[name](**values)
 
 
-def _option(option: str, kind: type[Term], name: str, text: str) -> tuple[str, Any]:
+def _parse_option(option: str, kind: type[Term], name: str, text: str) -> tuple[str, Any]:
+    """Read `key=value`, where the key is an option of the class `kind`."""
     key, eq, value = option.partition("=")
     known = [f.name for f in dataclass_fields(kind) if f.name != "strength"]
     if not eq or key not in known:
@@ -197,13 +201,14 @@ def _option(option: str, kind: type[Term], name: str, text: str) -> tuple[str, A
         raise ValueError(
             f"{text!r}: {option!r} is not an option of {name}.{hint} Write key=value with a key of: {', '.join(known) or 'none'}"
         )
-    return key, _value(value)
+    return key, _parse_value(value)
 
 
 def _import_term(name: str, what: str) -> Any:
+    """Import the custom class `module:Class`; it must be a `Term`."""
     kind = import_custom(name)
     if not (isinstance(kind, type) and issubclass(kind, Term)):
-        raise TypeError(f"{name} is no {what}: it must be a class as those of selfless.preserve or selfless.sparsify are (docs/methods.md)")
+        raise TypeError(f"{name} is not a {what}: it must be a subclass of Preserver or Sparsifier (docs/methods.md has examples)")
     return kind
 
 
@@ -211,7 +216,8 @@ def _spell(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
+    """Return True, False, a number or the text."""
     if text in ("true", "false"):
         return text == "true"
     try:
@@ -220,7 +226,8 @@ def _value(text: str) -> Any:
         return text
 
 
-def _number(text: str, where: str) -> float:
+def _parse_number(text: str, where: str) -> float:
+    """Return the text as a number; `where` names it in the error."""
     try:
         return float(text)
     except ValueError:
@@ -232,7 +239,7 @@ class NotHere(ValueError):
 
 
 def import_custom(name: str) -> Any:
-    """Import the object that `module:attribute` names; the working directory comes first, as with `python -m`."""
+    """Import the object `module:attribute`. The working directory is searched first, as with `python -m`."""
     module_name, _, attribute = name.partition(":")
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
@@ -241,10 +248,10 @@ def import_custom(name: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module was found; something that it imports was not
-        raise NotHere(f"{name}: there is no module {error.name!r} in {here} or among those installed") from error
+            raise  # the module exists, but a module that it imports does not
+        raise NotHere(f"{name}: there is no module {error.name!r} in {here} or among the installed packages") from error
     try:
         return attrgetter(attribute)(module)
     except AttributeError:
-        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{name}: {module_name} has no {attribute!r}; it has {', '.join(there) or 'no functions'}") from None
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"{name}: {module_name} has no {attribute!r}; it has {', '.join(names) or 'no functions'}") from None

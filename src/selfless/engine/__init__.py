@@ -1,5 +1,5 @@
-"""The engine: every run is a fleet, of one or of hundreds, on a CPU or a GPU.
+"""The engine: trains every run as a fleet of one or more members, on a CPU or a GPU.
 
-Lives here: the loop (learner), the fleet and its step, the stacked networks (stack, native, kernels), the preservers' and sparsifiers' part
-of a step, checkpoints. Imports terms, data, models and spec; the runner, experiments and benchmarks import it.
+Lives here: the loop (learner), the fleet and its step, the stacked networks (stack, native, kernels), preservers and sparsifiers in a step
+(part, inhibition), checkpoints. Imports terms, data, models and spec; the runner, experiments and benchmarks import it.
 """

@@ -1,6 +1,7 @@
-"""The data of a fleet: bytes on the device once, batches as index slices, every member its own order.
+"""The data of a fleet on its device: one copy of the images, and a batch is a selection of rows in each member's own order.
 
-Members that see the same task (same seed, other strengths) share its bytes; the others' lie one after another in the same tensor.
+Members with the same task (the same seed, other strengths) share its images. Different tasks are concatenated into one tensor, and
+`offset` is the first row of each member.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from selfless.engine import rng
 from selfless.engine.native.hardware import kernels, memory_of
 
 _uploaded: Any = WeakTensorKeyDictionary()  # a source's images → their copy on the GPU
-EVALUATE = 1000  # samples that a CPU takes at a time where it does not matter how many
+EVALUATE = 1000  # samples per pass on a CPU, where the number does not change the result
 
 
 class FleetData:
@@ -27,30 +28,30 @@ class FleetData:
         unique = {id(part): part for part in parts}
         sizes = {len(part) for part in unique.values()}
         if len(sizes) > 1:
-            raise ValueError(f"the members of a fleet have tasks of {sorted(sizes)} samples; train those of one size together")
+            raise ValueError(f"the members of a fleet have tasks of {sorted(sizes)} samples; put only tasks of one size into a fleet")
         self.n = sizes.pop()
         share = None if budget is None else budget // len(unique)
-        residents = [_on_gpu(part, device, share) or part.resident(device, share) for part in unique.values()]
+        residents = [_permute_on_gpu(part, device, share) or part.resident(device, share) for part in unique.values()]
         self.first = residents[0]
-        places = {key: i for i, key in enumerate(unique)}
-        self.offset = torch.tensor([places[id(part)] * self.n for part in parts], device=device)
+        numbers = {key: i for i, key in enumerate(unique)}
+        self.offset = torch.tensor([numbers[id(part)] * self.n for part in parts], device=device)
         self._residents = residents
         self._x = (
             residents[0].x if len(residents) == 1 else None if any(r.mapped for r in residents) else torch.cat([r.x for r in residents])
         )
         self.y = torch.cat([r.y for r in residents])
         if self._x is not None and len(residents) > 1:
-            self._residents = [Resident(self._x, self.y)]  # free the copies
+            self._residents = [Resident(self._x, self.y)]  # free the memory of the single parts
         first = next(iter(unique.values()))
         self.weights = None
         if first.weights is not None:
             stacked = torch.stack([part.weights for part in unique.values() if part.weights is not None])
-            self.weights = stacked.to(device)[[places[id(part)] for part in parts]]
+            self.weights = stacked.to(device)[[numbers[id(part)] for part in parts]]
 
     def batch(
         self, index: Tensor, augment: Augment | None = None, noise: Callable[[int, int], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """index (F, B) within each member's own samples → float32 x (F, B, C, H, W), y (F, B)."""
+        """Return float32 x (F, B, C, H, W) and y (F, B) of the samples `index` (F, B), which count within each member's task."""
         flat = (index + self.offset[:, None]).flatten()
         x = self._raw(index, flat)
         if augment is not None:
@@ -59,18 +60,19 @@ class FleetData:
         return x.view(*index.shape, *x.shape[1:]), self.y.index_select(0, flat).view(index.shape)
 
     def _raw(self, index: Tensor, flat: Tensor) -> Tensor:
+        """Return the images as stored; `flat` are the rows in the concatenated tensor."""
         if self._x is not None:
             return self.first.raw(flat) if self.first.mapped else self._x.index_select(0, flat)
-        owners = (self.offset // self.n).tolist()  # mapped, several seeds: slice each file
-        return torch.cat([self._residents[o].raw(rows) for o, rows in zip(owners, index, strict=True)])
+        numbers = (self.offset // self.n).tolist()  # memory-mapped files of several tasks are not concatenated
+        return torch.cat([self._residents[i].raw(rows) for i, rows in zip(numbers, index, strict=True)])
 
     @property
     def positive(self) -> bool:
-        """Whether no input is below zero: bytes that are scaled and not shifted."""
+        """True if no input is below zero: bytes that are scaled but not shifted."""
         return self.first.x.dtype == torch.uint8 and self.first.affine()[1] is None
 
     def next(self, order: Tensor, cursor: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """The `size` samples at `cursor` of every member's order in one kernel, on a GPU; None where there is no such kernel."""
+        """Return the next `size` samples of every member's order, from position `cursor` on, in one GPU kernel; None without a kernel."""
         fast = kernels(self.offset)
         if fast is None or self._x is None or self.first.mapped:
             return None
@@ -79,27 +81,33 @@ class FleetData:
         return found
 
     def at_once(self, footprint: int, least: int = EVALUATE) -> int:
-        """Samples a member to take in one pass. On a GPU few large passes cost least: as many as fill an eighth of its memory (16 GiB
-        at most: kernels count in 32 bits) with activations and their gradients, `footprint` numbers a sample."""
+        """Return how many samples per member to put into one pass; a sample needs `footprint` numbers.
+
+        On a GPU a few large passes are fastest. Activations and gradients of one pass fill at most an eighth of the memory, and at most
+        16 GiB because kernels count in 32 bits.
+        """
         if self.offset.device.type == "cpu":
             return max(least, EVALUATE // len(self.offset))
-        room = min(memory_of(self.offset.device) // 8, 2**34)
-        return max(1, min(self.n, room // (len(self.offset) * footprint * 12)))
+        memory = min(memory_of(self.offset.device) // 8, 2**34)
+        return max(1, min(self.n, memory // (len(self.offset) * footprint * 12)))
 
     def passes(self, size: int = EVALUATE, augment: Augment | None = None, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every sample once, in order, for evaluation and importance; or the samples that `order` (F, n) says."""
+        """Yield every sample once, for evaluation and importance; or the samples in `order` (F, n)."""
         members = len(self.offset)
         for start in range(0, self.n, size):
             rows = torch.arange(start, min(start + size, self.n), device=self.offset.device).expand(members, -1)
             yield self.batch(rows if order is None else order[:, start : start + size], augment)
 
     def order(self, seeds: Tensor, task: int, epoch: int) -> Tensor:
-        """(F, n): what each member sees in this epoch, in order."""
+        """Return the order of each member's samples in this epoch, (F, n)."""
         return rng.order(rng.stream_key(seeds, "order", task, epoch), self.n, self.weights)
 
 
-def _on_gpu(part: Part | Joined, device: torch.device, budget: int | None) -> Resident | None:
-    """A permuted part, permuted on the GPU from the one copy of its source there: the same bytes, without the CPU's work."""
+def _permute_on_gpu(part: Part | Joined, device: torch.device, budget: int | None) -> Resident | None:
+    """Select and permute the images of a part on the GPU, from one copy of its source there; None if that is not possible.
+
+    The result has the same bytes as `part.resident`, which does the work on the CPU.
+    """
     if device.type != "cuda" or not isinstance(part, Part) or part.angle % 360 != 0:
         return None
     if budget is not None and part.images.nbytes > budget:

@@ -1,4 +1,4 @@
-"""Build a fleet from its runs: the streams, the networks at their initialisation, checked by one forward pass."""
+"""Build a fleet from its runs: the streams and the initialised networks, checked by one forward pass."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from selfless.spec import Run
 
 
 class CannotShareFleet(ValueError):
-    """These runs cannot train as one fleet; each can alone."""
+    """These runs cannot train as one fleet, but each can train alone."""
 
 
 def build_streams(runs: Sequence[Run], data_dir: Path | None) -> list[Stream]:
-    """The stream of every run; runs that share one share its data."""
-    made: dict[int, Stream] = {}
+    """Return the stream of every run. Runs with the same seed share the stream and its data."""
+    by_seed: dict[int, Stream] = {}
     for r in runs:
-        if r.seed not in made:
+        if r.seed not in by_seed:
             found = stream(r.stream, tasks=r.tasks, seed=r.seed, held_out=r.held_out, data_dir=data_dir, **r.stream_options)
-            made[r.seed] = scenario.arrange(found, r.scenario)
-    return [made[r.seed] for r in runs]
+            by_seed[r.seed] = scenario.arrange(found, r.scenario)
+    return [by_seed[r.seed] for r in runs]
 
 
 def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path | None, device: torch.device) -> Fleet:
-    """The members at their initialisation."""
+    """Return the fleet of these runs with initialised networks."""
     run, first = runs[0], streams[0]
     augment = AUGMENT[run.augment]
     shape = augment.shape(first.input_shape) if augment else first.input_shape
@@ -48,36 +48,36 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     gated = any(isinstance(term, Gated) for term in run.preserve.parts)
     if gated and run.select != "last":
         raise ValueError(
-            f"{run.preserve.name} learns its gates epoch by epoch, and select={run.select!r} would keep one epoch's weights "
-            "with another's gates; use --select last"
+            f"{run.preserve.name} trains its gates in every epoch, and select={run.select!r} would combine the weights of one epoch "
+            "with the gates of another; use --select last"
         )
     _check_together(modules, shape, run.model)
     stack = Stack(modules[0], layers, every if gated else ())
-    fleet = Fleet(runs, stack, *stack.stacked(modules, device), device)
+    fleet = Fleet(runs, stack, *stack.stack_modules(modules, device), device)
     if gated:
         fleet.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in every}))
-    if run.scenario == "task":  # in the others no head belongs to one task
+    if run.scenario == "task":  # in the other scenarios no head belongs to a single task
         fleet.place_heads([task.heads for task in first.tasks], first.outputs)
     return fleet
 
 
 def _check_layers(runs: Sequence[Run], layers: Sequence[str]) -> None:
-    """Raise for a network without hidden activation modules that a method needs."""
+    """Raise ValueError if the network has no hidden activation modules but a method needs them."""
     run = runs[0]
     if layers:
         return
     if any(term.strength > 0 and term.reads != "parameters" for r in runs for term in r.sparsify.parts):
-        raise ValueError(f"{run.model} names no hidden activation module for {run.sparsify} to act on; use nn.ReLU() modules")
+        raise ValueError(f"{run.model} has no hidden activation module, which {run.sparsify} needs; use nn.ReLU() modules")
     if any(isinstance(term, Encodes) for term in run.preserve.parts):
-        raise ValueError(f"{run.model} names no hidden activation module whose output {run.preserve} could code")
+        raise ValueError(f"{run.model} has no hidden activation module, which {run.preserve} needs; use nn.ReLU() modules")
 
 
 def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], name: str) -> None:
-    """Raise for networks that would learn something else together than alone, or cannot be mapped over members."""
+    """Raise CannotShareFleet for networks that give other results in a fleet than alone, or that vmap cannot run."""
     if len(modules) == 1:
         return
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules[0].modules()):
-        raise CannotShareFleet(f"{name} has dropout, whose draws the members of a fleet would share; train its runs one by one")
+        raise CannotShareFleet(f"{name} has dropout, and members of a fleet would share its random numbers; train its runs one by one")
     if not is_native(modules[0]):
         states = [dict(m.state_dict()) for m in modules[:2]]
         stacked = {n: torch.stack([s[n].detach() for s in states]) for n in states[0]}
@@ -92,17 +92,17 @@ def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], n
 
 
 def _check_output(module: nn.Module, shape: tuple[int, int, int], outputs: int, name: str) -> None:
-    """Raise unless the network gives (batch, outputs); a custom one may not."""
+    """Raise ValueError unless the network returns (batch, outputs); a custom network may not."""
     mode = module.training
     try:
         with torch.no_grad():
-            made = module.eval()(torch.zeros(2, *shape))
+            output = module.eval()(torch.zeros(2, *shape))
     except Exception as error:
         raise ValueError(f"{name} cannot run on images of shape {shape} (channels, height, width): {error}") from error
     finally:
         module.train(mode)
-    if not isinstance(made, Tensor) or made.shape != (2, outputs):
-        got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+    if not isinstance(output, Tensor) or output.shape != (2, outputs):
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
-            f"{name} gives {got} for two inputs of shape {shape}; it must give a tensor of shape (2, {outputs}): (batch, outputs)"
+            f"{name} returns {got} for two inputs of shape {shape}; it must return a tensor of shape (2, {outputs}): (batch, outputs)"
         )

@@ -1,4 +1,4 @@
-"""The checkpoint of a fleet: its whole state in one file, written while it trains and read when it goes on."""
+"""The checkpoint of a fleet: its whole state in one file, written during training and read to continue it."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from selfless.engine.fleet import Fleet
 from selfless.engine.progress import Progress
 from selfless.files import write_atomically
 
-WRITTEN = 1e9  # bytes a second, until it has been measured
-SAVING = 0.05  # the share of the time that saving may take; on a CPU what takes less than 0.05 s is saved after every epoch
+WRITTEN = 1e9  # assumed bytes per second of saving, until it has been measured
+SAVING = 0.05  # the share of the time that saving may take; on a CPU, saving that takes less than 0.05 s happens after every epoch
 
 
 class CannotContinue(Exception):
-    """The checkpoint was of no use and has been removed."""
+    """The checkpoint could not be used and has been removed."""
 
 
 class Checkpoint:
-    """The file `path` (None: nothing is saved). One with another `stamp`, of the data and networks it was made from, is not continued."""
+    """The file `path`; None: nothing is saved.
+
+    `stamp` identifies the data and networks of the fleet. A file with another stamp is not continued.
+    """
 
     def __init__(self, path: Path | None, stamp: str, fleet: Fleet) -> None:
         self.path, self.stamp, self.device = path, stamp, fleet.device
         self._saved_at = time.perf_counter()
-        self._seconds = sum(t.nbytes for t in fleet.tensors().values()) / WRITTEN  # that saving takes
+        self._seconds = sum(t.nbytes for t in fleet.tensors().values()) / WRITTEN  # how long saving takes
 
     def save(self, fleet: Fleet, progress: Progress, best: dict[str, Tensor], last: bool = False) -> None:
-        """Write everything; a large fleet not after every epoch, and not after the last one, when its results are there."""
+        """Write the state. A large fleet is not saved after every epoch, and not after the last task (`last`), when it is done."""
         now = time.perf_counter()
         cheap = 0.05 if self.device.type == "cpu" else 0.0
-        dear = self._seconds > cheap and (last or now - self._saved_at < self._seconds / SAVING)
-        if self.path is None or dear:
+        is_too_costly = self._seconds > cheap and (last or now - self._saved_at < self._seconds / SAVING)
+        if self.path is None or is_too_costly:
             return
         tensors = fleet.tensors() | {f"best.{n}": t for n, t in best.items()}
         plain = {n: t.cpu().contiguous() for n, t in tensors.items()}
@@ -48,9 +51,9 @@ class Checkpoint:
         self._seconds = self._saved_at - now
 
     def resume(self, fleet: Fleet) -> tuple[Progress, dict[str, Tensor]] | None:
-        """Restore the fleet; return its progress and the parameters of the best epoch so far. None: nothing to go on from.
+        """Restore the fleet; return its progress and the parameters of the best epoch so far. Return None if there is no file.
 
-        A file that cannot be continued is removed with a warning and `CannotContinue`: the fleet may be half restored then.
+        A file that cannot be used is removed with a warning. Then CannotContinue is raised, and the fleet may be partly restored.
         """
         if self.path is None or not self.path.exists():
             return None
@@ -58,7 +61,7 @@ class Checkpoint:
             with safe_open(self.path, framework="pt") as file:
                 meta = file.metadata()
             if meta.get("stamp", "") != self.stamp:
-                raise ValueError("its data or network has changed since")
+                raise ValueError("its data or network has changed since it was written")
             tensors = load_file(self.path, device=str(self.device))
             progress = Progress.parse(meta["progress"])
             fleet.restore(tensors, int(meta["tasks"]))

@@ -1,7 +1,7 @@
-"""A training step as a CUDA graph: captured once, replayed from then on, for the price of one launch.
+"""A training step as a CUDA graph: captured once, then replayed with a single launch.
 
-A graph holds addresses, not values. So a step may only read and write tensors that were there before it and stay there, and read nothing
-back into Python; what it makes for itself lives in the graph. Whoever replaces such a tensor must drop the graph.
+A graph stores addresses, not values. So a step may read and write only tensors that exist before it and keep their address, and Python
+must not read a value. Temporary tensors belong to the graph. Code that replaces a tensor of the step must delete the graph.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from torch import Tensor
 
 
 def capture(step: Callable[[], object], rewind: Callable[[], object], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-    """Return the step as a graph. Capturing takes two steps to warm up, each after a `rewind`, and undoes them, random state included."""
-    drawn = torch.cuda.get_rng_state()
+    """Return the step as a graph. Before the capture two warm-up steps run, each after `rewind`.
+
+    changed   the tensors that a step changes. Their values, and the random state of the GPU, are restored at the end.
+    """
+    rng_state = torch.cuda.get_rng_state()
     with undone(changed):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -28,25 +31,25 @@ def capture(step: Callable[[], object], rewind: Callable[[], object], changed: S
         graph = torch.cuda.CUDAGraph()
         with no_collection(), torch.cuda.graph(graph):
             step()
-    torch.cuda.set_rng_state(drawn)
+    torch.cuda.set_rng_state(rng_state)
     return graph
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Collect no garbage: an old graph that dies while a new one is captured spoils it."""
-    was = gc.isenabled()
+    """Inside `with`: no garbage collection. If an old graph were deleted during a capture, the capture would fail."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
 @contextmanager
 def undone(changed: Sequence[Tensor]) -> Iterator[None]:
-    """Put back the values of these tensors afterwards."""
+    """Restore the values of these tensors at the end of `with`."""
     before = [t.detach().clone() for t in changed]
     yield
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""A fleet: stacked networks that learn a task at a time. The step itself is `selfless.engine.step`.
+"""A fleet: stacked networks that train one task after another. The training step is in `selfless.engine.step`.
 
-Members differ in numbers (seed, strengths, σ, lr, epochs, ramp) and in the sparsifier; everything else is common. Each member's loss
-depends on its own parameters alone, so the gradient of the sum is every member's gradient. A member that has had its epochs has the rate 0
-and stays as it is. All that a step reads and writes are tensors that outlive it, which lets a CUDA graph capture it once and replay it.
+Members differ in numbers (seed, strengths, σ, lr, epochs, ramp) and in the sparsifier; they share all other settings. The loss of a member
+depends only on its own parameters, so the gradient of the summed loss contains the gradient of every member. A member whose epochs are
+over has the learning rate 0 and does not change. A step reads and writes only tensors that outlive it, so a CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Fleet:
 
     def __init__(self, runs: Sequence[Run], stack: Stack, params: Tensors, buffers: Tensors, device: torch.device) -> None:
         self.runs, self.stack, self.device = list(runs), stack, device
-        self.run = runs[0]  # what all members have in common is read here
+        self.run = runs[0]  # for the settings that all members share
         self.size = len(runs)
         self.params, self.buffers = params, buffers
         self.trained = {n: self.params[n] for n in stack.trainable}
@@ -53,7 +53,7 @@ class Fleet:
         self.augment = AUGMENT[self.run.augment]
         self.alpha: Tensors = {}
         self.tasks = 0
-        self.footprint = 0  # numbers that one sample's forward pass makes
+        self.footprint = 0  # how many numbers the forward pass of one sample computes
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # batch size → the captured step
         self.step = Step(self)
 
@@ -64,7 +64,7 @@ class Fleet:
 
     @property
     def state(self) -> State:
-        """The stacked state of the only preserver; of a sum, see `states`."""
+        """The stacked state of the only preserver; for a sum use `states`."""
         (part,) = self.parts
         return part.state
 
@@ -77,18 +77,18 @@ class Fleet:
         return self.step.step_number
 
     def wire(self, wiring: Wiring) -> None:
-        """Put gates behind the neurons of this wiring."""
+        """Add gates to the neurons of this wiring."""
         for part in self.parts:
             part.wire(wiring)
 
     def place_heads(self, tasks: Sequence[tuple[range, ...]], outputs: int) -> None:
-        """Say which outputs are the head of one task alone."""
+        """Tell the preservers which outputs belong to the head of a single task."""
         for part in self.parts:
             part.place_heads(tasks, outputs)
 
     # ----------------------------------------------------------------------------------------------------------------- a task
     def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int, past: Sequence[range] = ()) -> None:
-        """Start a task with a fresh optimizer, as in the authors' code; `heads` are its output columns, `past` those of earlier tasks."""
+        """Start a task with a new optimizer, as in the authors' code; `heads` are its output columns, `past` those of earlier tasks."""
         self.graphs = {}
         self.step.begin_task(data, heads, outputs, tuple(dict.fromkeys(past)))
         for v in self.momentum.values():
@@ -98,7 +98,7 @@ class Fleet:
         self.refresh_shares()
 
     def _prepare_penalties(self) -> None:
-        """Decide which penalties join the backward pass, with this task's α; the others are computed as such."""
+        """Prepare the pair forms of this task, whose gradients join the backward pass. All other penalties are added to the loss."""
         x, _ = self._sample(self.step.data)
         self.footprint = self.footprint or self.stack.footprint(x)
         if self.stack.inhibits and self.stack.layers and not any(isinstance(part.term, Observes) for part in self.parts):
@@ -107,7 +107,7 @@ class Fleet:
                 slot.prepare(widths, self.alpha, self.lr)
 
     def set_lr(self, lr: Tensor) -> None:
-        """Set new rates between epochs; the momentum, which contains them, is scaled along."""
+        """Set new learning rates between epochs, and scale the momentum, which contains them."""
         ratio = torch.where(self.lr > 0, lr / self.lr, torch.zeros_like(lr))
         for v in self.momentum.values():
             v.mul_(column(ratio, v))
@@ -115,12 +115,12 @@ class Fleet:
         self.refresh_shares()
 
     def refresh_shares(self) -> None:
-        """Recompute what follows from the rates, after a change of rate or at a new task."""
+        """Recompute all values that depend on the learning rates, after a change of rate or at a new task."""
         self.rates.refresh()
         self.step.refresh_shares()
 
     def anchored(self, part: Part) -> bool:
-        """True if the preserver's penalty is taken implicitly and there is one already."""
+        """Return True if the penalty of this preserver is taken implicitly and a task has ended."""
         implicit = self.run.anchor == "implicit" and self.tasks > 0 and isinstance(part.term, Anchored)
         return implicit and isinstance(part.term, Anchored) and bool(part.term.anchor(part.state).omega)
 
@@ -133,19 +133,19 @@ class Fleet:
             self.refresh_shares()
         replaced = [part.begin_epoch(self.seeds, task, epoch, self.run.epochs) for part in self.parts]
         if any(replaced):
-            self.graphs = {}  # they read the state as it was
+            self.graphs = {}  # they contain the addresses of the old state
         self.step.begin_epoch(task, epoch)
 
     def starts_phase(self, epoch: int) -> bool:
-        """True if a preserver changes its phase at this epoch."""
+        """Return True if a preserver starts a phase at this epoch."""
         return any(part.starts_phase(epoch, self.run.epochs) for part in self.parts)
 
     def train_epoch(self, task: int, epoch: int) -> tuple[list[float], list[float]]:
-        """Train one epoch; return every member's mean task loss and training accuracy."""
+        """Train one epoch; return the mean task loss and the training accuracy of every member."""
         self.begin_epoch(task, epoch)
         self.stack.module.train()
         batch, n = self.run.batch, self.step.data.n
-        with torch.random.fork_rng(devices=[]):  # dropout, where a model has it, draws from here
+        with torch.random.fork_rng(devices=[]):  # for dropout
             torch.manual_seed(rng.one_seed(self.runs[0].seed, "dropout", task, epoch))
             for start in range(0, n, batch):
                 size = min(batch, n - start)
@@ -156,7 +156,7 @@ class Fleet:
         return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
 
     def _sample(self, data: FleetData) -> tuple[Tensor, Tensor]:
-        """The first sample of every member, (F, 1, …)."""
+        """Return the first sample of every member, (F, 1, …)."""
         return data.batch(torch.zeros(self.size, 1, dtype=torch.int64, device=self.device), self._still)
 
     @property
@@ -172,26 +172,26 @@ class Fleet:
         return plain and all(part.term.capturable for part in self.parts)
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
-        """The step on `size` samples, captured once a task and phase."""
+        """Return the captured step on `size` samples; capture it if this task or phase has none yet."""
         if size not in self.graphs:
             self.graphs[size] = capture(lambda: self.step(size), lambda: self.step.clock.zero_(), self.changing())
         return self.graphs[size]
 
     def changing(self) -> list[Tensor]:
-        """Every tensor that a step changes and that outlives it."""
-        held = [*self.params.values(), *self.buffers.values(), *self.momentum.values()]
-        held += [t for part in self.parts for t in part.changed_in_step()] + [t for slot in self.slots for t in slot.scaled()]
-        return [*held, *self.rates.changing(), *self.step.changing()]
+        """Return every tensor that a step changes and that outlives it."""
+        tensors = [*self.params.values(), *self.buffers.values(), *self.momentum.values()]
+        tensors += [t for part in self.parts for t in part.step_tensors()] + [t for slot in self.slots for t in slot.scaled_tensors()]
+        return [*tensors, *self.rates.changing(), *self.step.changing()]
 
     # -------------------------------------------------------------------------------------------------------- after the epochs
     def consolidate(self) -> None:
-        """End a task: Ω, α and θ* of every member, in one pass over its training data."""
+        """End a task: measure Ω and α of every member in one pass over its training data, and set θ*."""
         data = self.step.data
         for part in self.parts:
             part.close_gates(None, self.tasks)
         head = self.step.head_columns
-        # a blurred task is what it was drawn from: importance is measured on draws, not on all rows alike
-        drawn = None if data.weights is None else data.order(self.seeds, self.tasks, self.run.epochs)
+        # A blurred task samples rows by weight. Its importance is measured on such a sample, not on all rows.
+        order = None if data.weights is None else data.order(self.seeds, self.tasks, self.run.epochs)
         omegas: list[Tensors] = [{} for _ in self.parts]
         alpha: Tensors = {}
         for wanted in measurements([part.term for part in self.parts]):
@@ -201,7 +201,7 @@ class Fleet:
             params = {n: p.detach() for n, p in self.params.items()}
 
             def batches(size: int = size) -> Iterator[tuple[Tensor, Tensor]]:
-                return ((x.to(self.step.dtype), y) for x, y in data.passes(size, self._still, drawn))
+                return ((x.to(self.step.dtype), y) for x, y in data.passes(size, self._still, order))
 
             omega, found = measure_fleet(self.stack, params, self.buffers, batches, wanted, head, data.positive)
             alpha = found if wanted.neurons else alpha
@@ -225,18 +225,18 @@ class Fleet:
             yield x.to(self.step.dtype), y
 
     def finite(self) -> list[bool]:
-        """For each member: True if all of its parameters and importances are finite."""
+        """Return for each member if all of its parameters and importances are finite."""
         importances = [t for part in self.parts for t in (part.term.importance(part.state) or {}).values()]
-        fine = torch.ones(self.size, dtype=torch.bool, device=self.device)
+        is_finite = torch.ones(self.size, dtype=torch.bool, device=self.device)
         for t in [*self.params.values(), *importances, *self.alpha.values()]:
-            fine &= torch.isfinite(t.detach()).flatten(1).all(1)
-        return [bool(x) for x in fine.tolist()]
+            is_finite &= torch.isfinite(t.detach()).flatten(1).all(1)
+        return [bool(x) for x in is_finite.tolist()]
 
     @torch.no_grad()
     def evaluate(self, data: FleetData, columns: range | None, task: int | None = None) -> list[float]:
-        """Every member's accuracy on `data`, among the output `columns` (None: all).
+        """Return the accuracy of every member on `data`, among the output `columns` (None: all).
 
-        `task` is evaluated with the parameters and gates that the preservers keep for it; None: with those being trained.
+        `task` selects the parameters and gates that the preservers keep for that task; None: those that are being trained.
         """
         other: Tensors = {}
         for part in self.parts:
@@ -259,7 +259,7 @@ class Fleet:
 
     # ------------------------------------------------------------------------------------------------------- saving, restoring
     def tensors(self) -> Tensors:
-        """Everything that a step depends on, as flat named tensors; the states of several preservers are numbered."""
+        """Return everything that training depends on, as flat named tensors. The states of several preservers are numbered."""
         flat = {f"params.{n}": p for n, p in self.params.items()} | {f"buffers.{n}": b for n, b in self.buffers.items()}
         flat |= {f"momentum.{n}": v for n, v in self.momentum.items()} | {f"alpha.{n}": a for n, a in self.alpha.items()}
         for number, part in zip(self._numbers, self.parts, strict=True):
@@ -271,10 +271,10 @@ class Fleet:
         return [""] if len(self.parts) == 1 else [f"{i}." for i in range(len(self.parts))]
 
     def restore(self, tensors: Tensors, tasks: int) -> None:
-        """Take over what `tensors` returned, after `tasks` tasks."""
+        """Restore the state from what `tensors` returned after `tasks` tasks."""
         with torch.no_grad():
-            for group, held in (("params", self.params), ("buffers", self.buffers), ("momentum", self.momentum)):
-                for n, t in held.items():
+            for group, current in (("params", self.params), ("buffers", self.buffers), ("momentum", self.momentum)):
+                for n, t in current.items():
                     t.copy_(tensors[f"{group}.{n}"])
             self.lr.copy_(tensors["lr"])
             self.step_number.copy_(tensors["step_number"])

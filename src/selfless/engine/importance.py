@@ -1,7 +1,7 @@
 """Ω and α of every member of a fleet: the stacked backend of the loop in `selfless.importance.loop`.
 
-A native network is measured for the whole fleet at once. Any other network, and any objective that goes layer by layer, is measured member
-by member with `selfless.importance.measure`.
+A native network is measured for all members at once. Any other network, and an objective that works layer by layer, is measured member by
+member with `selfless.importance.measure`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from selfless.network.calling import evaluating
 from selfless.network.layers import Tap
 from selfless.preserve.base import Measurement
 
-Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]  # a fresh pass over x (F, B, …), y (F, B)
+Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]  # returns a new pass over x (F, B, …), y (F, B)
 
 
 def measure_fleet(
@@ -30,17 +30,20 @@ def measure_fleet(
 ) -> tuple[Tensors, Tensors]:
     """Return (Ω, α) of every member, stacked, in one pass.
 
-    f is the output in the columns `head`, and labels count from its first. `positive`: no input is below zero.
+    f is the output in the columns `head`, and labels are counted from its first column. `positive`: no input is below zero.
     """
     with evaluating(stack.module):
         if stack.native and not isinstance(wanted.objective, LayerNorms):
-            return _together(stack, params, batches, wanted, head, positive)
+            return _measure_stacked(stack, params, batches, wanted, head, positive)
         members = range(len(next(iter(params.values()))))
-        parts = [_alone(stack, m, params, buffers, batches, wanted, head) for m in members]
+        parts = [_measure_member(stack, m, params, buffers, batches, wanted, head) for m in members]
         return _stack([p.omega for p in parts]), _stack([p.alpha for p in parts])
 
 
-def _together(stack: Stack, params: Tensors, batches: Batches, wanted: Measurement, head: slice, positive: bool) -> tuple[Tensors, Tensors]:
+def _measure_stacked(
+    stack: Stack, params: Tensors, batches: Batches, wanted: Measurement, head: slice, positive: bool
+) -> tuple[Tensors, Tensors]:
+    """Measure all members at once; a parameter or layer that the output does not depend on has importance 0."""
     backend = StackedBackend(stack, params, wanted, head, positive)
     alpha_objective = wanted.alpha_objective if backend.layers else None
     found = accumulate(batches(), backend, wanted.objective, alpha_objective, parameters=bool(wanted.users), neurons=bool(backend.layers))
@@ -50,20 +53,21 @@ def _together(stack: Stack, params: Tensors, batches: Batches, wanted: Measureme
 
 
 class StackedBackend:
-    """One backward pass gives Σ_m |∂L_m/∂θ|ᵖ of every member's parameters and Σ_m |∂L_m/∂n| of its probes."""
+    """The backend of `accumulate` for a fleet: one backward pass gives Σ_m |∂L_m/∂θ|ᵖ and Σ_m |∂L_m/∂n| of every member."""
 
     def __init__(self, stack: Stack, params: Tensors, wanted: Measurement, head: slice, positive: bool) -> None:
         self.stack, self.params, self.head, self.positive = stack, params, head, positive
         self.names = stack.trainable if wanted.users else []
         self.layers = stack.layers if wanted.neurons else ()
         self.leaves = {n: p.detach().requires_grad_(n in self.names) for n, p in params.items()}
-        self.probes: Tensors = {}  # a zero for every neuron of the layers, (F, N) each
+        self.probes: Tensors = {}  # layer → zeros (F, N), whose "gradient" is Σ_m |∂L_m/∂n|
         self.exact = bool(wanted.users) and wanted.estimator == "per-sample"
         self.power = wanted.objective.power
         self._measure = Measure(0)
         self._shape = torch.Size()
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
+        """Run all members on a batch; return outputs and labels with members and samples in one axis, and B."""
         x, y = batch
         if self.layers and not self.probes:
             with torch.no_grad():
@@ -93,10 +97,11 @@ class StackedBackend:
         neurons: bool,
         retain: bool,
     ) -> tuple[Sums, Sums]:
+        """Return the sums of `Backend.reduce`, stacked over members."""
         values, power, self._measure.rows = objective.value(output, target), self.power, None
         if weight is not None:
             rows = weight.view(self._shape)
-            self._measure.rows = rows if self.exact else None if power == 1 else rows.sqrt()  # |w^½ ∂|² carries w, and w^½·w^½ |∂n| too
+            self._measure.rows = rows if self.exact else None if power == 1 else rows.sqrt()  # |w^½ ∂θ|² = w |∂θ|², w^½·w^½ |∂n| = w |∂n|
             values = values if self.exact else values * (weight if power == 1 else weight.sqrt())
         sources = {n: self.leaves[n] for n in self.names} if parameters else {}
         sources |= self.probes if neurons else {}
@@ -106,7 +111,9 @@ class StackedBackend:
         return omega, {n: g for n, g in found.items() if n in self.probes}
 
 
-def _alone(stack: Stack, m: int, params: Tensors, buffers: Tensors, batches: Batches, wanted: Measurement, head: slice) -> Importance:
+def _measure_member(
+    stack: Stack, m: int, params: Tensors, buffers: Tensors, batches: Batches, wanted: Measurement, head: slice
+) -> Importance:
     """Measure one member with the module itself."""
     stack.load_member(m, params, buffers)
 
@@ -118,7 +125,7 @@ def _alone(stack: Stack, m: int, params: Tensors, buffers: Tensors, batches: Bat
 
     def pairs() -> Iterator[tuple[Tensor, Tensor]]:
         for x, y in batches():
-            yield x[m].float(), y[m] - (head.start or 0)  # a native network's inputs may be bf16, which its module is not
+            yield x[m].float(), y[m] - (head.start or 0)  # inputs may be bf16, but the module is float32
 
     layers = stack.layers if wanted.neurons else ()
     return measure(
@@ -130,7 +137,7 @@ def _alone(stack: Stack, m: int, params: Tensors, buffers: Tensors, batches: Bat
         parameters=bool(wanted.users),
         estimator=wanted.estimator,
         forward=call,
-        finite=False,  # a member that diverged is a failed result, not an error
+        finite=False,  # a member that diverged gives a failed result, not an error
     )
 
 

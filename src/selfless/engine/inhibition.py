@@ -1,7 +1,7 @@
-"""The sparsifiers of a fleet. Those that are pair forms, hᵀSh, join the backward pass as one operation a layer.
+"""The sparsifiers of a fleet. Gradients of pair forms, hᵀSh, are added in the backward pass, as one operation per layer.
 
-SNI, SNID, SLNI and SLNID are R = 1/M Σ_m hᵀSh with an S that changes once a task. Members with any of them, with different σ, and members
-without a penalty (S = 0) then share the same operation: g + 2 lr λ Sh/M. Wide layers take S = AAᵀ − diag d, A of a few columns, instead.
+SNI, SNID, SLNI and SLNID are R = 1/M Σ_m hᵀSh with an S that changes once per task. Members with any of them, with different σ or without a
+penalty (S = 0) share the same operation: g + 2 lr λ Sh/M. For wide layers S = AAᵀ − diag d, where A has only a few columns.
 """
 
 from __future__ import annotations
@@ -18,60 +18,61 @@ from selfless.functional import DENSE, PairForm
 from selfless.sparsify import NoSparsifier, Sparsifier
 from selfless.terms import Term
 
-MOST_DENSE = 1024  # on a GPU a member without factors takes N×N up to this width: matrix units are idle enough
+MOST_DENSE = 1024  # on a GPU, use an N×N matrix up to this width if a member has no factors: matrix units have time for it
 Form = tuple[Tensor, Tensor | None]  # (S, None) or (A, d)
 
 
 class Slot:
-    """The k-th sparsifier of every member: a member's sparsifier, or one part of its sum, or none."""
+    """The k-th sparsifier of every member: the k-th part of a sum, or none."""
 
     def __init__(self, kinds: Sequence[Sparsifier]) -> None:
         self.kinds = list(kinds)
-        self.groups = _group(self.kinds)  # members whose penalty is computed as such
-        self.by_layer: dict[str, PairGradient] = {}  # the gradients of the others, which join the backward pass
+        self.groups = _group(self.kinds)  # members whose penalty is added to the loss
+        self.by_layer: dict[str, PairGradient] = {}  # gradients of all other members, which are added in the backward pass
         self._unscaled: dict[str, PairGradient] = {}
 
     def prepare(self, widths: Mapping[str, int], alpha: Mapping[str, Tensor], like: Tensor) -> None:
-        """Make the pair forms with this task's α; members for which a layer has none stay in `groups`."""
+        """Build the pair forms with the current α. Members without a pair form for every layer stay in `groups`."""
         self.by_layer, self._unscaled = {}, {}
         forms = {name: _forms(self.kinds, n, alpha.get(name), like) for name, n in widths.items()}
-        members = {m for m in range(len(self.kinds)) if all(of[m] is not None for of in forms.values())} if forms else set()
+        members = {m for m in range(len(self.kinds)) if all(rows[m] is not None for rows in forms.values())} if forms else set()
         self.groups = [(kind, group) for kind, group in _group(self.kinds) if group.start not in members]
         if not any(self.kinds[m].strength for m in members):
             return
-        for name, of in forms.items():
-            mine = [form if m in members else None for m, form in enumerate(of)]
-            self._unscaled[name] = _stack(mine, widths[name], like)
+        for name, rows in forms.items():
+            chosen = [form if m in members else None for m, form in enumerate(rows)]
+            self._unscaled[name] = _stack(chosen, widths[name], like)
             self.by_layer[name] = _empty_like(self._unscaled[name])
 
     def scale(self, lr_lambda: Tensor) -> None:
-        """Multiply by lr·λ of every member, (F,); in place, so that a captured step goes on with it."""
+        """Multiply by lr·λ of every member, (F,). This writes in place, as a captured step reads these tensors."""
         twice = 2 * lr_lambda
         for name, now in self.by_layer.items():
-            was = self._unscaled[name]
-            if now.matrix is not None and was.matrix is not None:
-                torch.mul(was.matrix, twice[:, None, None], out=now.matrix)
-            if now.factors is not None and was.factors is not None:
-                torch.mul(was.factors, twice.sqrt()[:, None, None], out=now.factors)
-            if now.diagonal is not None and was.diagonal is not None:
-                torch.mul(was.diagonal, twice[:, None], out=now.diagonal)
+            unscaled = self._unscaled[name]
+            if now.matrix is not None and unscaled.matrix is not None:
+                torch.mul(unscaled.matrix, twice[:, None, None], out=now.matrix)
+            if now.factors is not None and unscaled.factors is not None:
+                torch.mul(unscaled.factors, twice.sqrt()[:, None, None], out=now.factors)
+            if now.diagonal is not None and unscaled.diagonal is not None:
+                torch.mul(unscaled.diagonal, twice[:, None], out=now.diagonal)
 
-    def scaled(self) -> list[Tensor]:
-        """The tensors that `scale` writes."""
+    def scaled_tensors(self) -> list[Tensor]:
+        """Return the tensors that `scale` writes."""
         return [t for now in self.by_layer.values() for t in (now.matrix, now.factors, now.diagonal) if t is not None]
 
     def is_on(self, members: slice) -> bool:
+        """Return True if any of these members has a strength above 0."""
         return any(kind.strength for kind in self.kinds[members])
 
 
 def slots(terms: Sequence[Term]) -> list[Slot]:
-    """One slot for each part of the longest sum; members with fewer parts have none there."""
+    """Return one slot for each part of the longest sum. A member with fewer parts has NoSparsifier in the last slots."""
     count = max(len(term.parts) for term in terms)
     return [Slot([term.parts[k] if k < len(term.parts) else NoSparsifier() for term in terms]) for k in range(count)]
 
 
 def _group(kinds: Sequence[Sparsifier]) -> list[tuple[Sparsifier, slice]]:
-    """Neighbouring members with the same sparsifier, strengths aside."""
+    """Return the groups of neighbouring members with the same sparsifier, at any strength."""
     groups, start = [], 0
     for kind, same in groupby([kind.neutral() for kind in kinds]):
         count = len(list(same))
@@ -82,11 +83,11 @@ def _group(kinds: Sequence[Sparsifier]) -> list[tuple[Sparsifier, slice]]:
 
 
 def _forms(kinds: Sequence[Sparsifier], n: int, alpha: Tensor | None, like: Tensor) -> list[Form | None]:
-    """One form per member, all dense or all low-rank; None for a penalty that has no such form at this width."""
+    """Return one form per member, all dense or all low-rank; None for a penalty without such a form at this width."""
 
     def form(m: int, kind: Sparsifier) -> PairForm | None:
-        own = alpha[m] if alpha is not None and kind.discounted else None
-        return kind.pair_form(n, own) if kind.reads == "activations" else None
+        member_alpha = alpha[m] if alpha is not None and kind.discounted else None
+        return kind.pair_form(n, member_alpha) if kind.reads == "activations" else None
 
     found = [form(m, kind) for m, kind in enumerate(kinds)]
     dense: list[Form | None] = []
@@ -101,17 +102,17 @@ def _forms(kinds: Sequence[Sparsifier], n: int, alpha: Tensor | None, like: Tens
 
 
 def _stack(forms: Sequence[Form | None], n: int, like: Tensor) -> PairGradient:
-    """Stack the members' forms: zeros for members without one, columns of zeros for those of a smaller rank."""
+    """Stack the forms of the members. A member without a form gets zeros, a form of smaller rank gets columns of zeros."""
     found = [form for form in forms if form is not None]
     if found[0][1] is None:
         return PairGradient(matrix=torch.stack([like.new_zeros(n, n) if form is None else form[0] for form in forms]))
     rank = max(form[0].shape[1] for form in found)
-    rank = max(16, 1 << (rank - 1).bit_length()) if like.is_cuda else rank  # in whole tiles: loads of 16 bytes
+    rank = max(16, 1 << (rank - 1).bit_length()) if like.is_cuda else rank  # whole tiles, for loads of 16 bytes
     factors = [like.new_zeros(n, rank) if form is None else F.pad(form[0], (0, rank - form[0].shape[1])) for form in forms]
     diagonal = [like.new_zeros(n) if form is None or form[1] is None else form[1] for form in forms]
     return PairGradient(factors=torch.stack(factors), diagonal=torch.stack(diagonal))
 
 
 def _empty_like(form: PairGradient) -> PairGradient:
-    made = [None if t is None else torch.empty_like(t) for t in (form.matrix, form.factors, form.diagonal)]
-    return PairGradient(*made)
+    tensors = [None if t is None else torch.empty_like(t) for t in (form.matrix, form.factors, form.diagonal)]
+    return PairGradient(*tensors)

@@ -1,7 +1,7 @@
-"""The loop: task → epochs → consolidate → evaluate → record, for a fleet of one or of hundreds.
+"""The training loop of a fleet: task → epochs → consolidate → evaluate → result.
 
-The state after every epoch is complete in one file, so a killed run goes on where it stopped: the order of batches and every other draw
-depend on (seed, task, epoch) alone, and on a CPU the numbers are the same to the bit.
+The checkpoint contains the whole state after an epoch, so a run that was killed continues from there. The order of batches and all other
+random numbers depend only on (seed, task, epoch). On a CPU the result is the same to the bit as without the interruption.
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ from selfless.engine.stack import Tensors
 from selfless.preserve.base import importance_of
 from selfless.spec import Matrix, Result, Run
 
-PATIENCE, STOP, DROP = 5, 10, 0.1  # the paper's plateau rule: ×0.1 after 5 stalled epochs, stop after 10
+PATIENCE, STOP, DROP = 5, 10, 0.1  # the paper's plateau rule: lr × 0.1 after 5 epochs without improvement, stop after 10
 
 
 class Learner:
-    """Trains one fleet. `checkpoint` is the file that holds its state while it trains (None: none); see `engine.checkpoint`."""
+    """Trains one fleet.
+
+    budget       bytes of data to keep in memory; larger data is read from a memory map
+    checkpoint   the file for the state of the fleet during training (None: no file); see `engine.checkpoint`
+    stamp        identifies the data and networks; a checkpoint with another stamp is not continued
+    report       called with an Event after every epoch and task
+    """
 
     def __init__(
         self,
@@ -47,7 +53,7 @@ class Learner:
         self.data_dir, self.budget = data_dir, budget
         self.report = report or (lambda event: None)
         self.streams = build_streams(self.runs, data_dir)
-        if len(self.streams[0].tasks) > 1:  # joint training loses nothing
+        if len(self.streams[0].tasks) > 1:  # joint training forgets nothing
             scenario.warn(self.run.preserve, self.run.scenario)
         self.epochs = max(r.epochs for r in self.runs)
         self.best: Tensors = {}  # the parameters of each member's best epoch of this task
@@ -56,10 +62,12 @@ class Learner:
         self.resumed = self._resume()
 
     def _start(self) -> None:
+        """Build the fleet, before any training."""
         self.fleet = build_fleet(self.runs, self.streams, self.data_dir, self.device)
         self.progress = Progress(history=[[] for _ in self.runs], capacity=[[] for _ in self.runs])
 
     def _resume(self) -> bool:
+        """Continue from the checkpoint; return False if there is none that can be used."""
         try:
             found = self.checkpoint.resume(self.fleet)
         except CannotContinue:
@@ -72,14 +80,14 @@ class Learner:
 
     # -------------------------------------------------------------------------------------------------------------- the loop
     def learn(self) -> list[Result]:
-        """Train to the end, or on from where the checkpoint stands."""
+        """Train to the end, from the start or from the checkpoint; return one result per run."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision()
-        if self.device.type == "cpu":  # "medium": bfloat16 products with float32 sums, on CPUs that have units for them
+        if self.device.type == "cpu":  # "medium": bfloat16 products with float32 sums, on CPUs with such instructions
             torch.set_float32_matmul_precision("medium" if self.run.precision == "bf16" else "highest")
         else:
             matmul.allow_tf32 = cudnn.allow_tf32 = self.run.precision != "fp32"
-        torch.set_flush_denormal(True)  # momentum of dead neurons decays into numbers a CPU is a hundred times slower with
+        torch.set_flush_denormal(True)  # the momentum of dead neurons becomes denormal, which is a hundred times slower on a CPU
         try:
             return self._learn()
         finally:
@@ -88,7 +96,7 @@ class Learner:
             matmul.allow_tf32, cudnn.allow_tf32 = before[:2]
 
     def rehearse(self) -> None:
-        """One step with everything in place that training needs: for measuring how much memory that is. Do not train afterwards."""
+        """Take one step with all data that training loads, to measure its memory. Do not train with this learner afterwards."""
         tests = [self.load([s.evaluate[u].test for s in self.streams]) for u in range(len(self.streams[0].evaluate))]
         task = self.streams[0].tasks[0]
         self.fleet.begin_task(self.load([s.tasks[0].train for s in self.streams]), task.heads, self.streams[0].outputs)
@@ -98,76 +106,77 @@ class Learner:
         del tests
 
     def _learn(self) -> list[Result]:
-        first, begun = self.streams[0], time.perf_counter() - self.progress.seconds
+        """Train and evaluate task by task, with the numeric settings of `learn`."""
+        first, started = self.streams[0], time.perf_counter() - self.progress.seconds
         tests = [self.load([s.evaluate[u].test for s in self.streams]) for u in range(len(first.evaluate))]
-        asides = []
+        held_out = []
         if all(task.held_out is not None for task in first.evaluate):
-            asides = [self.load([s.evaluate[u].held_out for s in self.streams]) for u in range(len(first.evaluate))]
+            held_out = [self.load([s.evaluate[u].held_out for s in self.streams]) for u in range(len(first.evaluate))]
         if not self.progress.baseline:
             self.progress.baseline = self._evaluate(tests)
         for t in range(self.progress.task, len(first.tasks)):
-            self.learn_task(t, begun)
+            self.learn_task(t, started)
             self.progress.accuracy.append(self._evaluate(tests))
             if any(task.group is not None for task in first.evaluate):
                 self.progress.accuracy_all.append([self.fleet.evaluate(d, None, u) for u, d in enumerate(tests)])
-            if asides:
-                self.progress.held_out.append(self._evaluate(asides))
+            if held_out:
+                self.progress.held_out.append(self._evaluate(held_out))
             self.progress.task, self.progress.epoch = t + 1, 0
-            self.progress.seconds = time.perf_counter() - begun
+            self.progress.seconds = time.perf_counter() - started
             self.checkpoint.save(self.fleet, self.progress, self.best, last=t + 1 == len(first.tasks))
-            seen = [float(np.mean([row[m] for row in self.progress.accuracy[-1][: t + 1]])) for m in range(len(self.runs))]
-            self.report(Event(t, len(first.tasks), first.tasks[t].name, self.epochs, self.epochs, [], seen, evaluated=True))
+            average = [float(np.mean([row[m] for row in self.progress.accuracy[-1][: t + 1]])) for m in range(len(self.runs))]
+            self.report(Event(t, len(first.tasks), first.tasks[t].name, self.epochs, self.epochs, [], average, evaluated=True))
         return self.results()
 
     def _evaluate(self, parts: Sequence[FleetData]) -> list[list[float]]:
-        """The accuracy of every member on each task."""
+        """Return the accuracy of every member on each task."""
         tasks, fleet, kind = self.streams[0].evaluate, self.fleet, self.run.scenario
-        seen = fleet.tasks if len(self.streams[0].tasks) == len(tasks) else len(tasks)
-        newest = max(fleet.tasks - 1, 0)  # without the task's identity, every task is evaluated as this one
+        learned = fleet.tasks if len(self.streams[0].tasks) == len(tasks) else len(tasks)
+        newest = max(fleet.tasks - 1, 0)  # where the task is not known, every image is evaluated with the newest task
         found = []
         for u, data in enumerate(parts):
-            columns = scenario.columns_among(tasks, kind, seen, u)
+            columns = scenario.columns_among(tasks, kind, learned, u)
             found.append(fleet.evaluate(data, columns, u if kind == "task" else newest))
         return found
 
     def results(self) -> list[Result]:
-        """One a run, as far as the fleet has come."""
+        """Return one result per run, for the tasks so far."""
         return [self._result(m) for m in range(len(self.runs))]
 
-    def learn_task(self, t: int, begun: float) -> None:
-        """Train task t from where it stands, keep the chosen epoch, consolidate."""
+    def learn_task(self, t: int, started: float) -> None:
+        """Train the remaining epochs of task t, load the selected epoch, consolidate. `started` is when the run started."""
         task, fleet, progress = self.streams[0].tasks[t], self.fleet, self.progress
         data = self.load([s.tasks[t].train for s in self.streams])
         chosen = {"last": None, "held-out": "held_out", "best-on-test": "test"}[self.run.select]
-        watched = {w: self.load([getattr(s.tasks[t], w) for s in self.streams]) for w in _watched(self.run) if getattr(task, w) is not None}
-        fresh = progress.epoch == 0
+        names = [name for name in _epoch_parts(self.run) if getattr(task, name) is not None]
+        parts = {name: self.load([getattr(s.tasks[t], name) for s in self.streams]) for name in names}
         saved = (fleet.lr.clone(), fleet.step_number.clone(), {n: v.clone() for n, v in fleet.momentum.items()})
         past = [head for earlier in self.streams[0].tasks[:t] for head in earlier.heads]
-        past = past[-1:] if self.run.scenario == "class" else past  # its head holds the earlier ones
+        past = past[-1:] if self.run.scenario == "class" else past  # the last head contains the earlier ones
         fleet.begin_task(data, task.heads, self.streams[0].outputs, past)
-        if fresh:
+        if progress.epoch == 0:
             progress.best, progress.best_held_out = [-1.0] * len(self.runs), [-1.0] * len(self.runs)
             progress.stalled, progress.over, self.best = [0] * len(self.runs), False, {}
             for member in progress.history:
                 member.append([])
-        else:  # resumed within the task: the optimizer goes on
+        else:  # resumed within the task: restore the optimizer
             fleet.lr.copy_(saved[0])
             fleet.step_number.copy_(saved[1])
             for n, v in saved[2].items():
                 fleet.momentum[n].copy_(v)
             fleet.refresh_shares()
         for epoch in range(progress.epoch, 0 if progress.over else self.epochs):
-            started = time.perf_counter()
-            if epoch and fleet.starts_phase(epoch):  # a new phase: the best epoch is one of those to come
+            epoch_started = time.perf_counter()
+            if epoch and fleet.starts_phase(epoch):  # epochs before a new phase cannot be the best
                 progress.best, self.best = [-1.0] * len(self.runs), {}
             loss, accuracy = fleet.train_epoch(t, epoch)
             stopped = progress.stalled if self.run.schedule == "plateau" else [0] * len(self.runs)
-            going = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
-            progress.training += time.perf_counter() - started
-            progress.run_steps += len(going) * math.ceil(data.n / self.run.batch)
-            scores = {w: fleet.evaluate(d, scenario.columns(task)) for w, d in watched.items()}
-            for m in going:
-                entry = {"loss": loss[m], "accuracy": accuracy[m]} | {w: s[m] for w, s in scores.items()}
+            active = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
+            progress.training += time.perf_counter() - epoch_started
+            progress.run_steps += len(active) * math.ceil(data.n / self.run.batch)
+            scores = {name: fleet.evaluate(part, scenario.columns(task)) for name, part in parts.items()}
+            for m in active:
+                entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: score[m] for name, score in scores.items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
                 if not math.isfinite(loss[m]) and m not in progress.failed:
                     progress.failed[m] = f"the loss was not finite in epoch {epoch + 1} of task {t + 1} ({task.name})"
@@ -175,16 +184,16 @@ class Learner:
                 self._keep_best(scores[chosen])
             running = self._plateau(scores["held_out"]) if self.run.schedule == "plateau" else True
             progress.epoch, progress.over = epoch + 1, not running or len(progress.failed) == len(self.runs)
-            progress.seconds = time.perf_counter() - begun
+            progress.seconds = time.perf_counter() - started
             self.checkpoint.save(self.fleet, self.progress, self.best)
             self.report(Event(t, len(self.streams[0].tasks), task.name, epoch + 1, self.epochs, loss, accuracy, resumed=self.resumed))
             if progress.over:
                 break
         if chosen is not None and self.best:
             with torch.no_grad():
-                for n, t_best in self.best.items():
-                    (fleet.params[n] if n in fleet.params else fleet.buffers[n]).copy_(t_best)
-        with torch.random.fork_rng(devices=[]):  # a sampled Fisher draws from here
+                for n, best in self.best.items():
+                    (fleet.params[n] if n in fleet.params else fleet.buffers[n]).copy_(best)
+        with torch.random.fork_rng(devices=[]):  # for a sampled Fisher
             torch.manual_seed(rng.one_seed(self.run.seed, "consolidate", t))
             fleet.consolidate()
         for m, finite in enumerate(fleet.finite()):
@@ -193,26 +202,27 @@ class Learner:
         self._count_free()
 
     def _keep_best(self, scores: list[float]) -> None:
-        """Members that are better than ever in this task: remember their parameters."""
-        live = {n: p.detach() for n, p in (self.fleet.params | self.fleet.buffers).items()}
-        better = torch.tensor([s > b for s, b in zip(scores, self.progress.best, strict=True)], device=self.device)
+        """Copy the parameters of the members whose score is the best so far in this task."""
+        current = {n: p.detach() for n, p in (self.fleet.params | self.fleet.buffers).items()}
+        improved = torch.tensor([s > b for s, b in zip(scores, self.progress.best, strict=True)], device=self.device)
         if not self.best:
-            self.best = {n: p.clone() for n, p in live.items()}
-        for n, p in live.items():
-            self.best[n][better] = p[better]
+            self.best = {n: p.clone() for n, p in current.items()}
+        for n, p in current.items():
+            self.best[n][improved] = p[improved]
         self.progress.best = [max(s, b) for s, b in zip(scores, self.progress.best, strict=True)]
 
     def _plateau(self, scores: list[float]) -> bool:
-        """Lower the rate of stalled members; False once every member has stopped."""
-        better = [s > b for s, b in zip(scores, self.progress.best_held_out, strict=True)]
+        """Lower the learning rate of stalled members; return False once every member has stopped."""
+        improved = [s > b for s, b in zip(scores, self.progress.best_held_out, strict=True)]
         self.progress.best_held_out = [max(s, b) for s, b in zip(scores, self.progress.best_held_out, strict=True)]
-        stalled = [0 if improved else s + 1 for improved, s in zip(better, self.progress.stalled, strict=True)]
+        stalled = [0 if is_better else s + 1 for is_better, s in zip(improved, self.progress.stalled, strict=True)]
         factor = [0.0 if s >= STOP else DROP if s == PATIENCE else 1.0 for s in stalled]
         self.progress.stalled = stalled
         self.fleet.set_lr(self.fleet.lr * torch.tensor(factor, device=self.device))
         return any(s < STOP for s in stalled)
 
     def _count_free(self) -> None:
+        """Add the free capacity of every member after this task to the progress."""
         omega = importance_of([part.term for part in self.fleet.parts], self.fleet.states) or {}
         alpha = self.fleet.alpha
         for m in range(len(self.runs)):
@@ -221,11 +231,12 @@ class Learner:
             self.progress.capacity[m].append(Capacity(parameters, neurons, self.fleet.tasks).as_dict())
 
     def load(self, parts: Sequence[Any]) -> FleetData:
-        """One part of the data for every member, on the device."""
+        """Return the data of one part (the training or test data of a task) of every member, on the device."""
         return FleetData(parts, self.device, self.budget)
 
     # ------------------------------------------------------------------------------------------------------------- results
     def _result(self, m: int) -> Result:
+        """Return the result of member m."""
         progress, run = self.progress, self.runs[m]
         failed = progress.failed.get(m, "")
 
@@ -255,20 +266,20 @@ class Learner:
         )
 
     def _memory(self) -> dict[str, float] | None:
-        """Peak gigabytes of a GPU that this process took, and their share of it."""
+        """Return the peak memory of this process on the GPU, in gigabytes and as a share of its memory; None on a CPU."""
         if self.device.type != "cuda":
             return None
         peak, total = torch.cuda.max_memory_allocated(self.device), torch.cuda.get_device_properties(self.device).total_memory
         return {"peak_gb": peak / 1e9, "share": peak / total}
 
     def member_tensors(self, m: int) -> dict[str, Tensor]:
-        """The final parameters, Ω, θ* and α of one member, for its own checkpoint."""
-        kept = ("params.", "buffers.", "alpha.", "state.")
-        tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(kept)}
+        """Return the final parameters, Ω, θ* and α of one member, for its own checkpoint."""
+        prefixes = ("params.", "buffers.", "alpha.", "state.")
+        tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(prefixes)}
         return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
 
 
-def _watched(run: Run) -> list[str]:
-    """The parts that are evaluated after every epoch."""
+def _epoch_parts(run: Run) -> list[str]:
+    """Return the parts of a task that are evaluated after every epoch."""
     parts = ["held_out"] if run.held_out > 0 else []
     return [*parts, "test"] if run.select == "best-on-test" else parts

@@ -1,17 +1,17 @@
-"""One preserver of a fleet: its stacked state, and what its capabilities do at each place of a run.
+"""One preserver of a fleet: its stacked state, and the calls of its capabilities during a run.
 
-    begin_phase                before an epoch: the next phase
-    dropped                    in a step's forward pass: nodes turned off
-    open_gates, step_gates     gates in the forward pass, and their own training step
+    begin_epoch                before an epoch: new gates, the next phase
+    dropped_parameters         in the forward pass of a step: the parameters with some nodes off
+    open_gates, step_gates     in a step: the gates of the forward pass, and their training step
     close_gates                the gates that a task is evaluated with
-    distillation               in the loss: old heads' outputs, and codes of features, beside the teacher's
-    project, observe           after a step: put parameters back; note what the step did
-    encode, consolidate        after a task: codes of its features; the new state
+    distillation               in the loss: compare outputs of old heads, and codes of features, with those of the teacher
+    project, observe           after a step: reset parameters; read the step
+    encode, consolidate        after a task: train an encoder of its features; compute the new state
     evaluated_parameters       the parameters that a task is evaluated with
 
-Each of the preserver's pure functions is mapped over the members. A step writes the state in place, and only the groups that declare
-`changes_in_step`: a CUDA graph holds the addresses of these tensors. `begin_phase` and `consolidate` may replace the state; captured
-steps are void then.
+The pure functions of the preserver are mapped over the members with vmap. A step writes the state in place, and only the groups with
+`changes_in_step`, because a CUDA graph contains the addresses of these tensors. `begin_epoch` and `consolidate` may replace the state; the
+captured steps must then be deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from selfless.preserve.capabilities import Distils, Drops, Encodes, Evaluates, G
 
 
 class Part:
-    """A preserver, its state for every member, and the stack and parameters it acts on."""
+    """A preserver, its state for all members, and the stack and parameters it acts on."""
 
     def __init__(self, term: Preserver, stack: Stack, trained: Tensors) -> None:
         self.term, self.stack, self.trained = term, stack, trained
@@ -44,11 +44,11 @@ class Part:
         return {n: p.detach() for n, p in self.trained.items()}
 
     def place_heads(self, tasks: Sequence[tuple[range, ...]], outputs: int) -> None:
-        """Tell a preserver that must know it whose head each output is: the number of its only task, −1 where tasks share it."""
+        """Tell a preserver that needs it which task each output belongs to; −1 if several tasks share the output."""
         users: dict[int, set[int]] = {}
         for t, heads in enumerate(tasks):
-            for place in (c for head in heads for c in head):
-                users.setdefault(place, set()).add(t)
+            for column_number in (c for head in heads for c in head):
+                users.setdefault(column_number, set()).add(t)
         owner = torch.tensor([next(iter(users[c])) if len(users.get(c, ())) == 1 else -1 for c in range(outputs)], dtype=torch.int16)
         if not isinstance(self.term, KnowsHeads) or len(tasks) == 1 or bool((owner < 0).all()):
             return
@@ -60,7 +60,7 @@ class Part:
         self.state = self.term.place_heads(self.state, owners)
 
     def wire(self, wiring: Wiring) -> None:
-        """Put gates behind the neurons of this wiring, for a preserver that has gates."""
+        """Add gates to the neurons of this wiring, if the preserver has gates."""
         if isinstance(self.term, Gated):
             size, term = len(next(iter(self.trained.values()))), self.term
             states = [term.wire({g: {n: t[m] for n, t in ts.items()} for g, ts in self.state.items()}, wiring) for m in range(size)]
@@ -70,7 +70,7 @@ class Part:
     # ---------------------------------------------------------------------------------------------------------------- an epoch
     @torch.no_grad()
     def begin_epoch(self, seeds: Tensor, task: int, epoch: int, epochs: int) -> bool:
-        """Start gates and phases; True if the state was replaced."""
+        """Start gates and phases; return True if the state was replaced."""
         replaced = False
         if isinstance(self.term, Gated) and epoch == 0:
             one = {g: {n: t[0] for n, t in ts.items()} for g, ts in self.state.items()}
@@ -86,7 +86,7 @@ class Part:
         return replaced
 
     def starts_phase(self, epoch: int, epochs: int) -> bool:
-        """True if a phase begins at this epoch."""
+        """Return True if a phase begins at this epoch."""
         return isinstance(self.term, Phased) and self.term.starts_phase(epoch, epochs)
 
     # ------------------------------------------------------------------------------------------------------------------ a step
@@ -95,24 +95,24 @@ class Part:
         """The groups of the state that a step changes."""
         return [group.name for group in self.term.groups if group.changes_in_step]
 
-    def changed_in_step(self) -> list[Tensor]:
-        """The tensors of the state that a step changes."""
+    def step_tensors(self) -> list[Tensor]:
+        """Return the tensors of the state that a step changes."""
         return [t for group in self.step_groups for t in self.state[group].values()]
 
-    def dropped(self, params: Tensors, key: Tensor, cursor: Tensor) -> Tensors:
-        """The parameters of this step's forward pass where nodes are turned off, drawn by each member's `key` and the place `cursor`."""
+    def dropped_parameters(self, params: Tensors, key: Tensor, cursor: Tensor) -> Tensors:
+        """Return the parameters of a forward pass with some nodes off. The draw depends on each member's `key` and on `cursor`."""
         if not isinstance(self.term, Drops) or not self.term.drop_rate:
             return {}
-        live, layers = self.stack.leaves(params), self.stack.nodes()
-        sizes = [live[names[0]].shape[1] for names in layers.values()]
+        leaves, layers = self.stack.leaves(params), self.stack.nodes()
+        sizes = [leaves[names[0]].shape[1] for names in layers.values()]
         places = cursor * sum(sizes) + torch.arange(sum(sizes), device=cursor.device)
-        off = (rng.uniform_at(key, places) < self.term.drop_rate).split(sizes, 1)
-        by_name = {n: gone for names, gone in zip(layers.values(), off, strict=True) for n in names}
-        found: Tensors = torch.func.vmap(self.term.drop_nodes)(self.state, live, by_name)
+        masks = (rng.uniform_at(key, places) < self.term.drop_rate).split(sizes, 1)
+        off = {n: mask for names, mask in zip(layers.values(), masks, strict=True) for n in names}
+        found: Tensors = torch.func.vmap(self.term.drop_nodes)(self.state, leaves, off)
         return found
 
     def open_gates(self, cursor: Tensor, last: int) -> None:
-        """Make the gates of this step leaves of the loss; `cursor` samples of the epoch are over, and its last batch begins at `last`."""
+        """Set the gates of this step as leaves. `cursor` samples of the epoch are done; its last batch starts at sample `last`."""
         if isinstance(self.term, Gated):
             term = self.term
             self._share = (cursor / last if last else torch.ones_like(cursor, dtype=torch.float32)).float().squeeze(0)
@@ -120,17 +120,17 @@ class Part:
             self.stack.gates = {n: g.detach().requires_grad_() for n, g in found.items()}
 
     def gate_cost(self, rates: Tensor) -> Tensor | None:
-        """Σ_f rate_f (what member f's gates cost)."""
+        """Σ_f rate_f · gate_penalty_f; None without gates."""
         if not isinstance(self.term, Gated):
             return None
         return torch.dot(rates, torch.func.vmap(self.term.gate_penalty)(self.state, self.stack.gates))
 
     def step_gates(self, grads: Sequence[Tensor | None], lr: Tensor) -> None:
-        """Let the gates take their step; `grads` are those of the stack's gates, times each member's rate."""
+        """Take the training step of the gates; `grads` are the gradients of the stack's gates, times the rate of each member."""
         if not isinstance(self.term, Gated):
             return
         rates, term = lr.clamp(min=torch.finfo(torch.float32).tiny), self.term
-        given = {
+        unscaled = {
             n: (torch.zeros_like(g) if d is None else d.float() / column(rates, g))
             for (n, g), d in zip(self.stack.gates.items(), grads, strict=True)
         }
@@ -139,41 +139,47 @@ class Part:
             new = term.step_gates(state, gradients, self._share, rate)
             return {group: new[group] for group in self.step_groups}
 
-        self._write(torch.func.vmap(step)(self.state, given, lr))
+        self._write(torch.func.vmap(step)(self.state, unscaled, lr))
 
     def close_gates(self, task: int | None, tasks: int) -> None:
-        """Set the gates that a task is evaluated with after `tasks` of them; None: the present task. Before the first task: none."""
+        """Set the gates that a task is evaluated with; None means the current task. `tasks` tasks have ended.
+
+        A task that has not been trained yet is evaluated with the gates of the newest. Before the end of the first task there are none.
+        """
         if isinstance(self.term, Gated) and self.is_wired and (tasks or task is None):
-            term, known = self.term, None if task is None else min(task, tasks - 1)
-            self.stack.gates = torch.func.vmap(lambda state: term.hard_gate(state, known))(self.state)
+            term, used = self.term, None if task is None else min(task, tasks - 1)
+            self.stack.gates = torch.func.vmap(lambda state: term.hard_gate(state, used))(self.state)
 
     def distillation(
-        self, params: Tensors, buffers: Tensors, x: Tensor, made: tuple[Tensor, list[Tensor]], past: Sequence[range], rates: Tensor
+        self, params: Tensors, buffers: Tensors, x: Tensor, outputs: tuple[Tensor, list[Tensor]], past: Sequence[range], rates: Tensor
     ) -> Tensor | None:
-        """Σ_f rate_f (Σ_old heads distil(z, z*) + code_drift(f, f*)): z, f the outputs and features `made`, z*, f* the teacher's."""
+        """Σ_f rate_f (Σ_old heads distil(z, z*) + code_drift(f, f*)); None if there is nothing to distil.
+
+        z and f are the logits and features in `outputs`, z* and f* those of the teacher.
+        """
         if not isinstance(self.term, Distils) or not past:
             return None
-        logits, found = made
-        old, features = self.stack.outputs(params | dict(self.term.teacher(self.state)), buffers, x)
-        costs = [each(self.term.distil, logits[..., h.start : h.stop], old[..., h.start : h.stop]) for h in past]
+        logits, hidden = outputs
+        old_logits, old_hidden = self.stack.outputs(params | dict(self.term.teacher(self.state)), buffers, x)
+        costs = [each(self.term.distil, logits[..., h.start : h.stop], old_logits[..., h.start : h.stop]) for h in past]
         if isinstance(self.term, Encodes):
-            costs.append(each(self.term.code_drift, self.state, found[-1].flatten(2), features[-1].flatten(2)))
+            costs.append(each(self.term.code_drift, self.state, hidden[-1].flatten(2), old_hidden[-1].flatten(2)))
         return torch.dot(rates, torch.stack(costs).sum(0))
 
     def project(self) -> None:
-        """Put back what a step may not move."""
+        """Reset the parameters that a step must not change."""
         if isinstance(self.term, Projects):
-            for name, right in torch.func.vmap(self.term.project)(self.state, self.values()).items():
-                self.trained[name].copy_(right)
+            for name, corrected in torch.func.vmap(self.term.project)(self.state, self.values()).items():
+                self.trained[name].copy_(corrected)
 
     def observe(self, before: Tensors, gradients: Tensors) -> None:
-        """Note a step that was made from `before`."""
+        """Pass a step from `before` to the current parameters to the preserver."""
         if isinstance(self.term, Observes):
-            seen = self.term.observe(self.state, before, self.trained, gradients)
-            self._write({group: seen[group] for group in self.step_groups})
+            new = self.term.observe(self.state, before, self.trained, gradients)
+            self._write({group: new[group] for group in self.step_groups})
 
     def _write(self, new: State) -> None:
-        """In place: a captured step reads and writes these tensors."""
+        """Write into the tensors of the state, whose addresses a captured step contains."""
         for group, tensors in new.items():
             for name, value in tensors.items():
                 self.state[group][name].copy_(value)
@@ -182,7 +188,7 @@ class Part:
     def encode(
         self, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], params: Tensors, buffers: Tensors, head: slice, task: int
     ) -> None:
-        """Train the codes of a task's features on batches of x (F, M, …), y (F, M); its head is the output columns `head`."""
+        """Train the encoders of a task's features on batches of x (F, M, …), y (F, M); its head is the output columns `head`."""
         if not isinstance(self.term, Encodes):
             return
         last = output_layer(self.stack.module)
@@ -193,8 +199,8 @@ class Part:
                 found = self.stack.outputs(params, buffers, x)[1][-1].flatten(2).float()
                 if found.shape[-1] != weight.shape[-1]:
                     raise ValueError(
-                        f"{self.term.name} codes what the head reads, the output of {self.stack.layers[-1]!r}, of {found.shape[-1]} "
-                        f"features; but {last!r} reads {weight.shape[-1]}. The last activation module must stand right before the head"
+                        f"{self.term.name} encodes the features of the head. The last activation {self.stack.layers[-1]!r} gives "
+                        f"{found.shape[-1]}, but {last!r} reads {weight.shape[-1]}; put the last activation right before the head"
                     )
                 yield found, partial(loss, (y - (head.start or 0)).flatten())
 
@@ -205,14 +211,17 @@ class Part:
         self.state = torch.func.vmap(self.term.add_encoder)(self.state, self.term.fit(features(), task))
 
     def consolidate(self, omega: Tensors) -> None:
-        """The state after a task."""
+        """Compute the state after a task."""
         if self.state:
             self.state = torch.func.vmap(self.term.consolidate)(self.state, self.values(), omega)
 
     def evaluated_parameters(self, task: int | None, tasks: int) -> Tensors:
-        """The parameters (those that differ) that a task is evaluated with; none before the first task has ended, and within tasks."""
+        """Return the parameters that a task is evaluated with; only those that differ from the trained ones.
+
+        There are none before the end of the first task, and none for the current task (None).
+        """
         if task is None or not isinstance(self.term, Evaluates) or not tasks:
             return {}
-        term, known = self.term, min(task, tasks - 1)  # a task that is still to come is evaluated as the newest
-        found: Tensors = torch.func.vmap(lambda state, params: term.evaluated_parameters(state, params, known))(self.state, self.values())
+        term, used = self.term, min(task, tasks - 1)  # a task that has not been trained yet is evaluated like the newest
+        found: Tensors = torch.func.vmap(lambda state, params: term.evaluated_parameters(state, params, used))(self.state, self.values())
         return found

@@ -1,4 +1,4 @@
-"""Where a fleet stands, and what it reports while it trains."""
+"""The progress of a fleet, and the events that it reports during training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """What just happened, for a progress bar or a log: the end of an epoch, or of a task (`evaluated`)."""
+    """The end of an epoch, or of a task (`evaluated`), for a progress bar or a log. `loss` and `accuracy` are by member."""
 
     task: int
     tasks: int
@@ -28,7 +28,7 @@ Report = Callable[[Event], None]
 
 @dataclass
 class Progress:
-    """Where a fleet stands, beside its tensors. `epoch` counts the finished epochs of `task`."""
+    """The progress of a fleet, without its tensors. `epoch` is the number of finished epochs of `task`."""
 
     task: int = 0
     epoch: int = 0
@@ -42,15 +42,17 @@ class Progress:
     best: list[float] = field(default_factory=list)
     best_held_out: list[float] = field(default_factory=list)
     stalled: list[int] = field(default_factory=list)
-    over: bool = False  # the epochs of `task` ended early: every member stopped or failed
+    over: bool = False  # True if the epochs of `task` ended early: every member stopped or failed
     seconds: float = 0.0
-    training: float = 0.0  # of them, in training steps
-    run_steps: int = 0  # steps of every member, added up
+    training: float = 0.0  # the seconds in training steps
+    run_steps: int = 0  # the sum of the steps of all members
 
     def text(self) -> str:
+        """Return the progress as JSON."""
         return json.dumps({k: list(v.items()) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
 
     @classmethod
     def parse(cls, text: str) -> Progress:
+        """Return the progress that `text` describes."""
         values = json.loads(text)
         return cls(**(values | {"failed": {int(k): v for k, v in values["failed"]}}))

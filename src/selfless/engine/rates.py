@@ -1,4 +1,4 @@
-"""The learning rates of a fleet, and what follows from them: lr·λ of the sparsifiers, the pull of the implicit anchors."""
+"""The learning rates of a fleet, and the values computed from them: lr·λ of the sparsifiers, the pull of the implicit anchors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from selfless.spec import Run
 
 
 class Rates:
-    """(F,) tensors that a step reads, written in place: a CUDA graph holds their addresses."""
+    """Tensors (F,) that a step reads. They are written in place, because a CUDA graph contains their addresses."""
 
     def __init__(self, runs: Sequence[Run], slots: Sequence[Slot], device: torch.device) -> None:
         self.runs, self.slots, self.momentum, self.device = runs, slots, runs[0].momentum, device
         self.epochs = [r.epochs for r in runs]
         self.base = torch.tensor([r.lr for r in runs], device=device)
         self.lr = self.base.clone()
-        self.ratio = torch.ones(len(runs), device=device)  # of this step's rate to the last's
+        self.ratio = torch.ones(len(runs), device=device)  # the rate of this step / the rate of the last step
         self.sparsify = [torch.tensor([kind.strength for kind in slot.kinds], device=device) for slot in slots]  # λ of this epoch
         self.lr_lambda = [self.lr * strength for strength in self.sparsify]
         parts = range(len(runs[0].preserve.parts))
@@ -30,36 +30,36 @@ class Rates:
         self.factors: Tensor | None = None  # (F, steps) of a cosine schedule
 
     def changing(self) -> list[Tensor]:
-        """The tensors that a step changes."""
+        """Return the tensors that a step changes."""
         return [self.lr, self.ratio, *self.lr_lambda, *self.pull]
 
     def begin_task(self, steps: int, cosine: bool) -> None:
-        """Start from the runs' own rates; `steps` a task's epoch."""
+        """Start a task with the learning rates of the runs; an epoch has `steps` steps."""
         self.lr.copy_(self.base)
         self.factors = self._cosines(steps) if cosine else None
         self.ratio.fill_(1.0)
 
     def _cosines(self, steps: int) -> Tensor:
-        """(F, steps of the longest): each member's rate falls to 0 over its own epochs, and stays there."""
-        place = torch.arange(max(self.epochs) * steps, dtype=torch.float64)
-        own = torch.tensor(self.epochs, dtype=torch.float64)[:, None] * steps
-        return torch.where(place < own, 0.5 * (1 + torch.cos(math.pi * place / own)), 0.0).float().to(self.device)
+        """Return the factors of the learning rates, (F, most steps). Each falls to 0 over the epochs of its member and stays 0."""
+        step = torch.arange(max(self.epochs) * steps, dtype=torch.float64)
+        total = torch.tensor(self.epochs, dtype=torch.float64)[:, None] * steps
+        return torch.where(step < total, 0.5 * (1 + torch.cos(math.pi * step / total)), 0.0).float().to(self.device)
 
     def ramp(self, epoch: int) -> bool:
-        """Set λ of an epoch for runs whose λ grows over their first epochs; True if there are any."""
+        """Set λ of an epoch for runs whose λ grows over their first epochs; return True if there are any."""
         if not any(r.ramp for r in self.runs):
             return False
         for slot, strength in zip(self.slots, self.sparsify, strict=True):
-            grown = [min(1.0, epoch / r.ramp) if r.ramp else 1.0 for r in self.runs]
-            strength.copy_(torch.tensor([kind.strength * share for kind, share in zip(slot.kinds, grown, strict=True)]))
+            shares = [min(1.0, epoch / r.ramp) if r.ramp else 1.0 for r in self.runs]
+            strength.copy_(torch.tensor([kind.strength * share for kind, share in zip(slot.kinds, shares, strict=True)]))
         return True
 
     def step_lambda(self, part: int) -> Tensor:
-        """lr λ_Ω/(1 − μ) of one preserver: how far a unit gradient of its penalty moves a parameter in a step."""
+        """lr λ_Ω/(1 − μ) of one preserver: how far a constant gradient of 1 in its penalty moves a parameter per step."""
         return self.lr * self.preserve[part] / (1 - self.momentum)
 
     def refresh(self) -> None:
-        """Recompute what follows from the rates."""
+        """Recompute the values that depend on the rates."""
         for slot, lr_lambda, strength in zip(self.slots, self.lr_lambda, self.sparsify, strict=True):
             lr_lambda.copy_(self.lr * strength)
             slot.scale(lr_lambda)
@@ -67,7 +67,7 @@ class Rates:
             pull.copy_(2 * self.step_lambda(k))
 
     def advance(self, step_number: Tensor) -> bool:
-        """Set the rates of this step of a cosine schedule; True if they changed without a kernel (shares must follow)."""
+        """Set the rates of this step in a cosine schedule. Return True if the caller must still refresh the values that depend on them."""
         fast = kernels(self.lr)
         if self.factors is None:
             return False

@@ -1,7 +1,7 @@
-"""Random numbers as a function of where they are used: the same on every device, alone or in a fleet, before or after a resume.
+"""Random numbers without a state: each is a hash of (seed, purpose, task, epoch, position).
 
-A word is a hash of (seed, purpose, task, epoch, place), computed where it is needed with 64-bit integer arithmetic. There is no state to
-save, a member of a fleet draws what it would draw alone, and a GPU draws what a CPU does.
+The hash uses 64-bit integer arithmetic on the device where the number is needed. So there is no state to save, a member of a fleet draws
+the same numbers as alone, a resumed run the same as an uninterrupted one, and a GPU the same as a CPU.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import zlib
 import torch
 from torch import Tensor
 
-_ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # 64-bit odd constants with well-spread bits
+_ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # odd 64-bit constants with a random bit pattern
 
 
 def _mix(z: Tensor) -> Tensor:
-    """A bijection of 64-bit words that leaves no visible pattern: xor-shifts and odd multipliers, wrapping."""
+    """Mix the bits of 64-bit words (SplitMix64): xor-shifts and multiplications by odd constants, modulo 2⁶⁴. It is a bijection."""
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _ODD[1]
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _ODD[2]
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
 def stream_key(seeds: Tensor, purpose: str, *place: int) -> Tensor:
-    """(F,) int64: one key a member for (its seed, purpose, place…)."""
+    """Return one int64 key per member, (F,), from its seed, the purpose and numbers such as task and epoch."""
     key = _mix(seeds * _ODD[0] + zlib.crc32(purpose.encode()))
     for number in place:
         key = _mix(key * _ODD[0] + number + 1)
@@ -30,28 +30,28 @@ def stream_key(seeds: Tensor, purpose: str, *place: int) -> Tensor:
 
 
 def words(key: Tensor, n: int) -> Tensor:
-    """(F, n) int64 random words of each key."""
+    """Return n random int64 words for each key, (F, n)."""
     return _mix(key[:, None] + torch.arange(n, device=key.device)[None, :] * _ODD[0])
 
 
 def uniform(key: Tensor, n: int) -> Tensor:
-    """(F, n) float32 in [0, 1), of 24 bits each."""
+    """Return n uniform float32 numbers in [0, 1) for each key, (F, n), with 24 random bits each."""
     return uniform_at(key, torch.arange(n, device=key.device))
 
 
 def uniform_at(key: Tensor, places: Tensor) -> Tensor:
-    """(F, len(places)): the numbers of `uniform` at some places only."""
+    """Return the numbers of `uniform` at the positions `places` only, (F, len(places))."""
     return ((_mix(key[:, None] + places[None, :] * _ODD[0]) >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
 def normal(key: Tensor, n: int) -> Tensor:
-    """(F, n) float32 from N(0, 1), by Box and Muller's √(−2 ln u) cos 2πv."""
+    """Return n float32 numbers from N(0, 1) for each key, (F, n), by the Box–Muller formula √(−2 ln u) cos 2πv."""
     u, v = uniform(key, 2 * n).double().unflatten(1, (2, n)).unbind(1)
     return ((-2 * torch.log1p(-u)).sqrt() * torch.cos(2 * torch.pi * v)).float()
 
 
 def order(key: Tensor, n: int, weights: Tensor | None = None) -> Tensor:
-    """(F, n) int64: one epoch's order of n samples a member; with `weights` (F, n), n draws with replacement instead."""
+    """Return a permutation of n samples for each key, (F, n). With `weights` (F, n), return n draws with replacement instead."""
     if weights is None:
         return words(key, n).argsort(dim=1)
     total = weights.double().cumsum(1)
@@ -59,5 +59,5 @@ def order(key: Tensor, n: int, weights: Tensor | None = None) -> Tensor:
 
 
 def one_seed(seed: int, purpose: str, *place: int) -> int:
-    """A non-negative 63-bit seed for a generator that must be a generator (dropout, a sampled Fisher)."""
+    """Return a non-negative 63-bit seed for code that needs a torch generator (dropout, a sampled Fisher)."""
     return int(stream_key(torch.tensor([seed]), purpose, *place)[0]) & 0x7FFFFFFFFFFFFFFF

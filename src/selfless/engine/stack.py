@@ -1,4 +1,4 @@
-"""One architecture, many members: parameters and buffers stacked along a leading axis, one forward pass for all."""
+"""Many members of one architecture: parameters and buffers are stacked along a leading axis F, and one forward pass runs all members."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import Maxout
-from selfless.engine.native.forward import forward, gated, inhibited, is_native
+from selfless.engine.native.forward import apply_gates, forward, inhibited, is_native
 from selfless.engine.native.options import ForwardOptions, PairGradient
 from selfless.network.calling import evaluating
 from selfless.network.roles import layer_before, nodes, output_layer
@@ -19,28 +19,30 @@ Tensors = dict[str, Tensor]
 
 
 class Stack:
-    """A module as a function of stacked parameters. `layers` are activation modules whose outputs `forward` returns too.
+    """A module as a function of stacked parameters. `forward` also returns the outputs of `layers`, which are activation modules.
 
-    `native` networks run their layers on the stack. For others, one member is the module itself (`bound`: its tensors are views of the
-    stack), and several members are the module mapped with `vmap`. On a CPU one member of a native network is bound too: it costs nothing.
+    native   The layers run on stacked tensors (`selfless.engine.native`).
+    bound    There is one member, and it is the module itself: its tensors are views of the stack. Used for one member of a network that
+             is not native, and on a CPU also of a native one, where it has no overhead.
+    else     The module is mapped over the members with `vmap`.
     """
 
     def __init__(self, module: nn.Module, layers: Sequence[str], gated: Sequence[str] = ()) -> None:
         self.module = copy.deepcopy(module)
         self.layers = tuple(layers)
-        self.gates: Tensors = {}  # layer → (F, N): factors of the outputs of the `gated` layers
-        self.live_gates: Tensors = {}  # the same for the member whose module is running
+        self.gates: Tensors = {}  # layer of `gated` → factors of its outputs (F, N)
+        self.live_gates: Tensors = {}  # the same for the member that the module currently runs, (N,)
         self.trainable = [n for n, p in self.module.named_parameters() if p.requires_grad]
         self.native = is_native(self.module)
         self.bound = False
-        self._outputs: Tensors = {}  # of the pass that is running
+        self._outputs: Tensors = {}  # outputs of the layers in the current forward pass
         self._inhibit: Mapping[str, Sequence[PairGradient]] = {}
         self.resized = {n for n in self.layers if isinstance(self.module.get_submodule(n), Maxout)}
         for name in dict.fromkeys((*self.layers, *gated)):
             self.module.get_submodule(name).register_forward_hook(self._layer_output(name))
 
-    def stacked(self, modules: Sequence[nn.Module], device: torch.device) -> tuple[Tensors, Tensors]:
-        """(parameters, buffers) of several modules of this architecture, stacked on the device."""
+    def stack_modules(self, modules: Sequence[nn.Module], device: torch.device) -> tuple[Tensors, Tensors]:
+        """Return (parameters, buffers) of modules of this architecture, stacked on the device."""
         self.module.to(device)
         params = [dict(m.named_parameters()) for m in modules]
         buffers = [dict(m.named_buffers()) for m in modules]
@@ -50,8 +52,8 @@ class Stack:
         )
         self.bound = len(modules) == 1 and not (self.native and device.type == "cuda")
         if self.bound:
-            for own, group in ((self.module.named_parameters(), stacks[0]), (self.module.named_buffers(), stacks[1])):
-                for name, tensor in own:
+            for named, group in ((self.module.named_parameters(), stacks[0]), (self.module.named_buffers(), stacks[1])):
+                for name, tensor in named:
                     tensor.data = group[name][0]
         else:
             for name in self.trainable:
@@ -60,11 +62,11 @@ class Stack:
 
     @property
     def inhibits(self) -> bool:
-        """True if `forward` can add a penalty's gradient on the way back; under `vmap` it cannot."""
+        """True if `forward` can add the gradient of a penalty in the backward pass; under `vmap` it cannot."""
         return self.native or self.bound
 
     def leaves(self, params: Tensors) -> Tensors:
-        """The trainable tensors that `forward` differentiates, stacked: the members' parameters, or those of the one module."""
+        """Return the trainable tensors that autograd differentiates, stacked: `params`, or the parameters of the bound module."""
         if not self.bound:
             return {n: params[n] for n in self.trainable}
         return {n: p.unsqueeze(0) for n, p in self.module.named_parameters() if p.requires_grad}
@@ -72,16 +74,19 @@ class Stack:
     def gradients(
         self,
         values: Sequence[Tensor],
-        given: Sequence[Tensor | None],
+        weights: Sequence[Tensor | None],
         params: Tensors,
         retain: bool = False,
         more: Sequence[Tensor] = (),
     ) -> list[Tensor | None]:
-        """∂Σ⟨value, given⟩/∂θ for every trainable parameter and then for `more`, stacked; None where it does not matter."""
+        """Return ∂Σ⟨value, weight⟩/∂θ for every trainable parameter, then for `more`, stacked; None where the gradient is zero.
+
+        A `weight` of None means 1, for a scalar value.
+        """
         sources = [p for p in self.module.parameters() if p.requires_grad] if self.bound else [params[n] for n in self.trainable]
-        grads = torch.autograd.grad(list(values), [*sources, *more], list(given), allow_unused=True, retain_graph=retain)
-        own = [g.unsqueeze(0) if self.bound and g is not None else g for g in grads[: len(sources)]]
-        return [*own, *grads[len(sources) :]]
+        grads = torch.autograd.grad(list(values), [*sources, *more], list(weights), allow_unused=True, retain_graph=retain)
+        stacked = [g.unsqueeze(0) if self.bound and g is not None else g for g in grads[: len(sources)]]
+        return [*stacked, *grads[len(sources) :]]
 
     def forward(
         self,
@@ -91,10 +96,10 @@ class Stack:
         inhibit: Mapping[str, Sequence[PairGradient]] | None = None,
         other: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """x (F, B, …) → logits (F, B, C) and the layers' activations [(F, B, N) …].
+        """Return the logits (F, B, C) of x (F, B, …) and the outputs of the layers, [(F, B, N), …].
 
-        `inhibit` adds the gradients of penalties to those of the layers it names; `other` are parameters, made of the `leaves`, that
-        replace some.
+        inhibit   gradients of penalties to add to those of a layer, in the backward pass
+        other     parameters computed from `leaves` that replace some of `params`
         """
         if self.bound:
             self._outputs, self._inhibit, self.live_gates = {}, inhibit or {}, {n: g.squeeze(0) for n, g in self.gates.items()}
@@ -102,54 +107,61 @@ class Stack:
                 logits = torch.func.functional_call(self.module, {n: p.squeeze(0) for n, p in other.items()}, (x.squeeze(0),)).unsqueeze(0)
             else:
                 logits = self.module(x.squeeze(0)).unsqueeze(0)
-            found, self._inhibit, self.live_gates = [h.unsqueeze(0) for h in self._found(self._outputs)], {}, {}
-            return logits, found
+            hidden, self._inhibit, self.live_gates = [h.unsqueeze(0) for h in self._in_order(self._outputs)], {}, {}
+            return logits, hidden
         params = params | dict(other or {})
         if self.native:
             options = ForwardOptions(self.layers, inhibit=inhibit or {}, gates=self.gates)
             logits = forward(self.module, params, x, options)
-            return logits, self._found(options.outputs)
-        mapped = torch.func.vmap(self._one, randomness="different")
+            return logits, self._in_order(options.outputs)
+        mapped = torch.func.vmap(self._run_member, randomness="different")
         result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x, self.gates)
         return result
 
     def outputs(self, params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Run `forward` with other parameters than the stack's own, in eval mode and without gradients."""
+        """Return what `forward` does, with any parameters, in eval mode and without gradients."""
         with torch.no_grad(), evaluating(self.module):
             if self.native:
                 options = ForwardOptions(self.layers, gates=self.gates)
                 logits = forward(self.module, params, x, options)
-                return logits, self._found(options.outputs)
-            result: tuple[Tensor, list[Tensor]] = torch.func.vmap(self._one, randomness="different")(params, buffers, x, self.gates)
+                return logits, self._in_order(options.outputs)
+            mapped = torch.func.vmap(self._run_member, randomness="different")
+            result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x, self.gates)
             return result
 
     def output_parameters(self, outputs: int) -> list[str]:
-        """The trainable parameters of the output layer: those whose rows are the network's outputs."""
+        """Return the trainable parameters of the output layer; their rows are the outputs of the network."""
         name = output_layer(self.module)
         if not name or getattr(self.module.get_submodule(name), "out_features", 0) != outputs:
-            raise ValueError(f"the last nn.Linear of the network does not give its {outputs} outputs, so a task's own head cannot be told")
+            raise ValueError(
+                f"the last nn.Linear of the network does not have its {outputs} outputs, so the head of a task is unknown; "
+                "define the output layer last"
+            )
         return [n for n in (f"{name}.weight", f"{name}.bias") if n in self.trainable]
 
-    def _one(self, params: Tensors, buffers: Tensors, x: Tensor, gates: Tensors) -> tuple[Tensor, list[Tensor]]:
+    def _run_member(self, params: Tensors, buffers: Tensors, x: Tensor, gates: Tensors) -> tuple[Tensor, list[Tensor]]:
+        """Run the module with the parameters of one member."""
         self._outputs, self.live_gates = {}, gates
         logits = torch.func.functional_call(self.module, (params, buffers), (x,))
         self.live_gates = {}
-        return logits, self._found(self._outputs)
+        return logits, self._in_order(self._outputs)
 
-    def _found(self, outputs: Tensors) -> list[Tensor]:
-        """The layers' outputs in the pass that just ended, in the order of their names."""
+    def _in_order(self, outputs: Tensors) -> list[Tensor]:
+        """Return the outputs of a forward pass in the order of `layers`, and forget them."""
         self._outputs = {}
-        lost = [name for name in self.layers if name not in outputs]
-        if lost:
-            raise ValueError(f"layer {lost[0]!r} was not reached by the forward pass; take it out of the network's `hidden`")
+        missing = [name for name in self.layers if name not in outputs]
+        if missing:
+            raise ValueError(f"layer {missing[0]!r} was not reached by the forward pass; remove it from `hidden` of the network")
         return [outputs[name] for name in self.layers]
 
     def _layer_output(self, name: str) -> Callable[..., Tensor | None]:
+        """Return a forward hook that keeps the output of a layer and applies its gates and inhibition."""
+
         def hook(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
             if name in self._outputs:
                 raise ValueError(f"activation {name!r} ran twice in one forward pass: it serves several layers; give each its own module")
             if name in self.live_gates:
-                output = gated(output.unsqueeze(0), self.live_gates[name].unsqueeze(0)).squeeze(0)
+                output = apply_gates(output.unsqueeze(0), self.live_gates[name].unsqueeze(0)).squeeze(0)
             self._outputs[name] = output
             if name in self._inhibit:
                 return inhibited(output.unsqueeze(0), self._inhibit[name]).squeeze(0)
@@ -158,19 +170,19 @@ class Stack:
         return hook
 
     def nodes(self) -> dict[str, tuple[str, ...]]:
-        """{hidden linear layer or convolution: its trainable parameters, whose first axis (after the members') are its nodes}."""
+        """Return {hidden linear layer or convolution: its trainable parameters}; their second axis, after F, is its nodes."""
         names = {name: tuple(n for n in (f"{name}.weight", f"{name}.bias") if n in self.trainable) for name in nodes(self.module)}
-        return {name: own for name, own in names.items() if f"{name}.weight" in own}
+        return {name: trainable for name, trainable in names.items() if f"{name}.weight" in trainable}
 
     def weight_before(self, layer: str) -> str:
-        """The weight of the layer before an activation: what OrthReg acts on."""
+        """Return the name of the weight before an activation, for sparsifiers that read weights."""
         name = layer_before(self.module, layer)
         if not name:
-            raise ValueError(f"no linear layer or convolution stands before {layer!r}; orth-reg has nothing to act on")
+            raise ValueError(f"there is no linear layer or convolution before {layer!r}, so the sparsifier has no weights to act on")
         return f"{name}.weight"
 
     def footprint(self, x: Tensor) -> int:
-        """How many numbers one sample's forward pass makes, in all layers."""
+        """Return how many numbers the forward pass of one sample computes, in all layers."""
         sizes: list[int] = []
         leaves = [m for m in self.module.modules() if not any(True for _ in m.children())]
         handles = [m.register_forward_hook(lambda _m, _i, o: sizes.append(o.numel() if isinstance(o, Tensor) else 0)) for m in leaves]
@@ -183,19 +195,19 @@ class Stack:
         return x[0, 0].numel() + sum(sizes)
 
     def widths(self, params: Tensors, buffers: Tensors, x: Tensor) -> dict[str, int]:
-        """The number of neurons (or channels) of each layer."""
+        """Return the number of neurons (or channels) of each layer."""
         with evaluating(self.module), torch.no_grad():
-            _, found = self.forward(params, buffers, x)
-        for name, h in zip(self.layers, found, strict=True):
+            _, hidden = self.forward(params, buffers, x)
+        for name, h in zip(self.layers, hidden, strict=True):
             if h.dim() > 4 and isinstance(self.module.get_submodule(layer_before(self.module, name)), nn.Linear):
                 raise ValueError(
-                    f"layer {name!r} gives {tuple(h.shape[1:])} from a Linear: its neurons are the last axis, where a feature map's are "
-                    "the second; flatten the positions into one axis first, (batch, positions, neurons)"
+                    f"layer {name!r} gives {tuple(h.shape[1:])} from a Linear: its neurons are the last axis, but those of a feature map "
+                    "are the second; flatten the positions into one axis first, (batch, positions, neurons)"
                 )
-        return {n: h.shape[2] if h.dim() > 4 else h.shape[-1] for n, h in zip(self.layers, found, strict=True)}
+        return {n: h.shape[2] if h.dim() > 4 else h.shape[-1] for n, h in zip(self.layers, hidden, strict=True)}
 
     def run_module(self, model: nn.Module, x: Tensor) -> Any:
-        """Call the module itself, for one member; its layers' outputs are not kept."""
+        """Call the module itself, for one member, without keeping the outputs of its layers."""
         self._outputs = {}
         try:
             return model(x)
@@ -212,11 +224,11 @@ class Stack:
 
 
 def each(function: Any, *stacked: Any) -> Tensor:
-    """Return function(a member's arguments) for every member, stacked: directly for one member, by vmap for more."""
+    """Return function(arguments of a member) for every member, stacked: by a plain call for one member, by vmap for more."""
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(stacked) if isinstance(leaf, Tensor)]
     if len(leaves[0]) == 1:
-        alone = torch.utils._pytree.tree_map(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, stacked)
-        value: Tensor = function(*alone)
+        arguments = torch.utils._pytree.tree_map(lambda leaf: leaf.squeeze(0) if isinstance(leaf, Tensor) else leaf, stacked)
+        value: Tensor = function(*arguments)
         return value.unsqueeze(0)
     axes = torch.utils._pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, stacked)
     mapped: Tensor = torch.func.vmap(function, in_dims=axes)(*stacked)
@@ -224,5 +236,5 @@ def each(function: Any, *stacked: Any) -> Tensor:
 
 
 def column(per_member: Tensor, like: Tensor) -> Tensor:
-    """(F,) shaped to broadcast over (F, …)."""
+    """Return a tensor (F,) as (F, 1, …), so that it broadcasts over `like` (F, …)."""
     return per_member.view(-1, *[1] * (like.dim() - 1))

@@ -1,10 +1,10 @@
-"""The step: forward, loss, penalties, momentum, anchor, for all members of a fleet at once.
+"""The training step: forward pass, loss, penalties, momentum and anchor, for all members of a fleet at once.
 
     loss_f = CE_f + λ_f Σ_l R(H_l,f)  (+ λ_Ω,f Σ Ω(θ − θ*)² when the anchor is explicit)
     v ← μ v + ∂loss/∂θ;   θ ← θ − lr_f v;   θ ← θ + cΩ/(1 + cΩ) · (θ* − θ)   (the implicit anchor)
 
-The momentum is kept as u = lr_f v: the rates then enter once, as weights of the members' losses, and the update is the same few operations
-for every member (u ← μ r u + ∂(lr_f loss_f)/∂θ, θ ← θ − u, with r the ratio of this step's rate to the last's).
+The code stores the momentum as u = lr_f v. The learning rates then enter only once, as weights of the members' losses, and the update is
+the same for every member: u ← μ r u + ∂(lr_f loss_f)/∂θ, θ ← θ − u, where r is the rate of this step divided by that of the last.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """What a training step reads and writes besides the fleet's own tensors: the task's data and heads, clocks, sums."""
+    """A training step, with the tensors it needs besides those of the fleet: the data and heads of the task, clocks, sums."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, device, size = fleet, fleet.device, fleet.size
         self.clock = torch.zeros(2, dtype=torch.int64, device=device)
-        self.cursor, self.step_number = self.clock[:1], self.clock[1:]  # views: samples seen in this epoch, steps in this task
+        self.cursor, self.step_number = self.clock[:1], self.clock[1:]  # views: samples so far in this epoch, steps so far in this task
         self.loss_sum = torch.zeros(size, device=device)
         self.hits = torch.zeros(size, device=device)
         self.order = torch.zeros(size, 0, dtype=torch.int64, device=device)
         self.noise_key, self.drop_key = fleet.seeds.clone(), fleet.seeds.clone()
-        self.shares: list[Tensors] = [{} for _ in fleet.parts]  # of the implicit anchors, where no kernel computes them
+        self.shares: list[Tensors] = [{} for _ in fleet.parts]  # shares of the implicit anchors, if no kernel computes them
         self.observes = any(isinstance(part.term, Observes) for part in fleet.parts)
         implicit = fleet.run.anchor == "implicit"
         self.explicit = [part.term.penalises and not (implicit and isinstance(part.term, Anchored)) for part in fleet.parts]
         self._advances: dict[int, Tensor] = {}
-        self._warm_kernels: set[tuple[Sparsifier, int]] = set()
+        self._cached_kernels: set[tuple[Sparsifier, int]] = set()
         self._task_gradient: Tensors = {}
         self.data: FleetData
         self.heads: tuple[range, ...] = ()
         self.past: tuple[range, ...] = ()  # the heads of earlier tasks
-        self.allowed: Tensor | None = None
+        self.allowed: Tensor | None = None  # label → the columns of its head, for joint training
 
     def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int, past: tuple[range, ...]) -> None:
-        """Take the task's data and its heads."""
+        """Set the data and the heads of a task; `past` are the heads of earlier tasks."""
         self.data, self.heads, self.past, self.allowed = data, heads, past, None
         if len(heads) > 1:  # joint training: each sample is classified among the columns of its own head
             self.allowed = torch.zeros(outputs, outputs, dtype=torch.bool, device=self.fleet.device)
@@ -61,7 +61,7 @@ class Step:
         self.step_number.zero_()
 
     def begin_epoch(self, task: int, epoch: int) -> None:
-        """Draw the epoch's order and keys; start the sums anew."""
+        """Draw the order of samples and the keys of an epoch; reset the sums."""
         seeds = self.fleet.seeds
         self.order.copy_(self.data.order(seeds, task, epoch))
         self.noise_key.copy_(rng.stream_key(seeds, "augment", task, epoch))
@@ -71,12 +71,12 @@ class Step:
         self.hits.zero_()
 
     def changing(self) -> list[Tensor]:
-        """The tensors that a step changes."""
+        """Return the tensors that a step changes."""
         return [*(t for shares in self.shares for t in shares.values()), self.clock, self.loss_sum, self.hits]
 
     @property
     def head_columns(self) -> slice:
-        """The task's output columns; all of them in joint training."""
+        """The output columns of the task; all columns in joint training."""
         return slice(self.heads[0].start, self.heads[0].stop) if len(self.heads) == 1 else slice(0, None)
 
     def __call__(self, size: int) -> None:
@@ -87,14 +87,14 @@ class Step:
         for part in fleet.parts:
             part.open_gates(self.cursor, (self.data.n - 1) // fleet.run.batch * fleet.run.batch)
             if fleet.tasks:
-                other |= part.dropped(fleet.params, self.drop_key, self.cursor)
+                other |= part.dropped_parameters(fleet.params, self.drop_key, self.cursor)
         with self.precision():
-            raw, found = fleet.stack.forward(fleet.params, fleet.buffers, x, self._pair_gradients(), other)
+            logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._pair_gradients(), other)
         if fleet.rates.advance(self.step_number):
             fleet.refresh_shares()
-        value, given = self._task_loss(raw, y)
-        penalty = self._penalty(x, raw, found)
-        grads, gate_grads = self._gradients(value, given, penalty)
+        head_logits, logit_grads = self._task_loss(logits, y)
+        penalty = self._penalty(x, logits, hidden)
+        grads, gate_grads = self._gradients(head_logits, logit_grads, penalty)
         with torch.no_grad():
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
@@ -108,11 +108,13 @@ class Step:
 
     # ------------------------------------------------------------------------------------------------------------------- data
     def _advance(self, size: int) -> Tensor:
+        """Return what a step on `size` samples adds to the clock."""
         if size not in self._advances:
             self._advances[size] = torch.tensor([size, 1], device=self.fleet.device)
         return self._advances[size]
 
     def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return the next `size` samples of every member, x (F, B, …) and y (F, B)."""
         augment = self.fleet.augment
         ready = self.data.next(self.order, self.cursor, size, self.dtype) if augment is None else None
         if ready is not None:
@@ -122,18 +124,18 @@ class Step:
         return x.to(self.dtype), y
 
     def _noise(self, rows: int, places: Tensor) -> Tensor:
-        """(rows, F·B) uniform numbers for augmentation: each member's own, by its place in the epoch."""
+        """Return uniform numbers for augmentation, (rows, F·B); each depends on the member and the position in the epoch."""
         key = torch.stack([rng.stream_key(self.noise_key, "row", k) for k in range(rows)])  # (rows, F)
         u = rng.uniform_at(key.flatten(), places).view(rows, self.fleet.size, -1)
         return u.flatten(1)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Autocast for bf16 on a GPU, where the network is not native."""
+        """Return the autocast context: bf16 on a GPU for a network that is not native, else none."""
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._bf16 and not self.fleet.stack.native else nullcontext()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the activations: a native network in bf16 keeps them in it, and its parameters and sums in float32."""
+        """The type of the activations: bfloat16 in a native network at precision bf16. Parameters and sums are float32."""
         return torch.bfloat16 if self._bf16 and self.fleet.stack.native else torch.float32
 
     @property
@@ -142,7 +144,10 @@ class Step:
 
     # --------------------------------------------------------------------------------------------------------------- the loss
     def _task_loss(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (logits, ∂/∂logits) of Σ_f lr_f mean CE within the head, lr_f/B (softmax − 1_y); count losses and hits."""
+        """Return (logits of the head, their gradient) for Σ_f lr_f mean CE. The gradient is lr_f/B (softmax − 1_y).
+
+        Also add to the sums of losses and of correct predictions.
+        """
         fast, lr = kernels(logits), self.fleet.lr
         if fast is not None and self.allowed is None:
             return logits, fast.cross_entropy(logits.detach().contiguous(), y, lr, self.heads[0], self.loss_sum, self.hits)
@@ -157,102 +162,102 @@ class Step:
             norm = e.sum(-1, keepdim=True)
             self.loss_sum += (norm.log() + top - z.gather(-1, label)).sum((1, 2))
             self.hits += (best == label).sum((1, 2))
-            given = e.div_(norm).scatter_add_(-1, label, torch.full_like(norm, -1.0)).mul_((lr / y.shape[1])[:, None, None])
-        return logits, given.to(logits.dtype)
+            grads = e.div_(norm).scatter_add_(-1, label, torch.full_like(norm, -1.0)).mul_((lr / y.shape[1])[:, None, None])
+        return logits, grads.to(logits.dtype)
 
     def _pair_gradients(self) -> dict[str, list[Any]]:
-        """Layer → the gradients of pair forms that join the backward pass."""
+        """Return {layer: the gradients of pair forms to add in the backward pass}."""
         found: dict[str, list[Any]] = {}
         for slot in self.fleet.slots:
             for name, gradient in slot.by_layer.items():
                 found.setdefault(name, []).append(gradient)
         return found
 
-    def _penalty(self, x: Tensor, raw: Tensor, found: list[Tensor]) -> Tensor | None:
-        """lr_f (λ_SSL Σ_l R + what the preservers add), summed over members; None where there is nothing."""
+    def _penalty(self, x: Tensor, logits: Tensor, hidden: list[Tensor]) -> Tensor | None:
+        """Return Σ_f lr_f (λ_SSL Σ_l R + the terms of the preservers); None if there are no terms."""
         fleet = self.fleet
-        reads = any(self.explicit) or any(kind.reads != "activations" for slot in fleet.slots for kind, _ in slot.groups)
-        live = fleet.stack.leaves(fleet.params) if reads else {}
-        terms = self._sparsity(found, live)
+        reads_parameters = any(self.explicit) or any(kind.reads != "activations" for slot in fleet.slots for kind, _ in slot.groups)
+        leaves = fleet.stack.leaves(fleet.params) if reads_parameters else {}
+        terms = self._sparsity(hidden, leaves)
         for k, part in enumerate(fleet.parts):
             if self.explicit[k] and fleet.tasks:
-                terms.append((fleet.lr * fleet.rates.preserve[k] * each(part.term.penalty, part.state, live)).sum())
+                terms.append((fleet.lr * fleet.rates.preserve[k] * each(part.term.penalty, part.state, leaves)).sum())
         total = torch.stack(terms).sum() if terms else None
         for k, part in enumerate(fleet.parts):
             rates = fleet.lr * fleet.rates.preserve[k]
             for more in (
-                part.distillation(fleet.params, fleet.buffers, x, (raw, found), self.past, rates),
+                part.distillation(fleet.params, fleet.buffers, x, (logits, hidden), self.past, rates),
                 part.gate_cost(rates),
             ):
                 total = more if total is None else total if more is None else total + more
         return total
 
-    def _sparsity(self, found: list[Tensor], live: Tensors) -> list[Tensor]:
-        """lr_f λ_f R of the sparsifiers that are computed as such."""
+    def _sparsity(self, hidden: list[Tensor], leaves: Tensors) -> list[Tensor]:
+        """Return lr_f λ_f R of the sparsifiers whose gradient is not added in the backward pass."""
         fleet, terms = self.fleet, list[Tensor]()
         for slot, lr_lambda in zip(fleet.slots, fleet.rates.lr_lambda, strict=True):
             for kind, members in slot.groups:
                 if not slot.is_on(members):
                     continue
-                for x, alpha in self._read(kind, members, found, live):
-                    self._warm(kind, x)
+                for x, alpha in self._read(kind, members, hidden, leaves):
+                    self._cache_kernel(kind, x)
                     terms.append(torch.dot(lr_lambda[members], each(kind.penalty, x, alpha)))
         return terms
 
-    def _read(self, kind: Sparsifier, members: slice, found: list[Tensor], live: Tensors) -> list[tuple[Tensor, Tensor | None]]:
-        """What a sparsifier reads of some members, with their α."""
+    def _read(self, kind: Sparsifier, members: slice, hidden: list[Tensor], leaves: Tensors) -> list[tuple[Tensor, Tensor | None]]:
+        """Return the tensors that a sparsifier reads of these members, with their α."""
         fleet = self.fleet
         if kind.reads == "activations":
             alpha = fleet.alpha if kind.discounted else {}
-            named = zip(fleet.stack.layers, found, strict=True)
+            named = zip(fleet.stack.layers, hidden, strict=True)
             return [(h[members], alpha[name][members] if name in alpha else None) for name, h in named]
         if kind.reads == "weights":
-            every = fleet.params | live  # also frozen weights, which cost the same whatever is learned
-            return [(every[fleet.stack.weight_before(name)][members], None) for name in fleet.stack.layers]
-        return [(p[members], None) for p in live.values()]
+            weights = fleet.params | leaves  # includes frozen weights, whose penalty is constant
+            return [(weights[fleet.stack.weight_before(name)][members], None) for name in fleet.stack.layers]
+        return [(p[members], None) for p in leaves.values()]
 
-    def _warm(self, kind: Sparsifier, x: Tensor) -> None:
-        """Call the formula once outside the map, where it can keep its kernel (inside, it would make it anew every step)."""
-        if len(x) > 1 and (kind, x.shape[-1]) not in self._warm_kernels:
+    def _cache_kernel(self, kind: Sparsifier, x: Tensor) -> None:
+        """Call the formula once outside of vmap, so that its kernel is cached. Under vmap it would be computed in every step."""
+        if len(x) > 1 and (kind, x.shape[-1]) not in self._cached_kernels:
             with torch.no_grad():
                 kind.penalty(x[0].detach())
-            self._warm_kernels.add((kind, x.shape[-1]))
+            self._cached_kernels.add((kind, x.shape[-1]))
 
     # ----------------------------------------------------------------------------------------------------- gradients and update
-    def _gradients(self, value: Tensor, given: Tensor, penalty: Tensor | None) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """The gradients of parameters and of gates."""
+    def _gradients(self, logits: Tensor, logit_grads: Tensor, penalty: Tensor | None) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Return the gradients of the parameters and of the gates."""
         fleet, gates = self.fleet, list(self.fleet.stack.gates.values())
         extra = [penalty] if penalty is not None and penalty.requires_grad else []
         if self.observes:
-            found = fleet.stack.gradients([value], [given], fleet.params, retain=bool(extra), more=gates)
+            found = fleet.stack.gradients([logits], [logit_grads], fleet.params, retain=bool(extra), more=gates)
             unscaled = {n: g / column(fleet.lr, g) for n, g in zip(fleet.trained, found, strict=False) if g is not None}
-            self._task_gradient = {n: torch.where(torch.isfinite(g), g, 0.0) for n, g in unscaled.items()}  # a stopped member has rate 0
+            self._task_gradient = {n: torch.where(torch.isfinite(g), g, 0.0) for n, g in unscaled.items()}  # the rate may be 0
             if extra:
                 more = fleet.stack.gradients(extra, [None], fleet.params, more=gates)
                 found = [g if e is None else e if g is None else g + e for g, e in zip(found, more, strict=True)]
         else:
-            found = fleet.stack.gradients([value, *extra], [given, *[None] * len(extra)], fleet.params, more=gates)
+            found = fleet.stack.gradients([logits, *extra], [logit_grads, *[None] * len(extra)], fleet.params, more=gates)
         return found[: len(fleet.trained)], found[len(fleet.trained) :]
 
     def refresh_shares(self) -> None:
-        """How far the implicit anchors pull; in place where there is a tensor already, which a captured step reads."""
+        """Recompute the shares of the implicit anchors. An existing tensor is written in place, because a captured step reads it."""
         fleet = self.fleet
         for k, part in enumerate(fleet.parts):
             if not fleet.anchored(part) or (kernels(fleet.lr) is not None and k == self._fused):
                 continue  # the update kernel computes the share itself
             assert isinstance(part.term, Anchored)
-            step, held = fleet.rates.step_lambda(k), self.shares[k]
+            step, tensors = fleet.rates.step_lambda(k), self.shares[k]
             shares = part.term.anchor(part.state).shares({n: column(step, p) for n, p in fleet.trained.items()})
             for name, share in shares.items():
-                held[name] = held[name].copy_(share) if name in held else share
+                tensors[name] = tensors[name].copy_(share) if name in tensors else share
 
     @property
     def _fused(self) -> int | None:
-        """The number of the preserver whose anchor the update kernel takes: the first that is anchored."""
+        """The number of the first anchored preserver, whose anchor the update kernel applies; None if there is none."""
         return next((k for k, part in enumerate(self.fleet.parts) if self.fleet.anchored(part)), None)
 
     def _update(self, grads: list[Tensor | None]) -> None:
-        """Momentum, the step, the implicit anchors."""
+        """Update momentum and parameters, and apply the implicit anchors."""
         fleet, run = self.fleet, self.fleet.run
         names = [n for n, g in zip(fleet.trained, grads, strict=True) if g is not None]
         found = [g for g in grads if g is not None]
@@ -274,7 +279,7 @@ class Step:
                 torch._foreach_lerp_([fleet.trained[n] for n in shares], [star[n] for n in shares], list(shares.values()))
 
     def _update_in_kernel(self, names: list[str], params: list[Tensor], speed: list[Tensor], grads: list[Tensor]) -> None:
-        """On a GPU: momentum, the step and one implicit anchor in one kernel a parameter."""
+        """Update momentum and parameters and apply one implicit anchor, in one GPU kernel per parameter."""
         fleet, fused = self.fleet, self._fused
         fast = kernels(fleet.lr)
         assert fast is not None

@@ -1,6 +1,6 @@
-"""The pair form R = 1/M Σ_m hᵀSh, which SNI, SNID, SLNI and SLNID are: its value, its matrix S, its low-rank factors.
+"""The pair form R = 1/M Σ_m hᵀSh: its value, its matrix S, its low-rank factors. SNI, SNID, SLNI and SLNID are pair forms.
 
-The gradient 2Sh/M of many networks at once, with its Triton kernel, is `selfless.engine.inhibition`, built from `matrix` or `factors`.
+`selfless.engine.inhibition` computes the gradient 2Sh/M of many networks at once, from `matrix` or `factors`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from selfless.functional.shapes import without_autocast
 
 Discount = Literal["product", "max"]
 
-DENSE = 128  # up to this width the N×N kernel is the quickest form; above it no N×N tensor is made
-_BLOCK = 64  # neurons a block in the `max` discount: cost O(M·N·block)
+DENSE = 128  # up to this width the N×N kernel is the fastest form; above it no N×N tensor is built
+_BLOCK = 64  # neurons per block in the `max` discount, whose cost is O(M·N·block)
 
 
 @dataclass(frozen=True)
 class PairForm:
     """S of N neurons: S_ij = K_ij D_ij for i ≠ j, S_ii = 0.
 
-    K_ij = exp(−(i−j)²/2σ²), or 1 where `sigma` is None.
-    D_ij = exp(−(αᵢ+αⱼ)) for `discount="product"`, exp(−max(αᵢ, αⱼ)) for `"max"`, and 1 where `alpha` is None.
+    K_ij = exp(−(i−j)²/2σ²), or 1 if `sigma` is None.
+    D_ij = exp(−(αᵢ+αⱼ)) for `discount="product"`, exp(−max(αᵢ, αⱼ)) for `"max"`, and 1 if `alpha` is None.
     """
 
     n: int
@@ -41,7 +41,7 @@ class PairForm:
             raise ValueError(f"alpha has shape {tuple(self.alpha.shape)}, but h has {self.n} neurons: alpha must be ({self.n},)")
 
     def value(self, h: Tensor) -> Tensor:
-        """R = 1/M Σ_m hᵀSh for h (M, N), without an N×N tensor where N > 128."""
+        """R = 1/M Σ_m hᵀSh for h (M, N). For N > 128 no N×N tensor is built."""
         if self.alpha is not None:
             d = torch.exp(-self.alpha.to(h.dtype))
             if self.discount == "max":
@@ -50,7 +50,7 @@ class PairForm:
         return _all_pairs(h) if self.sigma is None else _near_pairs(h, self.sigma)
 
     def matrix(self, like: Tensor) -> Tensor:
-        """S (N, N), for small layers whose gradient 2Sh/M is needed more often than S changes."""
+        """Return S (N, N), for narrow layers."""
         kernel = _ones(self.n, like) if self.sigma is None else gaussian(self.n, self.sigma, like)
         if self.alpha is None:
             return kernel
@@ -58,7 +58,7 @@ class PairForm:
         return kernel * (d[:, None] * d if self.discount == "product" else torch.minimum(d[:, None], d))
 
     def factors(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """(A (N, r), d (N,)) with S = AAᵀ − diag d and r ≪ N, for wide layers; None where r would not be small."""
+        """Return (A (N, r), d (N,)) with S = AAᵀ − diag d and r ≪ N, for wide layers; None if r would not be small."""
         if self.alpha is not None and self.discount == "max":
             return None
         if self.sigma is None:
@@ -83,7 +83,7 @@ def _all_pairs(h: Tensor) -> Tensor:
 
 
 def _near_pairs(h: Tensor, sigma: float) -> Tensor:
-    """1/M Σ_{i≠j} K_ij Σ_m hᵢ hⱼ with the Gaussian K: dense, by a band or by Fourier features, whichever is cheapest."""
+    """1/M Σ_{i≠j} K_ij Σ_m hᵢ hⱼ with the Gaussian K: as a matrix, a band or Fourier features, whichever is cheapest."""
     n = h.shape[1]
     with without_autocast(h):
         if n <= DENSE:
@@ -96,10 +96,10 @@ def _near_pairs(h: Tensor, sigma: float) -> Tensor:
 
 
 def _discounted_pairs(h: Tensor, d: Tensor, sigma: float | None) -> Tensor:
-    """1/M Σ_{i≠j} K_ij min(dᵢ, dⱼ) Σ_m hᵢ hⱼ  (K = 1 when σ is None), without an N×N tensor for large N.
+    """1/M Σ_{i≠j} K_ij min(dᵢ, dⱼ) Σ_m hᵢ hⱼ, d = exp(−α)  (K = 1 if σ is None). For N > 128 no N×N tensor is built.
 
-    Sort neurons by d, so that min(dᵢ, dⱼ) is d of the earlier one, and cut the order into blocks. Pairs within a block are summed
-    directly; pairs across blocks factor through K's features: Σ_b ⟨Σ_{i∈b} dᵢφ(i)hᵢ, Σ_{j in later blocks} φ(j)hⱼ⟩, twice.
+    Sort the neurons by d, so that min(dᵢ, dⱼ) is d of the earlier one, and cut the sorted order into blocks. Pairs within a block are
+    summed directly. Pairs of two blocks use the features φ of K: 2 Σ_b ⟨Σ_{i∈b} dᵢφ(i)hᵢ, Σ_{j in later blocks} φ(j)hⱼ⟩.
     """
     n = h.shape[1]
     with without_autocast(h):
@@ -112,15 +112,15 @@ def _discounted_pairs(h: Tensor, d: Tensor, sigma: float | None) -> Tensor:
             return 2 * torch.stack([p.sum(1) for p in pairs]).sum(0).mean()
         order = torch.argsort(d)
         pad = -n % _BLOCK
-        at = F.pad(order, (0, pad)).view(-1, _BLOCK)  # the neuron at each place, (blocks, block)
+        neuron = F.pad(order, (0, pad)).view(-1, _BLOCK)  # the neuron at each position of the order, (blocks, block)
         h = F.pad(h[:, order], (0, pad)).view(h.shape[0], -1, _BLOCK).transpose(0, 1)  # (blocks, M, block), padded with zeros
         d = F.pad(d[order], (0, pad)).view(-1, _BLOCK)
         weight = torch.minimum(d[:, :, None], d[:, None, :]) * (1 - torch.eye(_BLOCK, device=h.device, dtype=h.dtype))
         if sigma is None:
             phi = torch.ones_like(d).unsqueeze(2)
         else:
-            phi = fourier(n, sigma, h)[0][at]
-            weight = weight * torch.exp(-0.5 * ((at[:, :, None] - at[:, None, :]) / sigma) ** 2).to(h.dtype)
+            phi = fourier(n, sigma, h)[0][neuron]
+            weight = weight * torch.exp(-0.5 * ((neuron[:, :, None] - neuron[:, None, :]) / sigma) ** 2).to(h.dtype)
         inside = ((h @ weight) * h).sum((0, 2))
         sums = h @ phi  # (blocks, M, F)
         later = sums.flip(0).cumsum(0).flip(0) - sums

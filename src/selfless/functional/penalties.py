@@ -16,7 +16,7 @@ from selfless.functional.shapes import samples, wide, without_autocast
 def sni(h: Tensor, *, absolute: bool = False) -> Tensor:
     """Sparsity through neural inhibition:  R = 1/M Σ_{i≠j} Σ_m hᵢ hⱼ,  h: (M, N).
 
-    Equals mean_m [(Σᵢ hᵢ)² − Σᵢ hᵢ²], which is how it is computed.
+    Computed as mean_m [(Σᵢ hᵢ)² − Σᵢ hᵢ²].
     """
     h = samples(h, absolute)
     return PairForm(h.shape[1]).value(h)
@@ -25,26 +25,26 @@ def sni(h: Tensor, *, absolute: bool = False) -> Tensor:
 def slni(h: Tensor, sigma: float | None = None, *, absolute: bool = False) -> Tensor:
     """Local inhibition:  R = 1/M Σ_{i≠j} exp(−(i−j)²/2σ²) Σ_m hᵢ hⱼ,  h: (M, N),  σ = N/6 unless given.
 
-    Up to N = 128 with the N×N kernel, above with its Fourier features Φ (N, F): R = 1/M (‖hΦ‖² − Σ K̂ᵢᵢ h²), O(M·N·F).
+    Up to N = 128 it uses the N×N kernel K, above that Fourier features Φ (N, F) with ΦΦᵀ = K̂: R = 1/M (‖hΦ‖² − Σ K̂ᵢᵢ h²), O(M·N·F).
     """
     h = samples(h, absolute)
     return PairForm(h.shape[1], resolve_sigma(sigma, h.shape[1])).value(h)
 
 
 def snid(h: Tensor, alpha: Tensor, discount: Discount = "product", *, absolute: bool = False) -> Tensor:
-    """SNI, discounted:  R = 1/M Σ_{i≠j} D_ij Σ_m hᵢ hⱼ,  h: (M, N),  α: (N,).
+    """SNI with a discount:  R = 1/M Σ_{i≠j} D_ij Σ_m hᵢ hⱼ,  h: (M, N),  α: (N,).
 
-    D_ij = exp(−(αᵢ+αⱼ)) for `discount="product"` (the paper), exp(−max(αᵢ, αⱼ)) for `"max"` (the authors' last release):
-    pairs that earlier tasks need are spared.
+    D_ij = exp(−(αᵢ+αⱼ)) for `discount="product"` (the paper), exp(−max(αᵢ, αⱼ)) for `"max"` (the authors' last release). Pairs of
+    neurons that are important for earlier tasks are penalised less.
     """
     h = samples(h, absolute)
     return PairForm(h.shape[1], None, alpha, discount).value(h)
 
 
 def slnid(h: Tensor, alpha: Tensor, sigma: float | None = None, discount: Discount = "product", *, absolute: bool = False) -> Tensor:
-    """SLNI, discounted:  R = 1/M Σ_{i≠j} D_ij exp(−(i−j)²/2σ²) Σ_m hᵢ hⱼ,  h: (M, N),  α: (N,),  σ = N/6 unless given.
+    """SLNI with a discount:  R = 1/M Σ_{i≠j} D_ij exp(−(i−j)²/2σ²) Σ_m hᵢ hⱼ,  h: (M, N),  α: (N,),  σ = N/6 unless given.
 
-    D as in `snid`. This is the paper's SLNID, Selfless Sequential Learning's own penalty.
+    D as in `snid`. SLNID is the penalty that the paper proposes.
     """
     h = samples(h, absolute)
     return PairForm(h.shape[1], resolve_sigma(sigma, h.shape[1]), alpha, discount).value(h)
@@ -58,7 +58,7 @@ def l1_rep(h: Tensor) -> Tensor:
 def decov(h: Tensor) -> Tensor:
     """DeCov (Cogswell et al., ICLR 2016):  R = ½ (‖C‖²_F − ‖diag C‖²),  C = 1/M Σ_m (h−h̄)(h−h̄)ᵀ,  h: (M, N).
 
-    ‖C‖²_F is also ‖XXᵀ‖²_F/M² for the centred X (M, N): the smaller of the two Gram matrices is formed.
+    ‖C‖²_F also equals ‖XXᵀ‖²_F/M² for the centred X (M, N), so the smaller of the two Gram matrices is used.
     """
     x = samples(h)
     m, n = x.shape
@@ -71,19 +71,19 @@ def decov(h: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------- penalties on weights
 def l1_param(weights: Tensor | Iterable[Tensor]) -> Tensor:
     """R = Σ_k |θ_k| over one tensor or several."""
-    return _total([w.abs().sum() for w in _listed(weights)])
+    return _total([w.abs().sum() for w in _as_list(weights)])
 
 
 def l2_param(weights: Tensor | Iterable[Tensor]) -> Tensor:
-    """R = Σ_k θ_k² over one tensor or several: weight decay (an optimizer's `weight_decay` w equals a strength of w/2)."""
-    return _total([w.square().sum() for w in _listed(weights)])
+    """R = Σ_k θ_k² over one tensor or several: weight decay. A strength of w/2 equals `weight_decay=w` of an optimizer."""
+    return _total([w.square().sum() for w in _as_list(weights)])
 
 
 def orth_reg(weight: Tensor, sharpness: float = 10.0) -> Tensor:
     """OrthReg (Rodríguez et al., ICLR 2017):  R = Σ_{i≠j} log(1 + exp(λ (cos(wᵢ, wⱼ) − 1))),  λ = 10,  w: (N, …).
 
-    Rows wᵢ are the incoming weights of neuron i, of a linear layer or (flattened) of a convolution. Locally constrained: pairs
-    that point the same way are pushed apart, negative correlations are left alone. Forms the N×N cosines.
+    Row wᵢ holds the incoming weights of neuron i, of a linear layer or (flattened) of a convolution. Pairs with a positive cosine are
+    pushed apart; pairs with a negative cosine are hardly changed. All N×N cosines are computed.
     """
     rows = F.normalize(wide(weight).flatten(1), dim=1)
     with without_autocast(rows):
@@ -91,11 +91,12 @@ def orth_reg(weight: Tensor, sharpness: float = 10.0) -> Tensor:
     return costs.sum() - costs.diagonal().sum()
 
 
-def _listed(weights: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    found = [weights] if isinstance(weights, Tensor) else list(weights)
-    if not found:
-        raise ValueError("no weights were given")
-    return [wide(w) for w in found]
+def _as_list(weights: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    """Return one tensor or several as a list, in at least float32."""
+    tensors = [weights] if isinstance(weights, Tensor) else list(weights)
+    if not tensors:
+        raise ValueError("no weights were given; pass a tensor or a non-empty list of tensors")
+    return [wide(w) for w in tensors]
 
 
 def _total(parts: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Shapes and precision: what every formula does to its arguments first."""
+"""Shapes and precision: how every formula prepares its arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def samples(h: Tensor, absolute: bool = False) -> Tensor:
-    """`h` as (samples, neurons) in float32 or wider: tokens and positions become samples. |h| when `absolute`."""
+    """Return `h` as (samples, neurons) in at least float32; tokens and positions become samples. If `absolute`, return |h|."""
     if h.dim() == 3:
         h = h.flatten(0, 1)
     elif h.dim() >= 4:
@@ -15,17 +15,17 @@ def samples(h: Tensor, absolute: bool = False) -> Tensor:
     elif h.dim() != 2:
         raise ValueError(
             f"h has shape {tuple(h.shape)}; expected (samples, neurons), (batch, tokens, neurons) or (batch, channels, height, "
-            f"width). Unflatten a single sample with h.unsqueeze(0)."
+            f"width). For a single sample pass h.unsqueeze(0)."
         )
     h = wide(h)
     return h.abs() if absolute else h
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in float32 if it is in half precision, else as it is."""
+    """Return x in float32 if it is float16 or bfloat16, else x itself."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def without_autocast(like: Tensor) -> torch.autocast:
-    """Switch autocast off: the penalty is small beside the loss, and half precision would lose its differences."""
+    """Switch autocast off: the formulas subtract large sums, and half precision would lose the difference."""
     return torch.autocast(like.device.type, enabled=False)

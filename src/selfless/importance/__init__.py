@@ -1,10 +1,10 @@
-"""How much each parameter (Ω) and each neuron (α) matters to what was learned, exactly per sample, in one pass over the data.
+"""Importance of each parameter (Ω) and each neuron (α) for what was learned: exact per sample, in one pass over the data.
 
     MAS   Ω = mean_m |∂‖f(x_m)‖²/∂θ|        α = mean_m |∂‖f(x_m)‖²/∂n|
-    EWC   Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²  α = mean_m |∂ log p(y_m|x_m)/∂n|,   n the pre-activation
+    EWC   Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²  α = mean_m |∂ log p(y_m|x_m)/∂n|
 
-Lives here: the objectives, the one loop over the data, closed forms and per-sample gradients. Imports functional and network;
-preservers, the keeper and the engine import it.
+n is the pre-activation of a neuron. Lives here: the objectives, the loop over the data, closed forms, per-sample gradients.
+Imports functional and network; preservers, the keeper and the engine import it.
 """
 
 from selfless.importance.eager import ewc, mas, measure, neurons

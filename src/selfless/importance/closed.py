@@ -1,7 +1,7 @@
-"""Closed forms: Σ_m |g_m|ᵖ of one module's parameters from its input a and the gradient δ at its output.
+"""Closed forms: Σ_m |g_m|ᵖ of one module's parameters, from its input a and the gradient δ at its output.
 
-Row m of δ belongs to sample m alone, so a linear layer needs a single matrix product, |δ|ᵀ|a|; convolutions, sequences, embeddings and
-normalisations form g_m a few samples at a time, within a memory bound. `selfless.importance.reducer` decides where they apply.
+Row m of δ depends on sample m alone. So a linear layer needs one matrix product, |δ|ᵀ|a|. Convolutions, sequences, embeddings and norms
+compute g_m for a few samples at a time, within a memory bound. `selfless.importance.reducer` decides where a closed form is exact.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ Rule = Callable[[Any, Tensor, Tensor, int, int], Iterator[tuple[str, Tensor]]]
 
 
 def linear(module: nn.Linear, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
-    """g_m = Σ_t δ_mt a_mtᵀ.  With one position per sample |g| = |δ||a|ᵀ, so the sum over m is one matmul: |δ|ᵀ|a|."""
+    """g_m = Σ_t δ_mt a_mtᵀ over positions t.  With one position per sample |g_m| = |δ_m||a_m|ᵀ, so Σ_m |g_m| = |δ|ᵀ|a|: one matmul."""
     a, delta = a.flatten(1, -2) if a.dim() > 2 else a.unsqueeze(1), delta.flatten(1, -2) if delta.dim() > 2 else delta.unsqueeze(1)
     if a.shape[1] == 1:
         yield "weight", power_of(delta[:, 0], power).T @ power_of(a[:, 0], power)
     else:
         size = delta.shape[2] * a.shape[2]
-        yield "weight", _chunked(lambda s: reduced(delta[s].mT @ a[s], power), len(a), size, a, memory)
+        yield "weight", _sum_in_chunks(lambda s: sum_powers(delta[s].mT @ a[s], power), len(a), size, a, memory)
     if module.bias is not None:
-        yield "bias", reduced(delta.sum(1), power)
+        yield "bias", sum_powers(delta.sum(1), power)
 
 
 def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
-    """g_m = Σ_p δ_mp ⊗ patch_p(a_m): δ times the unfolded input, group by group, for 1, 2 or 3 spatial dimensions."""
+    """g_m = Σ_p δ_mp ⊗ patch_p(a_m) over positions p: δ times the unfolded input, by group, for 1, 2 or 3 spatial dimensions."""
     groups, out = module.groups, module.out_channels
-    positions, taps = delta[0, 0].numel(), module.weight[0].numel()
-    size = groups * taps * positions + module.weight.numel()  # the unfolded input and g_m
+    positions, fan_in = delta[0, 0].numel(), module.weight[0].numel()
+    size = groups * fan_in * positions + module.weight.numel()  # the unfolded input and g_m
 
     def part(s: slice) -> Tensor:
-        patches = _unfold(module, a[s])  # (m, groups·taps, positions)
+        patches = _unfold(module, a[s])  # (m, groups·fan_in, positions)
         rows = len(patches) * groups
-        g = delta[s].reshape(rows, out // groups, positions) @ patches.reshape(rows, taps, positions).mT
-        return reduced(g.view(len(patches), *module.weight.shape), power)
+        g = delta[s].reshape(rows, out // groups, positions) @ patches.reshape(rows, fan_in, positions).mT
+        return sum_powers(g.view(len(patches), *module.weight.shape), power)
 
-    yield "weight", _chunked(part, len(a), size, a, memory)
+    yield "weight", _sum_in_chunks(part, len(a), size, a, memory)
     if module.bias is not None:
-        yield "bias", reduced(delta.flatten(2).sum(2), power)
+        yield "bias", sum_powers(delta.flatten(2).sum(2), power)
 
 
 def embedding(module: nn.Embedding, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
-    """g_m of row v = Σ_{t: a_mt = v} δ_mt: sum within each (sample, token) pair, reduce, then add up by token."""
+    """g_m of row v = Σ_{t: a_mt = v} δ_mt: sum δ within each pair (sample, token), take the power, sum by token."""
     tokens, rows = a.flatten(1), module.num_embeddings
     pairs = (torch.arange(len(a), device=a.device)[:, None] * rows + tokens).flatten()
     unique, inverse = pairs.unique(return_inverse=True)
@@ -60,7 +60,7 @@ def embedding(module: nn.Embedding, a: Tensor, delta: Tensor, power: int, memory
 
 
 def norm(module: nn.Module, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
-    """g_m = Σ δ·â (scale) and Σ δ (shift) over the positions of sample m; â is the input, normalised without scale and shift."""
+    """g_m = Σ δ·â for the scale and Σ δ for the shift, over the positions of sample m; â is the normalised input."""
     if isinstance(module, nn.LayerNorm):
         shape = module.normalized_shape
         hat, keep = F.layer_norm(a, shape, eps=module.eps), len(shape)
@@ -73,12 +73,12 @@ def norm(module: nn.Module, a: Tensor, delta: Tensor, power: int, memory: int) -
         assert isinstance(module, nn.modules.batchnorm._BatchNorm)
         hat, keep = F.batch_norm(a, module.running_mean, module.running_var, eps=module.eps), 0
 
-    def over_positions(x: Tensor) -> Tensor:  # (M, positions…, features…) or (M, channels, positions…) → (M, features…)
+    def sum_positions(x: Tensor) -> Tensor:  # (M, positions…, features…) or (M, channels, positions…) → (M, features…)
         axes = range(1, x.dim() - keep) if keep else range(2, x.dim())
         return x.sum(tuple(axes)) if len(axes) else x
 
     for name, parameter in module.named_parameters(recurse=False):
-        yield name, reduced(over_positions(delta * hat if name == "weight" else delta), power).view_as(parameter)
+        yield name, sum_powers(sum_positions(delta * hat if name == "weight" else delta), power).view_as(parameter)
 
 
 RULES: dict[type[nn.Module], Rule] = {
@@ -97,25 +97,26 @@ RULES: dict[type[nn.Module], Rule] = {
 
 
 def rule_for(module: nn.Module) -> Rule | None:
-    """The closed form of a module, or None: exact types only (a subclass may compute something else)."""
+    """Return the closed form of a module, or None. A subclass may compute something else, so only exact types have one."""
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
         return None
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-        return None  # batch statistics: samples are not independent
+        return None  # batch statistics make samples depend on each other
     return RULES.get(type(module))
 
 
 def power_of(g: Tensor, power: int) -> Tensor:
+    """|g|ᵖ for p = 1 or 2."""
     return g.abs() if power == 1 else g.square()
 
 
-def reduced(g: Tensor, power: int) -> Tensor:
+def sum_powers(g: Tensor, power: int) -> Tensor:
     """Σ_m |g_m|ᵖ over the leading axis."""
     return power_of(g, power).sum(0)
 
 
-def _chunked(part: Callable[[slice], Tensor], count: int, size: int, like: Tensor, memory: int) -> Tensor:
-    """Σ part(chunk) over chunks of samples of `size` numbers each, within `memory` bytes (at least one sample at a time)."""
+def _sum_in_chunks(part: Callable[[slice], Tensor], count: int, size: int, like: Tensor, memory: int) -> Tensor:
+    """Σ part(chunk) over chunks of the `count` samples. A sample takes `size` numbers, a chunk at most `memory` bytes."""
     step = max(1, memory // max(1, size * like.element_size()))
     total = part(slice(0, step))
     for start in range(step, count, step):
@@ -124,7 +125,7 @@ def _chunked(part: Callable[[slice], Tensor], count: int, size: int, like: Tenso
 
 
 def _unfold(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
-    """The input's patches, (M, channels·taps, positions): stride, padding, dilation, in any number of dimensions."""
+    """Return the patches of the input, (M, channels·kernel size, positions), for any stride, padding, dilation and dimension."""
     spatial = a.dim() - 2
     if module.padding == "same":
         totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]

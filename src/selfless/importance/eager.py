@@ -1,8 +1,9 @@
-"""Importance of anybody's model: exact per sample in one pass over the data.
+"""Importance in any model: exact per sample in one pass over the data.
 
     MAS   Ω = mean_m |∂‖f(x_m)‖²/∂θ|        α = mean_m |∂‖f(x_m)‖²/∂n|
-    EWC   Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²  α = mean_m |∂ log p(y_m|x_m)/∂n|,   n the pre-activation
+    EWC   Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²  α = mean_m |∂ log p(y_m|x_m)/∂n|
 
+n is the pre-activation of a neuron. `_Eager` is the backend of the loop in `selfless.importance.loop` for one model.
 References: Aljundi et al., *Memory Aware Synapses*, ECCV 2018; Kirkpatrick et al., *Overcoming catastrophic forgetting*, PNAS 2017.
 """
 
@@ -37,14 +38,14 @@ def ewc(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Return {parameter name: Ω}, Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²; `fisher` says whose y (see `LogLikelihood`)."""
+    """Return {parameter name: Ω}, Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²; `fisher` says where y comes from (see `LogLikelihood`)."""
     return measure(model, batches, LogLikelihood(fisher, generator), estimator=estimator, **options).omega
 
 
 def neurons(
     model: nn.Module, batches: Iterable[Any], layers: Layers, objective: Objective | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """Return {layer name: α (N,)}, α = mean_m |∂L(x_m)/∂n|: at the input of an activation module, at the output of any other."""
+    """Return {layer name: α (N,)}, α = mean_m |∂L(x_m)/∂n|. n is the input of an activation module, or the output of any other module."""
     return measure(model, batches, objective or FunctionNorm(), taps=resolve(model, layers), parameters=False, **options).alpha
 
 
@@ -62,21 +63,25 @@ def measure(
     lenient: bool = False,
     finite: bool = True,
 ) -> Importance:
-    """Measure Ω and α of one task in one pass. The model is put in eval mode meanwhile and left as it was.
+    """Measure Ω and α of one task in one pass. The model is in eval mode during the pass and has its old mode afterwards.
 
-    alpha_objective   what α is the gradient of, if not `objective`: one more backward pass a batch
-    batches           what a training loop has: a DataLoader, a list or a generator of x, (x, y, …) or dicts
-    forward           forward(model, batch) → output, for models that take more than x (a task id, say); default: see `run_batch`
+    batches           a DataLoader, a list or a generator of x, (x, y, …) or dicts
+    objective         L, whose gradient Ω is
+    alpha_objective   L for α, if it is not `objective`; costs one more backward pass per batch
+    taps              the layers to measure α of
+    parameters        measure Ω too
+    estimator         "per-sample" (exact) or "per-batch" (the authors' estimate)
+    forward           forward(model, batch) → output, for models that take more than x (such as a task id); default: `run_batch`
     memory            bytes that per-sample gradients may take at a time
-    lenient           leave out layers that no batch runs through or no gradient reaches, instead of an error
-    finite            raise on importances that are NaN or infinite
+    lenient           leave out layers that do not run or get no gradient, instead of raising an error
+    finite            raise an error if an importance is NaN or infinite
     """
     if estimator not in ("per-sample", "per-batch"):
         raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
     check_batches(batches)
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
-            "importance needs gradients, which torch.inference_mode() forbids; leave it, or use torch.no_grad() around the rest"
+            "importance needs gradients, but torch.inference_mode() is on; call this outside of it, or use torch.no_grad() instead"
         )
     model, taps = unwrap(model), taps or {}
     forward = Layerwise(forward) if isinstance(objective, LayerNorms) else forward
@@ -86,8 +91,8 @@ def measure(
         found = accumulate(batches, backend, objective, alpha_objective, parameters=parameters, neurons=bool(taps))
     missing = set(taps) - set(found.alpha)
     if missing and not lenient:
-        raise ValueError(f"layer {sorted(missing)[0]!r} was never reached by the forward pass; name a layer that these batches run through")
-    omega = {n: _complete(found.omega, n, p) for n, p in model.named_parameters() if p.requires_grad} if parameters else {}
+        raise ValueError(f"layer {sorted(missing)[0]!r} was never reached by the forward pass; name a layer that runs on these batches")
+    omega = {n: _omega_or_zeros(found.omega, n, p) for n, p in model.named_parameters() if p.requires_grad} if parameters else {}
     alpha = {name: found.alpha[name] for name in taps if name in found.alpha}
     if finite:
         _check_finite(omega, alpha)
@@ -95,13 +100,14 @@ def measure(
 
 
 class _Eager:
-    """The backend for one model: closed forms and their fallback, or the gradient of the batch."""
+    """The backend of `accumulate` for one model: exact sums per sample, or the gradient of the whole batch."""
 
     def __init__(self, model: nn.Module, reducer: Reducer, forward: Forward | None, memory: int, exact: bool) -> None:
         self.model, self.reducer, self.call, self.memory, self.exact = model, reducer, forward, memory, exact
         self.batch: Any = None
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
+        """Run the model on a batch; return its output, the labels and the number of samples."""
         self.batch = to_device(batch, self.model)
         self.reducer.listen()
         output = run_batch(self.model, self.batch, self.call)
@@ -118,6 +124,7 @@ class _Eager:
         neurons: bool,
         retain: bool,
     ) -> tuple[Sums, Sums]:
+        """Return the sums of `Backend.reduce`, exact per sample or from the gradient of the batch."""
         values, power = objective.value(output, target), objective.power
         if not parameters:
             return {}, self.reducer.neurons(values, weight, retain)
@@ -131,25 +138,26 @@ class _Eager:
 
 
 def _batch_gradient(model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool) -> Sums:
-    """|∂ Σ_m L_m/∂θ|ᵖ of one batch: what the authors' code, and most libraries, add up."""
+    """|∂ Σ_m L_m/∂θ|ᵖ of one batch: the estimate in the authors' code and in most libraries."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = values.sum() if weight is None else (values * (weight if power == 1 else weight.sqrt())).sum()
     grads = torch.autograd.grad(total, list(named.values()), retain_graph=retain, allow_unused=True)
     return {n: power_of(g, power) for n, g in zip(named, grads, strict=True) if g is not None}
 
 
-def _complete(omega: Sums, name: str, parameter: Tensor) -> Tensor:
-    """Ω of a parameter, zeros where nothing of it reaches the output."""
+def _omega_or_zeros(omega: Sums, name: str, parameter: Tensor) -> Tensor:
+    """Return Ω of a parameter; zeros if the output does not depend on it."""
     half = parameter.dtype in (torch.float16, torch.bfloat16)
     return omega[name].detach() if name in omega else torch.zeros_like(parameter, dtype=torch.float32 if half else None).detach()
 
 
 def _check_finite(omega: Sums, alpha: Sums) -> None:
+    """Raise ValueError for an importance that is NaN or infinite."""
     for name, value in omega.items():
         if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"the importance of {name!r} is not finite: the model's output holds NaN or infinity. Did training diverge?")
+            raise ValueError(f"the importance of {name!r} is not finite: the output contains NaN or infinity. Did training diverge?")
     for name, value in alpha.items():
         if not bool(torch.isfinite(value).all()):
             raise ValueError(
-                f"the importance of layer {name!r} is not finite: activations or outputs hold NaN or infinity. Did training diverge?"
+                f"the importance of layer {name!r} is not finite: activations or outputs contain NaN or infinity. Did training diverge?"
             )

@@ -1,4 +1,4 @@
-"""The one loop that measures Ω and α: over batches, over the targets of the objective, with an eager or a stacked backend.
+"""The loop that measures Ω and α: over batches and over the targets of the objective. A backend runs the network.
 
     Ω = 1/M Σ_m |∂L_m/∂θ|ᵖ        α = 1/M Σ_m |∂L_m/∂n|
 
@@ -45,7 +45,7 @@ class Backend(Protocol):
         neurons: bool,
         retain: bool,
     ) -> tuple[Sums, Sums]:
-        """Return (Σ_m w_m |∂L_m/∂θ|ᵖ, Σ_m w_m |∂L_m/∂n|) of the last batch, each if wanted; `retain` keeps the graph."""
+        """Return (Σ_m w_m |∂L_m/∂θ|ᵖ if `parameters`, Σ_m w_m |∂L_m/∂n| if `neurons`) of the last batch; `retain` keeps the graph."""
 
 
 def accumulate(
@@ -57,28 +57,30 @@ def accumulate(
     parameters: bool = True,
     neurons: bool = True,
 ) -> Importance:
-    """Return the means over all batches. α is a gradient of `alpha_objective`, if given, at one more backward pass a batch."""
+    """Return the means over all batches. With an `alpha_objective`, α is its gradient, at the price of one more backward pass per batch."""
     if alpha_objective is not None and not parameters:
-        objective, alpha_objective = alpha_objective, None  # only α is wanted
-    apart = alpha_objective if neurons else None
+        objective, alpha_objective = alpha_objective, None  # only α is measured
+    second = alpha_objective if neurons else None
     omega: Sums = {}
     alpha: Sums = {}
     samples = 0
     for batch in batches:
         output, labels, count = backend.forward(batch)
-        requests = [(objective, *pair, parameters, apart is None) for pair in objective.targets(output, labels)]
-        requests += [(apart, *pair, False, True) for pair in apart.targets(output, labels)] if apart is not None else []
-        for k, (what, target, weight, own, seen) in enumerate(requests):
-            more = k + 1 < len(requests)
-            found = backend.reduce(what, output, target, weight, parameters=own, neurons=seen and neurons, retain=more)
+        # one backward pass per entry: (L, target, weight, gives Ω, gives α)
+        passes = [(objective, *pair, parameters, second is None) for pair in objective.targets(output, labels)]
+        passes += [(second, *pair, False, True) for pair in second.targets(output, labels)] if second is not None else []
+        for k, (value, target, weight, gives_omega, gives_alpha) in enumerate(passes):
+            more = k + 1 < len(passes)
+            found = backend.reduce(value, output, target, weight, parameters=gives_omega, neurons=gives_alpha and neurons, retain=more)
             _add(omega, found[0])
             _add(alpha, found[1])
         samples += count
     if samples == 0:
-        raise ValueError("there is no data to measure importance on: the batches are empty (a generator that was used up, perhaps?)")
+        raise ValueError("importance needs data, but the batches are empty; was the generator used before? Pass a new one or a DataLoader")
     return Importance({n: t / samples for n, t in omega.items()}, {n: t / samples for n, t in alpha.items()}, samples)
 
 
 def _add(total: Sums, part: Sums) -> None:
+    """Add `part` to `total` in place."""
     for name, value in part.items():
         total[name] = total[name].add_(value) if name in total else value.clone()

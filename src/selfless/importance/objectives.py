@@ -1,4 +1,4 @@
-"""Objectives: what importance is the gradient of."""
+"""Objectives: the function L whose gradient is the importance."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Fisher = Literal["empirical", "sampled", "exact"]
 
 
 class Objective(Protocol):
-    """L: what importance is the gradient of."""
+    """L, one value per sample. Ω = mean_m |∂L_m/∂θ|ᵖ and α = mean_m |∂L_m/∂n|."""
 
     @property
     def power(self) -> int:
-        """p in Ω = mean_m |∂L_m/∂θ|ᵖ."""
+        """p of Ω."""
 
     @property
     def draws(self) -> bool:
         """True if `targets` draws random numbers."""
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
-        """Return the (target, weight) pairs to differentiate, each (M,) or more: one pair, or one for every class."""
+        """Return the (target, weight) pairs to differentiate, tensors of M rows or None: one pair, or one per class."""
 
     def value(self, output: Tensor, target: Tensor | None) -> Tensor:
         """Return L_m, (M,)."""
@@ -32,7 +32,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class FunctionNorm:
-    """MAS: L = ‖f(x)‖², the squared length of the output. Needs no labels."""
+    """MAS: L = ‖f(x)‖², the squared norm of the output. It needs no labels."""
 
     power: int = 1
     draws: ClassVar[bool] = False
@@ -46,15 +46,15 @@ class FunctionNorm:
 
 @dataclass(frozen=True)
 class LayerNorms(FunctionNorm):
-    """MAS in its local form: L = Σ_l ‖y_l‖², y_l the output of layer l with its input held fixed (`importance.layerwise`)."""
+    """MAS in its local form: L = Σ_l ‖y_l‖², where y_l is the output of layer l with its input held fixed (`importance.layerwise`)."""
 
 
 @dataclass(frozen=True)
 class LogLikelihood:
-    """EWC: L = log p(y|x), summed over positions for (M, T, C) outputs; labels of −100 do not count.
+    """EWC: L = log p(y|x), summed over positions for outputs (M, T, C). Labels of −100 are ignored.
 
-    `fisher` names whose y: "empirical" the data's labels, "sampled" one label drawn from the model, "exact" the expectation over
-    all classes, Σ_c p_c (∂ log p_c)², at the price of one backward pass a class.
+    `fisher` says where y comes from: "empirical": the labels of the data; "sampled": one label drawn from the model; "exact": the
+    expectation over all classes, Σ_c p_c (∂ log p_c)², which takes one backward pass per class.
     """
 
     fisher: Fisher = "empirical"
@@ -66,11 +66,12 @@ class LogLikelihood:
         return self.fisher == "sampled"
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
+        """Return the labels of `fisher`: one pair, or for the exact Fisher one pair (class, p_c) per class."""
         if self.fisher == "empirical":
             if labels is None:
                 raise ValueError("EWC's empirical Fisher needs labels: yield (x, y) pairs or dicts with 'labels', or use fisher='sampled'")
             if labels.is_floating_point():
-                raise ValueError(f"EWC's labels must be class numbers (integers), not {labels.dtype}")
+                raise ValueError(f"EWC's labels must be class numbers (integers), not {labels.dtype}; convert them with y.long()")
             return [(labels, None)]
         p = output.detach().softmax(-1)
         if self.fisher == "sampled":
@@ -81,6 +82,7 @@ class LogLikelihood:
         return [(torch.full((len(p),), c, device=p.device), p[:, c]) for c in range(p.shape[1])]
 
     def value(self, output: Tensor, target: Tensor | None) -> Tensor:
+        """log p(y_m|x_m), summed over positions, (M,)."""
         assert target is not None
         if (output.dim() > 2 and output.shape[:-1] != target.shape) or (output.dim() > 3 and output.shape[2:] == target.shape[1:]):
             output = output.movedim(1, -1)  # (M, C, H, W) with labels (M, H, W), as for F.cross_entropy

@@ -1,7 +1,7 @@
-"""`attach`: preservers and sparsifiers for anybody's model and training loop.
+"""`attach`: preservers and sparsifiers for any model and training loop.
 
-Lives here: the `Keeper`, and one module for each thing it does to a model: collect activations, gate and drop neurons, distil, follow
-the optimizer's path, anchor. Imports preservers and what they stand on; only the command line, benchmarks and users import it.
+Lives here: the `Keeper`, and one module for each of its tasks: collect activations, gate and drop neurons, distil, follow the path of the
+optimizer, anchor. Imports preserve, sparsify and the layers below them; only the command line, benchmarks and users import it.
 """
 
 from selfless.keeper.entry import attach

@@ -1,8 +1,8 @@
-"""Collect the post-activations of the chosen layers from a loop's forward passes, as (samples, neurons).
+"""Collect the post-activations of the chosen layers from the forward passes of a training loop, as (samples, neurons).
 
-Only passes in training mode with gradients on count. Passes in eval mode or under no_grad, those that activation checkpointing repeats
-inside backward, and those of a deep copy of the model do not. A layer with an activation module is read at that module's output. A layer
-whose activation is a function is read at the output of the module before it, from a copy to which `take` applies the function.
+A pass counts if it is in training mode and gradients are on. Passes in eval mode or under no_grad, passes that activation checkpointing
+repeats inside backward, and passes of a deep copy of the model do not count. If a layer has an activation module, h is the output of that
+module. If its activation is a function, n is copied at the output of the module before it, and `take` applies the function.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from selfless.network.discovery import Discovery
 from selfless.network.layers import Layers, Tap, is_automatic, resolve
 from selfless.network.roles import neuron_axis
 
-PILE = 64  # forward passes collected without a penalty() before the user is warned
+MOST_PASSES = 64  # warn after this many forward passes without a penalty()
 Activation = Callable[[Tensor], Tensor]
 
 
 def resolve_layers(model: nn.Module, layers: Layers, heads: Sequence[str], compiled: bool, needed: bool) -> dict[str, Tap]:
-    """Return the taps of `layers`; {} if none was found, nobody named any, and none is `needed`."""
+    """Return the taps of `layers`. For "auto" and "all" return {} if there are no hidden layers and none is `needed`."""
     automatic = is_automatic(layers)
     try:
         taps = resolve(model, layers, heads)
@@ -34,16 +34,16 @@ def resolve_layers(model: nn.Module, layers: Layers, heads: Sequence[str], compi
         if automatic and not needed:
             return {}
         raise
-    open_taps = [name for name, tap in taps.items() if not tap.complete]
-    if compiled and open_taps and not automatic:
+    incomplete = [name for name, tap in taps.items() if not tap.complete]
+    if compiled and incomplete and not automatic:
         raise ValueError(
-            f"layer {open_taps[0]!r} is inside a compiled model, where the activation function after it cannot be seen; "
+            f"layer {incomplete[0]!r} is inside a compiled model, where the activation function after it cannot be found; "
             "name its activation module instead"
         )
     if compiled:
         taps = {name: tap for name, tap in taps.items() if tap.complete}
     if needed and not taps:
-        raise ValueError("no layer was found for the sparsifier; pass layers=[names of activation modules]")
+        raise ValueError("found no layer for the sparsifier; pass layers=[names of activation modules]")
     return taps
 
 
@@ -55,7 +55,7 @@ class Collector:
         self._activations, self._weights = activations, weights
         self._passes: dict[str, list[tuple[Tensor, Activation | None]]] = {}
         self.reached: set[str] = set()
-        self.silent: str | None = None  # a named layer that no activation follows
+        self.silent: str | None = None  # a layer of layers=[…] without an activation after it
         self._watch: Discovery | None = None
         self._handles: dict[str, Any] = {}
         self._model_handles: list[Any] = []
@@ -63,11 +63,11 @@ class Collector:
 
     @property
     def is_open(self) -> bool:
-        """True while a forward pass must still show something: a layer's activation, or the weights before it."""
+        """True while the activation of a layer, or the weights before it, must still be found by a forward pass."""
         return any(not tap.complete or (self._weights and tap.weighted is None) for tap in self.taps.values())
 
     def listen(self) -> None:
-        """Place the hooks that are missing: on complete taps, and on the whole model while some are open."""
+        """Add the missing hooks: on complete taps, and on the whole model while some taps are incomplete."""
         if self._activations:
             for name, tap in self.taps.items():
                 if tap.complete and name not in self._handles:
@@ -78,41 +78,43 @@ class Collector:
                 self.model.register_forward_hook(Hook(self._after), always_call=True),
             ]
         if not self.is_open:
-            self._forget_model()
+            self._remove_model_hooks()
 
     def stop(self) -> None:
-        """Remove the hooks and forget everything."""
+        """Remove the hooks and the collected activations."""
         for handle in self._handles.values():
             handle.remove()
-        self._forget_model()
+        self._remove_model_hooks()
         self._handles, self._passes = {}, {}
 
-    def _forget_model(self) -> None:
+    def _remove_model_hooks(self) -> None:
         for handle in self._model_handles:
             handle.remove()
         self._model_handles = []
 
     # ----------------------------------------------------------------------------------------------------------- find activations
     def _before(self, module: nn.Module, *_: Any) -> None:
+        """Start a discovery at the start of a forward pass of the whole model."""
         if module is self.model and self._watch is None and not torch.compiler.is_compiling() and is_forward_pass():
             self._watch = Discovery(self.model)
             self._watch.start()
 
     def _after(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+        """End the discovery; collect from this pass the layers that had no hook of their own yet."""
         watch, self._watch = self._watch, None
         if watch is None:
             return
         watch.stop()
         if output is None:
-            return  # the pass raised: the next one will show
-        already = set(self._handles)
+            return  # the pass raised an error; the next one is watched again
+        hooked = set(self._handles)
         self.learn(watch)
         for name, (tensor, activation) in watch.seen.items():
-            if name in self.taps and name not in already and self._activations and self.model.training and torch.is_grad_enabled():
-                self._add(name, self.taps[name], tensor, activation)
+            if name in self.taps and name not in hooked and self._activations and self.model.training and torch.is_grad_enabled():
+                self._add(name, tensor, activation)
 
     def learn(self, watch: Discovery) -> None:
-        """Learn from a watched pass. "auto" drops layers that ran without an activation after them; those that did not run stay open."""
+        """Complete the taps after a discovery. "auto" removes layers that ran without an activation; layers that did not run stay."""
         taps = {name: watch.complete(name, tap) for name, tap in self.taps.items()}
         silent = [name for name, tap in taps.items() if not tap.complete and name in watch.reached]
         if self.auto:
@@ -122,14 +124,14 @@ class Collector:
         self.taps = taps
         self.listen()
 
-    def show(self, batches: Iterable[Any], forward: Forward | None) -> Iterable[Any]:
-        """Run the first batch if no forward pass has shown the activations yet; return all batches."""
+    def complete_taps(self, batches: Iterable[Any], forward: Forward | None) -> Iterable[Any]:
+        """Run the first batch if no forward pass has completed the taps yet; return all batches."""
         if all(tap.complete for tap in self.taps.values()):
             return batches
         rest = iter(batches)
         first = next(rest, None)
         if first is None:
-            raise ValueError("there is no data to consolidate: the batches are empty (a generator that was used up, perhaps?)")
+            raise ValueError("consolidate() needs data, but the batches are empty; was the generator used before? Pass a DataLoader")
         watch = Discovery(self.model)
         with evaluating(self.model), torch.no_grad():
             watch.start()
@@ -142,37 +144,42 @@ class Collector:
 
     # ------------------------------------------------------------------------------------------------------------------- collect
     def _collect(self, name: str, tap: Tap) -> Callable[..., None]:
+        """Return a forward hook that collects the activations of a complete tap."""
+
         def hook(module: nn.Module, _inputs: Any, output: Tensor) -> None:
             if module.training and torch.is_grad_enabled() and is_forward_pass():
-                self._add(name, tap, output if tap.activation is None else output.clone(), tap.activation)
+                self._add(name, output if tap.activation is None else output.clone(), tap.activation)
 
         return hook
 
-    def _add(self, name: str, tap: Tap, tensor: Tensor, activation: Activation | None) -> None:
-        pile = self._passes.setdefault(name, [])
-        if len(pile) == PILE:
+    def _add(self, name: str, tensor: Tensor, activation: Activation | None) -> None:
+        """Keep one pass of a layer: h, or n and the activation to apply."""
+        passes = self._passes.setdefault(name, [])
+        if len(passes) == MOST_PASSES:
             warnings.warn(
-                f"{PILE} forward passes were collected without keeper.penalty(); call it every step or keeper.detach()", stacklevel=2
+                f"{MOST_PASSES} forward passes were collected without keeper.penalty(); call it in every step, or call keeper.detach()",
+                stacklevel=2,
             )
-            pile.clear()
-        pile.append((tensor, activation))
+            passes.clear()
+        passes.append((tensor, activation))
 
     def drop(self) -> None:
-        """Forget the passes of a step that is over."""
+        """Drop what was collected so far: the step is over."""
         self._passes = {}
 
     def take(self) -> dict[str, Tensor]:
-        """{layer: h (samples, neurons)} of the passes since the last take or step, several as one larger batch."""
+        """Return {layer: h (samples, neurons)} of the passes since the last take or step; several passes become one larger batch."""
         passes, self._passes = self._passes, {}
         self.reached |= set(passes)
         return {name: self._join(self.taps[name], parts) for name, parts in passes.items()}
 
     def _join(self, tap: Tap, parts: list[tuple[Tensor, Activation | None]]) -> Tensor:
+        """Return several passes of one layer as one tensor (samples, neurons)."""
         hs = [tensor if activation is None else activation(tensor) for tensor, activation in parts]
         rows = [h if h.dim() == 2 else h.movedim(neuron_axis(h, tap.axis), -1).flatten(0, -2) for h in hs]
         if len({r.shape[1] for r in rows}) > 1:
             sizes = ", ".join(str(r.shape[1]) for r in rows)
             raise RuntimeError(
-                f"one layer gave {sizes} neurons in one step: its activation module serves several layers; name the modules before it"
+                f"a layer gave {sizes} neurons in one step: its activation module serves several layers; name the modules before it instead"
             )
         return torch.cat(rows) if len(rows) > 1 else rows[0]

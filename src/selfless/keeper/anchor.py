@@ -1,15 +1,15 @@
-"""How far a unit gradient moves a parameter: the step size of the implicit anchor, read from the optimizer.
+"""The step size of the implicit anchor, read from the optimizer: how far a constant gradient of 1 moves a parameter per iteration.
 
-The explicit penalty adds G = 2λΩ(θ − θ*) to the gradient. Held for long, a constant G moves θ per iteration by
+The explicit penalty adds G = 2λΩ(θ − θ*) to the gradient. After many iterations with a constant G, each one moves θ by
 
     SGD                          lr · G
     SGD with momentum μ          lr · (1 − dampening)/(1 − μ) · G        (Nesterov: the same)
-    Adam, AdamW (also NAdam …)   lr / (√v̂ + ε) · G, per entry, v̂ the optimizer's own second-moment estimate
-    RMSprop, Adagrad             lr / (√v + ε) · G, likewise (RMSprop with momentum: over 1 − μ)
-    any other                    lr · G, which is only a guess for optimizers that rescale steps in their own way (Rprop, Adadelta, Adamax)
+    Adam, AdamW (also NAdam …)   lr / (√v̂ + ε) · G, per entry, with v̂ the second-moment estimate of the optimizer
+    RMSprop, Adagrad             lr / (√v + ε) · G, per entry (RMSprop with momentum: divided by 1 − μ)
+    any other                    lr · G, which is only a guess for optimizers that rescale steps differently (Rprop, Adadelta, Adamax)
 
-so that is the step the implicit anchor takes, once per iteration. With Adam the explicit gradient would also enter v̂ and there weaken
-itself; the implicit one does not, which is why the two agree only as λ → 0.
+The implicit anchor takes this step once per iteration. With Adam the explicit gradient would also increase v̂ and so weaken itself. The
+implicit anchor does not enter v̂, so the two agree only as λ → 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 def step_sizes(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-    """{parameter name: step size}, 0-d or of the parameter's shape, for the parameters that the optimizer holds."""
+    """Return {parameter name: step size} for the parameters of the optimizer; a step size is a scalar or has the parameter's shape."""
     sizes = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -32,6 +32,7 @@ def step_sizes(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) ->
 
 
 def _step(group: Mapping[str, Any], state: Mapping[str, Any], parameter: Tensor) -> Tensor:
+    """Return the step size of one parameter, from its group and its state in the optimizer."""
     lr = torch.as_tensor(group["lr"], dtype=torch.float32, device=parameter.device)
     second = next((state[k] for k in ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum") if k in state), None)
     if second is not None and "betas" in group:

@@ -1,4 +1,4 @@
-"""Names of the keeper's first interface, kept for one release."""
+"""Old method names of the keeper, kept for one release."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class OldNames:
         return found
 
     def draw_gates(self, noise: Tensor) -> None:
-        """Deprecated: seed torch instead, which the gates of a task are drawn from."""
-        warnings.warn("keeper.draw_gates will go: seed torch before the task's first begin_epoch", DeprecationWarning, stacklevel=2)
+        """Deprecated: the gates of a task are drawn with torch, so seed torch instead."""
+        warnings.warn(
+            "keeper.draw_gates will be removed: seed torch before the first begin_epoch of a task instead", DeprecationWarning, stacklevel=2
+        )
         for part in self.parts:
             part.draw_noise = lambda _: noise.flatten()

@@ -1,4 +1,4 @@
-"""Distillation in anybody's loop: old outputs beside new ones on the batch at hand, and the features that a head reads."""
+"""Distillation in a training loop: compare the outputs of old heads with a teacher's on the current batch, and read the head's features."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from selfless.preserve.capabilities import Distils, Encodes, Features, State
 
 
 def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequence[Forward | None], batch: Any) -> Tensor:
-    """Σ over the different `forwards` of old tasks: the penalty on their outputs, given the teacher's."""
+    """Return the penalty on the outputs of old tasks, given those of the teacher, summed over the different `forwards`."""
     if batch is None:
         raise RuntimeError(
-            f"{type(term).__name__} compares old outputs on the batch at hand: write keeper.penalty((x, y)), not keeper.penalty()"
+            f"{type(term).__name__} compares outputs on the current batch: write keeper.penalty((x, y)), not keeper.penalty()"
         )
     batch = to_device(batch, model)
     costs: list[Tensor] = []
@@ -30,26 +30,28 @@ def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequen
             teacher = call_with(model, term.teacher(state), batch, forward)
         with HeadInput(watched) as now, _frozen_statistics(model):
             costs.append(term.distil(run_batch(model, batch, forward), teacher))
-        if isinstance(term, Encodes) and len(costs) == 1:  # once: all heads read the same features
+        if isinstance(term, Encodes) and len(costs) == 1:  # only once, as all heads read the same features
             costs.append(term.code_drift(state, now.features, before.features))
     return torch.stack(costs).sum()
 
 
 def task_features(model: nn.Module, term: Encodes, batches: Iterable[Any], forward: Forward | None) -> Iterator[Features]:
-    """Cycle over the batches of a task; yield the head's features, and the task's loss as a function of features."""
-    for given in _cycle(batches):
-        batch = to_device(given, model)
+    """Cycle over the batches of a task; yield the features of the head and the task loss as a function of features."""
+    for raw in _cycle(batches):
+        batch = to_device(raw, model)
         labels = labels_of(batch)
         if labels is None:
-            raise ValueError(f"{type(term).__name__} needs labels: consolidate with (x, y) pairs or dicts with 'labels'")
-        with torch.no_grad(), evaluating(model), HeadInput(model) as read:
+            raise ValueError(f"{type(term).__name__} needs labels: call consolidate() with (x, y) pairs or dicts with 'labels'")
+        with torch.no_grad(), evaluating(model), HeadInput(model) as head_input:
             run_batch(model, batch, forward)
-        yield widened(read.features).unsqueeze(0), _loss_of_features(model, batch, labels, read.head, forward)
+        yield widened(head_input.features).unsqueeze(0), _loss_of_features(model, batch, labels, head_input.head, forward)
 
 
 def _loss_of_features(
     model: nn.Module, batch: Any, labels: Tensor, head: nn.Module | None, forward: Forward | None
 ) -> Callable[[Tensor], Tensor]:
+    """Return the task loss on a batch as a function of the features that its head reads."""
+
     def loss(features: Tensor) -> Tensor:
         assert head is not None
         with evaluating(model), HeadInput(model, (head, features[0])):
@@ -60,35 +62,37 @@ def _loss_of_features(
 
 
 class HeadInput:
-    """Inside `with`: the input of the last nn.Linear that runs, which is what the head reads; `instead` replaces it.
+    """Inside `with`: the features that the head reads, which are the input of the last nn.Linear that runs.
 
-    Without a model nothing is watched.
+    instead   (head, features): the features to replace its input with
+    model     None: nothing is read
     """
 
     def __init__(self, model: nn.Module | None, instead: tuple[nn.Module, Tensor] | None = None) -> None:
         self.model, self.instead = model, instead
         self.head: nn.Module | None = None
-        self._given: Tensor | None = None
+        self._input: Tensor | None = None
         self._handles: list[Any] = []
 
     @property
     def features(self) -> Tensor:
-        """(M, N)."""
-        if self._given is None:
-            raise ValueError("no nn.Linear ran in the forward pass, so there is no head whose input could be coded")
-        return self._given.flatten(0, -2)
+        """The features, (M, N)."""
+        if self._input is None:
+            raise ValueError("no nn.Linear ran in the forward pass, so there is no head; use a model whose last layer is an nn.Linear")
+        return self._input.flatten(0, -2)
 
     def __enter__(self) -> HeadInput:
         linear = [m for m in self.model.modules() if isinstance(m, nn.Linear)] if self.model is not None else []
-        self._handles = [m.register_forward_pre_hook(Hook(self._watch)) for m in linear]
+        self._handles = [m.register_forward_pre_hook(Hook(self._read)) for m in linear]
         return self
 
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _watch(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        self.head, self._given = module, inputs[0]
+    def _read(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Forward pre-hook of every nn.Linear: keep its input; replace that of the head."""
+        self.head, self._input = module, inputs[0]
         if self.instead is not None and module is self.instead[0]:
             return (self.instead[1].view(inputs[0].shape).to(inputs[0].dtype), *inputs[1:])
         return None
@@ -96,7 +100,7 @@ class HeadInput:
 
 @contextmanager
 def _frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of batch normalisation as they are: this pass is not the loop's."""
+    """Inside `with`: batch normalisation does not update its running statistics, as this pass is not part of the training loop."""
     moving = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
     for module in moving:
         module.track_running_stats = False

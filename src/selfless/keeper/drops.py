@@ -1,4 +1,4 @@
-"""Turn nodes of hidden layers off while a loop trains, for preservers with the capability `Drops`."""
+"""Turn random nodes of hidden layers off in a training loop, for preservers with the capability `Drops`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from selfless.preserve.capabilities import Drops, State
 
 
 class DroppedNodes:
-    """Hooks that run hidden layers with the parameters of `drop_nodes`: in training mode with gradients on, nodes drawn once a step."""
+    """Hooks that run hidden layers with the parameters of `drop_nodes`, in training mode with gradients on.
+
+    The nodes are drawn once per step.
+    """
 
     def __init__(self, model: nn.Module, term: Drops, heads: Sequence[str] = ()) -> None:
         self.term = term
@@ -30,24 +33,27 @@ class DroppedNodes:
         self._state = state
 
     def end_step(self) -> None:
-        """Draw new nodes for the next step."""
+        """End a step: the next one draws new nodes."""
         self._off = {}
 
-    def _nodes(self, name: str) -> Tensor:
+    def _off_nodes(self, name: str) -> Tensor:
+        """Return the mask of the nodes of a layer that are off in this step."""
         if not self._off:
             sizes = [m.weight.shape[0] for m in self._layers.values()]
-            drawn = (self.draw(sum(sizes)) < self.term.drop_rate).split(sizes)
-            self._off = dict(zip(self._layers, drawn, strict=True))
+            masks = (self.draw(sum(sizes)) < self.term.drop_rate).split(sizes)
+            self._off = dict(zip(self._layers, masks, strict=True))
         return self._off[name]
 
     def _rerun(self, name: str) -> Callable[..., Tensor | None]:
+        """Return a forward hook that computes the output of a layer again, with the parameters of `drop_nodes`."""
+
         def hook(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
             if not self._state or not module.training or not torch.is_grad_enabled():
                 return None
             live = {f"{name}.{key}": p for key, p in module.named_parameters(recurse=False)}
-            found = self.term.drop_nodes(self._state, live, dict.fromkeys(live, self._nodes(name).to(output.device)))
+            found = self.term.drop_nodes(self._state, live, dict.fromkeys(live, self._off_nodes(name).to(output.device)))
             if f"{name}.weight" not in found:
-                return None  # nothing to drop towards: the first task
+                return None  # the first task: there are no old parameters
             weight, bias = found[f"{name}.weight"], found.get(f"{name}.bias", module.bias)
             if isinstance(module, nn.Linear):
                 return F.linear(inputs[0], weight, bias)

@@ -1,4 +1,4 @@
-"""`attach`: a keeper for somebody's model."""
+"""`attach`: return a keeper for a model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def attach(
 ) -> Keeper:
     """Return a keeper for `model`.
 
-    preserve      MAS(0.1), EWC(10), LwF(1) + MAS(0.1) and the others of `selfless.preserve`, or "mas:0.1"; None keeps nothing
-    sparsify      SLNID(1e-3) or any other of `selfless.sparsify`, or "slnid:1e-3"; None leaves the activations alone
-    layers        where the sparsifier acts and neurons are counted: names, globs ("blocks.*.act"), modules; "auto": the activation
-                  after every hidden nn.Linear; "all": after every convolution too, whose neurons are its channels. The layer that was
+    preserve      MAS(0.1), LwF(1) + MAS(0.1) or any other preserver of `selfless.preserve`, or "mas:0.1"; None: no preserver
+    sparsify      SLNID(1e-3) or any other sparsifier of `selfless.sparsify`, or "slnid:1e-3"; None: no sparsifier
+    layers        where the sparsifier acts and neurons are counted: names, globs ("blocks.*.act") or modules. "auto": the activation
+                  after every hidden nn.Linear; "all": also after every convolution, whose neurons are its channels. The layer that was
                   registered last counts as the head. A layer is named by its activation module or by the module before it.
-    heads         where each task has its own output layer: its name, task by task (["heads.0", "heads.1"]); it may be added to the
-                  model later. LwF, IMM, PackNet and HAT treat it apart from what tasks share
-    check_finite  raise on NaN or infinite activations (one synchronisation a step on a GPU; False skips it)
+    heads         if each task has its own output layer, their names in the order of the tasks: ["heads.0", "heads.1"]. A head may be
+                  added to the model later. LwF, IMM, PackNet and HAT treat heads differently from shared parameters.
+    check_finite  raise an error if activations are NaN or infinite; this costs one synchronisation per step on a GPU
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
@@ -47,11 +47,12 @@ def attach(
 
 
 def _term(value: Any, kinds: Mapping[str, Any], base: Any, none: Term, argument: str) -> Term:
+    """Return the term that an argument of `attach` stands for; `none` for None."""
     if isinstance(value, str):
         value = parse(value, kinds, base.role)
     value = none if value is None else value
     if not isinstance(value, Term) or value.role != base.role:
         known = ", ".join(dict.fromkeys(k.__name__ for k in kinds.values()))
-        written = f"; write {value.__name__}(…)" if isinstance(value, type) and issubclass(value, base) else ""
-        raise TypeError(f"{argument}= takes one of {known}, or a subclass of {base.__name__}, not {value!r}{written}")
+        remedy = f"; write {value.__name__}(…)" if isinstance(value, type) and issubclass(value, base) else ""
+        raise TypeError(f"{argument}= takes one of {known}, or a subclass of {base.__name__}, not {value!r}{remedy}")
     return value

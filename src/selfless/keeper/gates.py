@@ -1,4 +1,4 @@
-"""Multiply hidden activations by a preserver's gates while a loop trains, for preservers with the capability `Gated`."""
+"""Multiply hidden activations by gates in a training loop, for preservers with the capability `Gated`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from selfless.preserve.capabilities import Gated, State
 
 
 class Gates:
-    """Hooks that multiply the outputs of a model's hidden activation modules by a preserver's gates.
+    """Hooks that multiply the outputs of the hidden activation modules of a model by the gates of a preserver.
 
-    In training mode with gradients on these are the gates of the step: leaves, whose gradients `take` returns after the backward pass.
-    In any other pass they are the hard gates of the task that is evaluated. Before the first `begin_epoch` there are none.
+    In training mode with gradients on, they use the gates of the step. These are leaves; `take` returns their gradients after the backward
+    pass. All other passes use the hard gates of the evaluated task. Before the first `begin_epoch` there are no gates.
     """
 
     def __init__(self, model: nn.Module, taps: Mapping[str, Tap], term: Gated) -> None:
-        open_ = [name for name, tap in taps.items() if not tap.at_input]
-        if open_:
+        without_module = [name for name, tap in taps.items() if not tap.at_input]
+        if without_module:
+            name = without_module[0]
             raise ValueError(
-                f"gates stand behind activation modules, and none is known to follow {open_[0]!r}: use nn.ReLU() modules and name them, "
-                f'layers=["act1", …]; where each task has an output layer of its own, name those: heads=["{open_[0]}", …]'
+                f"gates need activation modules, but no such module is known to follow {name!r}: use nn.ReLU() modules and name them: "
+                f'layers=["act1", …]. If {name!r} is the output layer of a task, name these layers: heads=["{name}", …]'
             )
         self.term = term
         self.wiring = chain(model, {name: tap.module for name, tap in taps.items()})
@@ -35,39 +36,40 @@ class Gates:
         self._state: State = {}
         self._hard: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
-        self.steps, self._batches = 0, 0  # of this epoch
+        self.steps, self._batches = 0, 0  # steps so far and batches in this epoch
         self._scale: Tensor | float = 0.0
         self._handles = [tap.module.register_forward_hook(Hook(self._gate(name)), prepend=True) for name, tap in taps.items()]
 
     def follow(self, state: State, task: int | None = None) -> None:
-        """Make gates of this state from now on; `task` is the one that is evaluated (None: the present one)."""
+        """Use the gates of this state from now on; `task` is the evaluated task (None: the current one)."""
         if state is not self._state:
             self._leaves = {}
         self._state = state
         self._hard = self.term.hard_gate(state, task) if task is not None or self._batches else {}
 
     def begin_epoch(self, batches: int) -> None:
-        """Start annealing the gates over an epoch of so many batches."""
+        """Start annealing the gates over an epoch of `batches` batches."""
         self.steps, self._batches, self._leaves, self._scale = 0, batches, {}, 0.0
 
     @property
     def share(self) -> float:
+        """The share of the epoch that is over, from 0 to 1."""
         return min(self.steps / (self._batches - 1), 1.0) if self._batches > 1 else 1.0
 
     def leaves(self) -> dict[str, Tensor]:
         """The gates of this step."""
         if not self._batches:
-            raise RuntimeError("gates start with a task: call keeper.begin_epoch(epoch, epochs, batches=len(loader)) before each epoch")
+            raise RuntimeError("there are no gates yet: call keeper.begin_epoch(epoch, epochs, batches=len(loader)) before each epoch")
         if not self._leaves:
             self._leaves = {n: g.detach().requires_grad_() for n, g in self.term.gate(self._state, self.share).items()}
         return self._leaves
 
     def note_scale(self, scale: Tensor) -> None:
-        """Note the factor of the loss in a backward pass (a GradScaler's, or 1/accumulated batches): it is the penalty's own gradient."""
+        """Add the gradient of the penalty in a backward pass. It is the factor of the loss (GradScaler, 1/accumulated batches)."""
         self._scale = self._scale + scale.detach()
 
     def take(self) -> tuple[dict[str, Tensor], float] | None:
-        """Return (∂loss/∂gate, the share of the epoch) of the step just made; None if no gate took part."""
+        """Return (∂loss/∂gate, share of the epoch) of the last step; None if no gate has a gradient."""
         leaves, share, scale = self._leaves, self.share, self._scale
         if not any(leaf.grad is not None for leaf in leaves.values()):
             return None
@@ -78,6 +80,8 @@ class Gates:
         return (found, share) if finite else None
 
     def _gate(self, name: str) -> Callable[..., Tensor | None]:
+        """Return a forward hook that multiplies the output of a layer by its gates."""
+
         def hook(module: nn.Module, _inputs: Any, output: Tensor) -> Tensor | None:
             gates = self.leaves() if module.training and torch.is_grad_enabled() and self._batches else self._hard
             if name not in gates:

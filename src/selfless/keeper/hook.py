@@ -1,4 +1,4 @@
-"""A forward hook that belongs to one keeper, and the question whether a forward pass is the loop's own."""
+"""A forward hook that belongs to one keeper, and a test for passes that activation checkpointing repeats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Hook:
-    """A hook that does nothing in copies and pickles of the model: they are not the keeper's model."""
+    """A hook that does nothing in copies and pickles of the model, which the keeper does not watch."""
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
         self.call = call
@@ -25,5 +25,5 @@ class Hook:
 
 
 def is_forward_pass() -> bool:
-    """True unless activation checkpointing repeats the pass inside backward."""
+    """Return False if activation checkpointing repeats the pass inside backward."""
     return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1

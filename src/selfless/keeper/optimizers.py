@@ -1,7 +1,7 @@
-"""Tell keepers of every optimizer step.
+"""Call every keeper after each optimizer step.
 
-One hook serves all keepers and stays: a hook for each keeper would be removed when that keeper is garbage-collected, perhaps in the middle
-of a step that goes through the hooks.
+One hook serves all keepers and is never removed. A hook per keeper would be removed when the keeper is garbage-collected, which can happen
+while an optimizer step iterates over its hooks.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
-class Stepped(Protocol):
-    """Whoever wants to know of optimizer steps."""
+class StepListener(Protocol):
+    """An object that is called after optimizer steps."""
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None: ...
 
 
-_WATCHING: weakref.WeakSet[Any] = weakref.WeakSet()
+_LISTENERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def watch_optimizers(keeper: Stepped) -> None:
-    """Call keeper.after_step after every step of any optimizer, without keeping the keeper alive."""
+def watch_optimizers(keeper: StepListener) -> None:
+    """Call keeper.after_step after every step of any optimizer, from now on. The reference to the keeper is weak."""
     _register_once()
-    _WATCHING.add(keeper)
+    _LISTENERS.add(keeper)
 
 
-def forget_optimizers(keeper: Stepped) -> None:
-    """Call it no more."""
-    _WATCHING.discard(keeper)
+def forget_optimizers(keeper: StepListener) -> None:
+    """Stop calling keeper.after_step."""
+    _LISTENERS.discard(keeper)
 
 
 @cache
@@ -40,5 +40,5 @@ def _register_once() -> None:
 
 
 def _after_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for keeper in list(_WATCHING):
+    for keeper in list(_LISTENERS):
         keeper.after_step(optimizer)

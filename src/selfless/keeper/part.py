@@ -1,4 +1,4 @@
-"""One preserver of a keeper: its state, and what its capabilities do in a training loop."""
+"""One preserver of a keeper: its state, and the calls of its capabilities in a training loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Parameters = Mapping[str, nn.Parameter]
 
 
 class Part:
-    """A preserver attached to a model. `state` is what it has learned; every change of it reaches the hooks."""
+    """A preserver that is attached to a model. Setting `state` also updates the hooks."""
 
     def __init__(self, term: Preserver, model: nn.Module, parameters: Parameters, taps: Mapping[str, Tap], heads: Sequence[str]) -> None:
         self.term, self.model, self.heads = term, model, tuple(heads)
@@ -44,8 +44,8 @@ class Part:
         self.gates: Gates | None = None
         self.drops: DroppedNodes | None = None
         self.path = PathWatch() if isinstance(term, Observes) else None
-        self.path_started = False  # a step of this task was seen
-        self.has_own_heads = False  # the heads of single tasks are known
+        self.path_started = False  # True after the first penalty() of the task
+        self.has_own_heads = False  # True if the heads of single tasks are known
         self.draw_noise: Callable[[int], Tensor] = torch.randn
         self._shares: tuple[Any, dict[str, Tensor]] | None = None
         self._state: State = term.init(parameters)
@@ -73,7 +73,7 @@ class Part:
 
     # ------------------------------------------------------------------------------------------------------------- in the loss
     def costs(self, parameters: Parameters, tasks: int, implicit: bool, training: bool, forwards: Any, batch: Any) -> list[Tensor]:
-        """The terms of the loss, with their strength: penalty, gates, distillation."""
+        """Return the terms of the loss, with their strength: penalty, gates, distillation."""
         term, found = self.term, list[Tensor]()
         if self.is_on and tasks and term.penalises and not (implicit and isinstance(term, Anchored)):
             self.check_shapes(parameters)
@@ -87,14 +87,14 @@ class Part:
         return found
 
     def needs_penalty(self, tasks: int, implicit: bool) -> bool:
-        """True if this task's loss must contain keeper.penalty()."""
-        anchored = implicit and isinstance(self.term, Anchored)
-        holds = bool(tasks) and (isinstance(self.term, Distils) or (self.term.penalises and not anchored))
-        return self.is_on and (holds or isinstance(self.term, Observes | Gated))
+        """Return True if the loss of this task must contain keeper.penalty()."""
+        is_anchored = implicit and isinstance(self.term, Anchored)
+        has_cost = bool(tasks) and (isinstance(self.term, Distils) or (self.term.penalises and not is_anchored))
+        return self.is_on and (has_cost or isinstance(self.term, Observes | Gated))
 
     # ---------------------------------------------------------------------------------------------------------------- an epoch
     def begin_epoch(self, parameters: Parameters, epoch: int, epochs: int, batches: int | None) -> dict[str, Tensor]:
-        """Start gates and phases; return the parameters that change."""
+        """Start gates and phases; return the new values of the parameters that change."""
         term, changed = self.term, dict[str, Tensor]()
         if self.gates is not None and isinstance(term, Gated):
             if batches is None or batches < 1:
@@ -111,7 +111,7 @@ class Part:
 
     # ------------------------------------------------------------------------------------------------- after an optimizer step
     def pull(self, optimizer: torch.optim.Optimizer, parameters: Parameters, names: Mapping[Tensor, str]) -> None:
-        """The implicit anchor: θ ← θ + share · (θ* − θ). Shares are kept while the step sizes are plain numbers and do not change."""
+        """Apply the implicit anchor, θ ← θ + share · (θ* − θ). The shares are cached while the step sizes are plain numbers and stay."""
         if not isinstance(self.term, Anchored) or not self.is_on:
             return
         anchor, key = self.term.anchor(self.state), _plain_steps(optimizer, names)
@@ -127,17 +127,17 @@ class Part:
                 p.copy_(torch.lerp(p.to(star.dtype), star, share))
 
     def step_gates(self, lr: float | Tensor) -> None:
-        """Let the gates take their own step."""
+        """Take the training step of the gates."""
         if self.gates is not None and isinstance(self.term, Gated) and (found := self.gates.take()):
             rate = torch.as_tensor(lr, dtype=torch.float32, device=next(iter(found[0].values())).device)
             self.state = self.term.step_gates(self.state, *found, rate)
 
     def project(self, parameters: Parameters) -> dict[str, Tensor]:
-        """Return the parameters that must go back."""
+        """Return the corrected values of the parameters that the step must not change."""
         return self.term.project(self.state, _values(parameters)) if isinstance(self.term, Projects) else {}
 
     def watch_path(self, parameters: Parameters) -> None:
-        """Start the path at the first penalty of a task; later, notice steps that were made by hand."""
+        """Start the path at the first penalty of a task; later, observe a step that no optimizer reported."""
         if self.path is None or not isinstance(self.term, Observes):
             return
         self.path.follow(parameters)
@@ -149,15 +149,15 @@ class Part:
             self.observe()
 
     def observe(self) -> None:
-        """Tell the preserver of the step that was just made."""
+        """Pass the last step to the preserver."""
         if self.path is not None and self.path_started and isinstance(self.term, Observes):
             self.state = self.term.observe(self.state, *self.path.step())
 
     # ------------------------------------------------------------------------------------------------------------------ a task
-    def consolidated(
+    def next_state(
         self, parameters: Parameters, omega: Mapping[str, Tensor], batches: Iterable[Any], forward: Forward | None, task: int
     ) -> State:
-        """Return the state after a task, checked; this part stays as it is."""
+        """Return the state after a task. It is checked, and nothing is changed yet: `end_task` takes it over."""
         state, values = self.state, _values(parameters)
         self.check_shapes(values)
         if isinstance(self.term, Encodes):
@@ -172,17 +172,17 @@ class Part:
         return state
 
     def end_task(self, state: State) -> None:
-        """Take over the state after a task."""
+        """End the task with the state that `next_state` returned."""
         self._shares, self.path_started = None, False
         self.state = state
 
     def evaluated_parameters(self, parameters: Parameters, task: int) -> dict[str, Tensor]:
-        """Return the parameters (those that differ) that a task is evaluated with."""
+        """Return the parameters that a task is evaluated with; only those that differ from the current ones."""
         term = self.term
         return term.evaluated_parameters(self.state, _values(parameters), task) if isinstance(term, Evaluates) else {}
 
     def place_heads(self, parameters: Mapping[str, Tensor]) -> None:
-        """Tell the preserver which parameters are the head of one task alone, by the names of the heads."""
+        """Tell the preserver which parameters belong to the head of a single task, by the names in `heads`."""
         owners = {
             name: torch.full_like(p.detach(), task, dtype=torch.int16)
             for task, head in enumerate(self.heads)
@@ -192,31 +192,31 @@ class Part:
         self.place_owners(owners)
 
     def place_owners(self, owners: Mapping[str, Tensor]) -> None:
-        """Tell the preserver the owner of each entry: the number of its task, −1 where tasks share it."""
+        """Tell the preserver the owner of each entry: the number of its task, or −1 if tasks share it."""
         if isinstance(self.term, KnowsHeads) and owners:
             self.state = self.term.place_heads(self.state, owners)
             self.has_own_heads = True
 
     # ----------------------------------------------------------------------------------------------------------- state and ends
     def check_shapes(self, parameters: Mapping[str, Tensor]) -> None:
-        """Raise for a parameter that was resized since the last task."""
-        shaped = [self.state.get(group.name, {}) for group in self.term.groups if group.like_parameter]
+        """Raise ValueError for a parameter that was resized since the last task."""
+        groups = [self.state.get(group.name, {}) for group in self.term.groups if group.like_parameter]
         for name, p in parameters.items():
-            held = next((tensors[name] for tensors in shaped if name in tensors), p)
-            if held.shape != p.shape:
+            old = next((tensors[name] for tensors in groups if name in tensors), p)
+            if old.shape != p.shape:
                 raise ValueError(
-                    f"parameter {name!r} was {tuple(held.shape)} when the last task ended and is {tuple(p.shape)} now; "
-                    "add a new head beside the old one instead of resizing it"
+                    f"parameter {name!r} was {tuple(old.shape)} at the end of the last task and is {tuple(p.shape)} now; "
+                    "do not resize a head, add a new one to the model"
                 )
 
     def move_to(self, device: torch.device) -> None:
-        """Follow the model to another device."""
+        """Move the state to a device."""
         if any(t.device != device for tensors in self.state.values() for t in tensors.values()):
             self._shares = None
             self.state = {g: {n: t.to(device) for n, t in tensors.items()} for g, tensors in self.state.items()}
 
     def load(self, state: State, parameters: Parameters, path_started: bool) -> None:
-        """Take over a state that was saved."""
+        """Use a state that was saved."""
         self._shares, self.path_started = None, path_started
         self.state = state
         if self.path is not None:
@@ -235,7 +235,7 @@ def _values(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _plain_steps(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Any:
-    """What the step sizes depend on, if these are plain numbers; None for optimizers with a step size for every entry."""
+    """Return the settings that the step sizes depend on; None for optimizers with a step size per entry."""
     groups = [(g["lr"], g.get("momentum"), g.get("dampening")) for g in optimizer.param_groups]
     if any(isinstance(g[0], Tensor) for g in groups) or any(
         "square" in k or "sq" in k or k == "sum" for s in optimizer.state.values() for k in s

@@ -1,4 +1,4 @@
-"""What a keeper has learned, as flat named tensors, and back: read and checked whole before anything changes."""
+"""The state of a keeper as flat named tensors, and back. A saved state is checked completely before the keeper uses it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PLAIN = ("tasks", "method", "begun", "called")
 
 @dataclass(frozen=True)
 class Learned:
-    """The states of the preservers, α, and how far the keeper has come.
+    """The states of the preservers, α, and the progress of the keeper.
 
-    `begun` is True if a step of the present task was seen. `called` says, task by task, whether consolidate() was given forward=, which
-    cannot be saved; None if it does not matter.
+    `begun` is True if the current task has started. `called` says for each task if consolidate() had a forward=, which cannot be saved;
+    None if no preserver needs it.
     """
 
     states: list[State]
@@ -30,7 +30,7 @@ class Learned:
 
 
 def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
-    """Return named tensors, as safetensors takes them; the states of several preservers are numbered."""
+    """Return named tensors, as safetensors accepts them. The states of several preservers are numbered."""
     numbers = [""] if len(terms) == 1 else [f"{i}." for i in range(len(terms))]
     found = {
         f"preserve.{number}{group}.{name}": t
@@ -47,9 +47,9 @@ def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
 
 
 def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned:
-    """Return what `flatten` was given, for the same preservers."""
+    """Return the state that `flatten` made flat, for the same preservers."""
     if "tasks" not in flat or "method" not in flat:
-        raise ValueError("this is not a keeper's state_dict: it has no 'tasks' and 'method'. Pass what keeper.state_dict() returned")
+        raise ValueError("this is not the state_dict of a keeper: it has no 'tasks' and 'method'. Pass what keeper.state_dict() returned")
     method = bytes(flat["method"].tolist()).decode()
     if method != _method(terms):
         raise ValueError(f"the state is of preserver {method!r}, but this keeper has {_method(terms)!r}; attach with the same one")
@@ -64,7 +64,7 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
         elif kind == "preserve":
             _put(states, terms, key, rest, tensor)
         elif key not in PLAIN:
-            raise ValueError(f"the state has {key!r}, which this keeper knows nothing of; was it saved by another version?")
+            raise ValueError(f"the state has {key!r}, which is unknown to this keeper; was it saved by another version?")
     called = [bool(c) for c in flat["called"].tolist()] if "called" in flat else None
     return Learned(states, alpha, int(flat["tasks"]), "begun" in flat and bool(int(flat["begun"])), called)
 
@@ -74,6 +74,7 @@ def _method(terms: Sequence[Preserver]) -> str:
 
 
 def _put(states: list[State], terms: Sequence[Preserver], key: str, rest: str, tensor: Tensor) -> None:
+    """Put one saved tensor into the state it belongs to; `rest` is `key` without "preserve."."""
     number, _, tail = rest.partition(".")
     i, rest = (int(number), tail) if len(terms) > 1 and number.isdigit() and int(number) < len(terms) else (0, rest)
     group, _, name = rest.partition(".")
@@ -81,13 +82,13 @@ def _put(states: list[State], terms: Sequence[Preserver], key: str, rest: str, t
         return
     declared = states[i] if terms[i].groups else states[i] | {group: states[i].get(group, {})}
     if group not in declared:
-        raise ValueError(f"the state has {key!r}, which this keeper knows nothing of; was it saved by another version?")
+        raise ValueError(f"the state has {key!r}, which is unknown to this keeper; was it saved by another version?")
     declared[group][name] = tensor.detach().clone()
     states[i] = declared
 
 
 def check(learned: Learned, terms: Sequence[Preserver], shapes: Mapping[str, torch.Size], taps: Mapping[str, Tap]) -> None:
-    """Compare with the model: the shapes of its parameters, and the layers that the keeper follows."""
+    """Raise ValueError unless the state fits the model: the shapes of its parameters, and the layers of the keeper."""
     for term, state in zip(terms, learned.states, strict=True):
         _check_shapes(term, state, shapes)
     for name, a in learned.alpha.items():
@@ -95,10 +96,14 @@ def check(learned: Learned, terms: Sequence[Preserver], shapes: Mapping[str, tor
             raise ValueError(f"the state has layer {name!r}, but this keeper has {', '.join(taps) or 'none'}; attach with the same layers")
         width = getattr(taps[name].weighted, "out_features", getattr(taps[name].weighted, "out_channels", None))
         if a.dim() != 1 or (width is not None and width % len(a) != 0):
-            raise ValueError(f"layer {name!r} has {width} neurons, but its importance in the state is {tuple(a.shape)}")
+            raise ValueError(
+                f"layer {name!r} has {width} neurons, but its importance in the state has shape {tuple(a.shape)}; "
+                "build the model the state was saved with"
+            )
 
 
 def _check_shapes(term: Preserver, state: State, shapes: Mapping[str, torch.Size]) -> None:
+    """Raise ValueError unless the tensors of one preserver have the shapes of the parameters."""
     term.check_state(state)
     for group in term.groups:
         for name, tensor in state[group.name].items() if group.like_parameter else ():
@@ -109,4 +114,4 @@ def _check_shapes(term: Preserver, state: State, shapes: Mapping[str, torch.Size
                 )
     named = {name for group in term.groups if group.like_parameter for name in state[group.name]}
     if named and not named & shapes.keys():
-        raise ValueError(f"the state has {min(named)!r}, which the model has not; build the model the state was saved with")
+        raise ValueError(f"the state has {min(named)!r}, which is not in the model; build the model the state was saved with")

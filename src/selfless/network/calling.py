@@ -1,4 +1,4 @@
-"""Call anybody's model on anybody's batch."""
+"""Call any model on any batch: x, (x, y, …) or a dict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Forward = Callable[[nn.Module, Any], Any]
 
 
 class CalledModel(nn.Module):
-    """A model and a way to call it, as one module: `torch.func.functional_call` needs a module."""
+    """A model and the function that calls it, as one module: `torch.func.functional_call` needs a module."""
 
     def __init__(self, model: nn.Module, forward: Forward | None) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class CalledModel(nn.Module):
 
 
 def check_batches(batches: Any) -> None:
-    """Refuse what is one batch, or none, in place of an iterable of them."""
+    """Raise TypeError unless `batches` is an iterable of batches. A single batch is refused too."""
     if isinstance(batches, Tensor):
         raise TypeError("batches must be an iterable of batches, not one tensor; wrap a single batch as [x]")
     if (
@@ -39,35 +39,35 @@ def check_batches(batches: Any) -> None:
 
 
 def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None) -> Tensor:
-    """The output on a batch: model(x) for x or (x, y, …), model(**batch) for a dict; `.logits` is taken where there is one."""
+    """Return the output on a batch: model(x) for x or (x, y, …), model(**batch) for a dict, or `.logits` of what that returns."""
     if forward is not None:
         output = forward(model, batch)
     else:
         try:
             output = model(**batch) if isinstance(batch, dict) else model(batch[0] if isinstance(batch, (tuple, list)) else batch)
         except Exception as error:
-            called = "model(**batch)" if isinstance(batch, dict) else "model(x), x being the batch or its first item"
-            error.add_note(f"selfless called {called}; to call the model otherwise pass forward=lambda model, batch: …")
+            call = "model(**batch)" if isinstance(batch, dict) else "model(x), where x is the batch or its first item"
+            error.add_note(f"selfless called {call}; to call the model in another way, pass forward=lambda model, batch: …")
             raise
     if not isinstance(output, Tensor):
         output = output["logits"] if isinstance(output, dict) else getattr(output, "logits", None)
         if not isinstance(output, Tensor):
-            raise TypeError("the model's output is neither a tensor nor has .logits; pass forward=lambda model, batch: <the output tensor>")
+            raise TypeError("the model's output is not a tensor and has no .logits; pass forward=lambda model, batch: <the output tensor>")
     if output.dim() < 2:
         output = output.unsqueeze(-1) if output.dim() == 1 else output.view(1, 1)
     return output
 
 
 def call_with(model: nn.Module, parameters: Mapping[str, Tensor], batch: Any, forward: Forward | None = None) -> Tensor:
-    """`run_batch` with other values of (some) parameters, in their own precision."""
-    own = dict(model.named_parameters())
-    replaced = {f"model.{n}": t.to(own[n].dtype) for n, t in parameters.items() if n in own}
+    """Return what `run_batch` gives with these values in place of the model's parameters, cast to the precision of the model."""
+    current = dict(model.named_parameters())
+    replaced = {f"model.{n}": t.to(current[n].dtype) for n, t in parameters.items() if n in current}
     output: Tensor = torch.func.functional_call(CalledModel(model, forward), replaced, (batch,))
     return output
 
 
 def labels_of(batch: Any) -> Tensor | None:
-    """The labels in a batch: the second item of a tuple, 'labels' or 'label' of a dict."""
+    """Return the labels of a batch: the second item of a tuple, or 'labels' or 'label' of a dict; None if there are none."""
     if isinstance(batch, dict):
         found = batch.get("labels", batch.get("label"))
     else:
@@ -76,7 +76,7 @@ def labels_of(batch: Any) -> Tensor | None:
 
 
 def to_device(batch: Any, model: nn.Module) -> Any:
-    """The batch on the model's device; dict-likes (a tokenizer's BatchEncoding) become dicts."""
+    """Return the batch on the model's device. A mapping that is not a dict (a tokenizer's BatchEncoding) becomes a dict."""
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     if hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
@@ -85,14 +85,14 @@ def to_device(batch: Any, model: nn.Module) -> Any:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile(model)`; any other model as it is."""
+    """Return the module inside `torch.compile(model)`, or any other model unchanged."""
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else model
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and eager calls, each module's own mode restored afterwards."""
+    """Inside `with`: eval mode, eager calls, no autocast. Afterwards each module has its old mode again."""
     modes = {module: module.training for module in model.modules()}
     compiled = {module: module._compiled_call_impl for module in modes if getattr(module, "_compiled_call_impl", None) is not None}
     model.eval()

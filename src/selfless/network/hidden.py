@@ -1,4 +1,4 @@
-"""The hidden layers of a network in a run: the activation modules that it names, or that follow its hidden linear layers."""
+"""The hidden layers of a run's network: the activation modules that its class names, or those after its hidden linear layers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NOT_ACTIVATIONS = (
 def hidden_layers(model: nn.Module, *, conv: bool = False) -> tuple[str, ...]:
     """Return the names in `model.hidden` (with conv=True in `model.hidden_conv`), after checking them.
 
-    A model without that attribute: the activation modules that follow a Linear (a convolution), except after the last Linear. Normalisation
-    and dropout may stand between the two.
+    For a model without that attribute, return the activation modules after each Linear (with conv=True: each convolution), except after
+    the last Linear. Normalisation and dropout may be in between.
     """
     attribute = "hidden_conv" if conv else "hidden"
     declared = getattr(model, attribute, None)
@@ -50,12 +50,11 @@ def _find_hidden(model: nn.Module, conv: bool) -> tuple[str, ...]:
             expects_activation = isinstance(module, nn.Linear) is not conv and i != max(linears, default=-1)
         elif expects_activation and is_known_activation(module):
             if module in found:
-                raise ValueError(f"{found[module]!r} and {key!r} are one activation module after two layers; give each layer its own")
+                raise ValueError(f"{found[module]!r} and {key!r} are the same activation module; give each layer its own module")
             found[module], expects_activation = key, False
     if not found and not conv and len(linears) > 1:
         raise ValueError(
-            f"{type(model).__name__} has hidden Linear layers but no activation modules defined right after them, where a run would read "
-            "them; use modules such as nn.ReLU in place of functions and name them in the class: hidden = ('act1', 'act2'), "
-            "or hidden = () for none"
+            f"{type(model).__name__} has hidden Linear layers, but no activation modules are defined right after them. Use modules such as "
+            "nn.ReLU instead of functions and name them in the class: hidden = ('act1', 'act2'), or hidden = () for none"
         )
     return tuple(found.values())

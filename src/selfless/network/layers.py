@@ -1,7 +1,7 @@
-"""Which layers, and where their pre- and post-activations are.
+"""Layers by name, and taps: where a layer's pre-activation n and post-activation h are read.
 
-A layer is named by its activation module (`act1`, an `nn.ReLU`) or by the module before it (`fc1`, an `nn.Linear`, also when the
-activation is a function: `F.relu(self.fc1(x))`). A `Tap` says where the pre-activation n is and how to get h from it.
+A layer is named by its activation module (`act1`, an `nn.ReLU`) or by the module before it (`fc1`, an `nn.Linear`). The second way also
+works where the activation is a function: `F.relu(self.fc1(x))`. A `Tap` says where n is and how to get h from it.
 """
 
 from __future__ import annotations
@@ -20,52 +20,54 @@ Layers = str | nn.Module | Iterable[str | nn.Module]
 
 @dataclass(frozen=True)
 class Tap:
-    """Where a layer's pre-activation n is: at the input of its activation module, or at the output of the module before it."""
+    """The place of a layer's pre-activation n: the input of its activation module, or the output of the module before it."""
 
     module: nn.Module
     at_input: bool
-    weighted: nn.Module | None = None  # the Linear or convolution behind it, where known
+    weighted: nn.Module | None = None  # the Linear or convolution that computes n, if known
     activation: Callable[[Tensor], Tensor] | None = None  # h = activation(n), for a tap at an output
-    axis: int | None = None  # of the neurons: −1 behind a Linear, 1 behind a convolution; None: by the number of axes
+    axis: int | None = None  # axis of the neurons: −1 after a Linear, 1 after a convolution; None: see `neuron_axis`
 
     @property
     def complete(self) -> bool:
-        """Whether h can be had: a tap at an output needs to know the activation that follows."""
+        """True if h can be computed. A tap at an output needs the activation that follows."""
         return self.at_input or self.activation is not None
 
 
 def is_automatic(layers: Layers) -> bool:
-    """True for "auto" and "all": layers that a forward pass does not reach, or that have no activation, are then left out."""
+    """Return True for "auto" and "all". Layers that do not run, or have no activation, are then left out instead of an error."""
     return isinstance(layers, str) and layers in ("auto", "all")
 
 
 def resolve(model: nn.Module, layers: Layers, heads: Iterable[str] = ()) -> dict[str, Tap]:
-    """Names, globs, modules, "auto" or "all" → taps, in the model's order. Activations that only a forward pass shows stay open.
+    """Return the taps of `layers` (names, globs, modules, "auto" or "all"), in the order of the model.
 
-    Left to itself it leaves out the `heads`; where none are named, the layer that was registered last, unless heads are still to come (an
-    empty ModuleList or ModuleDict)."""
+    A tap whose activation only a forward pass can show is not complete yet. "auto" and "all" leave out the `heads`. Without `heads` they
+    leave out the layer that was registered last, unless the heads are added later (the model has an empty ModuleList or ModuleDict).
+    """
     modules = dict(model.named_modules())
     if is_automatic(layers):
         hidden = hidden_layers(model, heads, WEIGHTED if layers == "all" else nn.Linear)
         if not hidden:
             what = "nn.Linear or convolution" if layers == "all" else "nn.Linear"
             raise ValueError(
-                f"layers={layers!r} found no hidden {what} in the model (the last one counts as the head, unless heads= names others); "
-                "name the activation modules to act on"
+                f"layers={layers!r} found no hidden {what} in the model (the last one counts as the head, unless heads= names others). "
+                "Pass the names of activation modules: layers=['act1', …]"
             )
-        return {name: _static(model, name, modules[name]) for name in hidden}
+        return {name: _tap_from_tree(model, name, modules[name]) for name in hidden}
     if not isinstance(layers, (str, nn.Module, Iterable)):
         raise TypeError(f"layers= takes names, globs, modules, 'auto' or 'all', not {layers!r}")
     wanted = [layers] if isinstance(layers, (str, nn.Module)) else list(layers)
-    found = {name for item in wanted for name in _named(item, modules)}
-    return {name: _static(model, name, modules[name]) for name in modules if name in found}
+    found = {name for item in wanted for name in _find_names(item, modules)}
+    return {name: _tap_from_tree(model, name, modules[name]) for name in modules if name in found}
 
 
-def _named(item: str | nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
+def _find_names(item: str | nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the names of the modules that one item of `layers=` stands for: a name, a glob or a module."""
     if isinstance(item, nn.Module):
         names = [name for name, module in modules.items() if module is item]
         if not names:
-            raise ValueError(f"the module {type(item).__name__} given as a layer is not part of the model")
+            raise ValueError(f"layers= contains a {type(item).__name__} that is not part of the model; pass one of the model's modules")
         return names[:1]
     if not isinstance(item, str):
         raise TypeError(f"layers= takes names, globs or modules, not {item!r}")
@@ -84,10 +86,10 @@ def _named(item: str | nn.Module, modules: Mapping[str, nn.Module]) -> list[str]
     return names
 
 
-def _static(model: nn.Module, name: str, module: nn.Module) -> Tap:
-    """What the module tree alone tells: an activation module taps itself; inside nn.Sequential, the next module is known.
+def _tap_from_tree(model: nn.Module, name: str, module: nn.Module) -> Tap:
+    """Return the tap as far as the module tree shows it: an activation module is its own tap; in nn.Sequential the next module is known.
 
-    An activation module that stands in two places would mix two layers, so then the module before it is tapped instead.
+    An activation module that is used in two places would mix two layers. Then the tap is the module before it.
     """
     if is_activation(module):
         before = _neighbour(model, name, -1)
@@ -96,19 +98,20 @@ def _static(model: nn.Module, name: str, module: nn.Module) -> Tap:
     weighted = module if isinstance(module, WEIGHTED) else None
     after = _neighbour(model, name, +1)
     if after is not None and is_known_activation(after):
-        if _places(model, after) == 1:
+        if _count_places(model, after) == 1:
             return Tap(after, at_input=True, weighted=weighted, axis=feature_axis(module))
-        if not any(isinstance(m, NORMS) for m in _between(model, name, after)):
+        if not any(isinstance(m, NORMS) for m in _modules_between(model, name, after)):
             return Tap(module, at_input=False, weighted=weighted, activation=after, axis=feature_axis(module))
     return Tap(module, at_input=False, weighted=weighted, axis=feature_axis(module))
 
 
-def _places(model: nn.Module, module: nn.Module) -> int:
-    """In how many places of the module tree a module stands."""
+def _count_places(model: nn.Module, module: nn.Module) -> int:
+    """Return how many times a module occurs in the module tree."""
     return sum(child is module for parent in model.modules() for child in parent._modules.values())
 
 
-def _between(model: nn.Module, name: str, after: nn.Module) -> list[nn.Module]:
+def _modules_between(model: nn.Module, name: str, after: nn.Module) -> list[nn.Module]:
+    """Return the modules between the module `name` and a later module `after` of the same parent."""
     parent_name, _, child = name.rpartition(".")
     children = list(model.get_submodule(parent_name)._modules.items())
     start = [n for n, _ in children].index(child) + 1
@@ -117,16 +120,16 @@ def _between(model: nn.Module, name: str, after: nn.Module) -> list[nn.Module]:
 
 
 def _neighbour(model: nn.Module, name: str, step: int) -> nn.Module | None:
-    """The next (or last) module of the same nn.Sequential, past normalisations and dropout."""
+    """Return the next (step=+1) or previous (step=−1) module of the same nn.Sequential, skipping normalisation and dropout."""
     parent_name, _, child = name.rpartition(".")
     parent = model.get_submodule(parent_name)
     if not isinstance(parent, nn.Sequential):
         return None
-    children = [(n, m) for n, m in parent._modules.items() if m is not None]  # a module that stands twice is listed twice
-    place = [n for n, _ in children].index(child) + step
-    while 0 <= place < len(children):
-        module = children[place][1]
+    children = [(n, m) for n, m in parent._modules.items() if m is not None]  # a module used twice is listed twice
+    position = [n for n, _ in children].index(child) + step
+    while 0 <= position < len(children):
+        module = children[position][1]
         if not isinstance(module, (*NORMS, nn.modules.dropout._DropoutNd)):
             return module
-        place += step
+        position += step
     return None

@@ -1,4 +1,7 @@
-"""Wiring: which gated neurons stand at the two ends of every weight."""
+"""Wiring: which gated neurons are at the two ends of every weight.
+
+A gate multiplies a neuron. A weight W[i, j] connects neuron j of one gated layer to neuron i of the next.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,19 @@ from selfless.network.roles import WEIGHTED
 
 @dataclass(frozen=True)
 class Wiring:
-    """Which gated neurons stand at the two ends of every weight, for a chain of layers. Neurons are numbered through all gated layers;
-    number `size` stands for the network's inputs and outputs, which have no gate."""
+    """The gated neurons at the two ends of every weight, for a chain of layers.
+
+    Neurons are numbered from 0 to size − 1 over all gated layers. The number `size` means: no gate (inputs and outputs of the network).
+    """
 
     size: int
     place: dict[str, Tensor]  # gated layer → the numbers of its neurons (N,)
-    rows: dict[str, Tensor]  # parameter → the neuron that each of its rows (first axis) belongs to
-    columns: dict[str, Tensor]  # weight → the neuron that each of its columns (second axis) reads
+    rows: dict[str, Tensor]  # parameter → the neuron that each row (first axis) computes
+    columns: dict[str, Tensor]  # weight → the neuron that each column (second axis) reads
 
 
 def chain(model: nn.Module, gated: Mapping[str, nn.Module]) -> Wiring:
-    """The wiring of a chain: layers in the order they are defined in, each hidden one followed by its activation module in `gated`."""
+    """Return the wiring of a chain of layers in the order of definition. Each hidden layer is followed by its activation in `gated`."""
     names = {module: name for name, module in gated.items()}
     device = next(model.parameters()).device
     place: dict[str, Tensor] = {}
@@ -33,11 +38,11 @@ def chain(model: nn.Module, gated: Mapping[str, nn.Module]) -> Wiring:
     for name, module in model.named_modules():
         if isinstance(module, WEIGHTED):
             if getattr(module, "groups", 1) != 1 or getattr(module, "transposed", False):
-                raise ValueError(f"gates know plain linear layers and convolutions; {name!r} has groups or is transposed")
+                raise ValueError(f"gates support plain linear layers and convolutions; {name!r} has groups or is transposed")
             ends.append((name, module, last, ""))
         elif module in names:
             if type(module).__module__ != "torch.nn.modules.activation" or isinstance(module, (nn.GLU, nn.Softmax)) or not ends:
-                raise ValueError(f"gates stand behind a pointwise activation module of torch.nn; {name!r} is {type(module).__name__}")
+                raise ValueError(f"gates need a pointwise activation module of torch.nn after a layer; {name!r} is {type(module).__name__}")
             before, layer, source, _ = ends[-1]
             width = int(layer.weight.shape[0])  # type: ignore[index]
             last = names[module]
@@ -45,13 +50,13 @@ def chain(model: nn.Module, gated: Mapping[str, nn.Module]) -> Wiring:
             ends[-1] = (before, layer, source, last)
             size += width
         elif any(True for _ in module.parameters(recurse=False)):
-            raise ValueError(f"gates know linear layers and convolutions; {name!r} ({type(module).__name__}) has parameters of its own")
+            raise ValueError(f"gates support only linear layers and convolutions; {name!r} ({type(module).__name__}) has parameters too")
     gates = [gate for *_, gate in ends]
     for k, (name, *_, gate) in enumerate(ends):
         if not gate and any(gates[k + 1 :]):
-            raise ValueError(f"the hidden layer {name!r} has no gate: an activation module must follow it and be among the layers")
+            raise ValueError(f"the hidden layer {name!r} has no gate: add an activation module after it and name it in layers=[…]")
     if not place:
-        raise ValueError("no hidden layer has an activation module to put gates behind; name them in layers=[…]")
+        raise ValueError("no hidden layer has an activation module, which gates need; name activation modules in layers=[…]")
     rows, columns = {}, {}
     for name, layer, source, gate in ends:
         weight: Any = layer.weight
@@ -62,7 +67,8 @@ def chain(model: nn.Module, gated: Mapping[str, nn.Module]) -> Wiring:
         reads = place[source] if source else outside
         if weight.shape[1] % len(reads):
             raise ValueError(
-                f"{name!r} reads {weight.shape[1]} numbers, not a multiple of the {len(reads)} gated neurons before it: no chain"
+                f"{name!r} reads {weight.shape[1]} values, not a multiple of the {len(reads)} gated neurons before it; gates need a plain "
+                "chain of layers, without branches"
             )
         columns[f"{name}.weight"] = reads.repeat_interleave(weight.shape[1] // len(reads))
     return Wiring(size, place, rows, columns)

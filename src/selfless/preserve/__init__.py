@@ -1,6 +1,6 @@
-"""Preservers keep old tasks. One file for each family of methods, one entry in `PRESERVERS` for each method.
+"""Preservers: methods that keep old tasks from being forgotten. One file per family, one entry in `PRESERVERS` per method.
 
-Lives here: the core (base), the capabilities a method may have, and the methods. Imports functional, network and importance;
+Lives here: the base class, the capabilities that a method may have, and the methods. Imports functional, network and importance;
 spec, the keeper and the engine import it.
 """
 
@@ -17,7 +17,7 @@ from selfless.preserve.rwalk import RWalk
 PRESERVERS: dict[str, type[Preserver]] = {
     kind.name: kind for kind in (NoPreserver, MAS, LocalMAS, EWC, OnlineEWC, SI, RWalk, LwF, EBLL, IMM, HAT, PackNet)
 }
-PRESERVERS["finetune"] = NoPreserver  # as tables call it
+PRESERVERS["finetune"] = NoPreserver  # its name in the paper's tables
 
 __all__ = [
     "EBLL",

@@ -1,10 +1,10 @@
-"""The core of a preserver: `init`, `penalty`, `consolidate`, and the importance it wants measured.
+"""The base class of preservers: `init`, `penalty`, `consolidate`, and which importance to measure.
 
-A preserver is a frozen value. Its state is explicit, {"omega": {name: Ω}, "anchor": {name: θ*}, …}, all tensors, and its functions are
-pure: state in, new state out. The keeper holds one state; the engine stacks many and maps the same functions over them.
+A preserver is a frozen value. Its state is a dictionary of tensors, {"omega": {name: Ω}, "anchor": {name: θ*}, …}, and its functions are
+pure: state in, new state out. The keeper has one state. The engine stacks the states of many members and maps the functions over them.
 
-To add one: a file in this room, an entry in `selfless.preserve.PRESERVERS`, a row in tests/test_contracts.py. What a method does besides
-a penalty it inherits as a capability (`selfless.preserve.capabilities`); docs/methods.md has an example of each.
+To add a preserver, add a file to this folder, an entry to `selfless.preserve.PRESERVERS` and a row to tests/test_contracts.py. A method
+that does more than a penalty inherits capabilities (`selfless.preserve.capabilities`); docs/methods.md has an example of each.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Group:
 
     name: str
     like_parameter: bool = True  # each tensor has the shape of the parameter it is named after
-    changes_in_step: bool = False  # a training step changes it; its tensors then keep their shapes
+    changes_in_step: bool = False  # a training step changes it; the tensors must keep their shapes in a step
 
 
 @dataclass(frozen=True)
 class Preserver(Term):
-    """λ_Ω · penalty(θ), which is 0 before the first task ended. The base class preserves nothing."""
+    """A method that adds λ_Ω · penalty(θ) to the loss; 0 before the end of the first task. The base class preserves nothing."""
 
     role: ClassVar[str] = "preserver"
     strength: float
     groups: ClassVar[tuple[Group, ...]] = ()  # the groups of its state
-    retired: ClassVar[tuple[str, ...]] = ()  # groups that earlier versions saved and that are skipped when a state is read
-    measures: ClassVar[bool] = False  # True if `consolidate` wants Ω measured on the task's data
+    retired: ClassVar[tuple[str, ...]] = ()  # groups that earlier versions saved; they are skipped when a state is read
+    measures: ClassVar[bool] = False  # True if `consolidate` needs Ω, measured on the task's data
     same_strength: ClassVar[bool] = False  # True if all members of a fleet must have the same strength
-    capturable: ClassVar[bool] = True  # True if no function that a step calls looks at a tensor's value: a CUDA graph may hold it
+    capturable: ClassVar[bool] = True  # True if a CUDA graph can capture its part of a step: Python reads no tensor value there
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -49,17 +49,17 @@ class Preserver(Term):
 
     @property
     def objective(self) -> Objective:
-        """What Ω and α are gradients of."""
+        """The function L whose gradients are Ω and α."""
         return FunctionNorm()
 
     @property
     def alpha_objective(self) -> Objective | None:
-        """What α alone, by which inhibition spares neurons, is the gradient of; None: the same as Ω."""
+        """L for α alone, which lowers the inhibition of important neurons; None: the same as for Ω."""
         return None
 
     @property
     def estimator(self) -> Estimator:
-        """How Ω is measured: "per-sample" (exact) or "per-batch"."""
+        """The way Ω is measured: "per-sample" (exact) or "per-batch"."""
         return "per-sample"
 
     def init(self, parameters: Tensors) -> State:
@@ -75,81 +75,82 @@ class Preserver(Term):
         return state
 
     def importance(self, state: State) -> Tensors | None:
-        """Return Ω by name, of which `capacity` counts what is free; None if the method has no such thing."""
+        """Return Ω by name, from which `capacity` counts free parameters; None if the method has no Ω."""
         return state.get("omega")
 
     def check_state(self, state: State) -> None:
-        """Raise for a state, read from a file, that is incomplete."""
+        """Raise ValueError if a state that was read from a file is incomplete."""
 
-    # -------------------------------------------------------------------------------------------- what follows from the above
+    # ------------------------------------------------------------------------------------------------------ derived properties
     @property
     def penalises(self) -> bool:
-        """True if the method has a penalty of its own."""
+        """True if the method overrides `penalty`."""
         return type(self).penalty is not Preserver.penalty
 
     @property
     def has_phases(self) -> bool:
-        """True if epochs of a task differ, so that the members of a fleet need the same number of them."""
+        """True if the epochs of a task differ from each other. All members of a fleet then need the same number of epochs."""
         return isinstance(self, Phased | Gated)
 
     @property
     def needs_task(self) -> bool:
-        """True if a task can only be evaluated by someone who knows which task it is."""
+        """True if evaluating an image requires knowing its task."""
         return isinstance(self, Gated) or (isinstance(self, Evaluates) and self.by_task)
 
     @property
     def draws_randomly(self) -> bool:
-        """True if consolidating draws random numbers, which the members of a fleet would share."""
+        """True if `consolidate` draws random numbers, which the members of a fleet would share."""
         return self.objective.draws
 
     def check_sum(self, other: Preserver) -> None:
+        """Raise ValueError if the capabilities of `self` and `other` exclude each other."""
         pair = f"{self.name} + {other.name} cannot be combined"
         for kind, reason in _EXCLUSIVE:
             if isinstance(self, kind) and isinstance(other, kind):
                 raise ValueError(f"{pair}: {reason}. Use one of them")
         if isinstance(self, Gated) and isinstance(other, Distils | Evaluates | Projects):
             raise ValueError(
-                f"{pair}: {other.name} needs the network as it was for old tasks, and the gates of {self.name} are the present task's. "
-                f"Use one of them, or {self.name} with a method that only holds weights (mas, ewc, si)"
+                f"{pair}: {other.name} runs the network of old tasks, but the gates of {self.name} are those of the current task. "
+                f"Use one of them, or {self.name} with a method that only penalises weights (mas, ewc, si)"
             )
         if isinstance(self, Freezes) and isinstance(other, Phased) and other.warms_up(1):
             remedy = f"{other.name}:{other.strength:g},warmup=0"
-            raise ValueError(f"{pair} while {other.name} has a warm-up, which holds weights that {self.name} resets: write {remedy}")
+            raise ValueError(f"{pair} with a warm-up: the warm-up of {other.name} freezes weights that {self.name} resets; write {remedy}")
 
 
 _EXCLUSIVE: tuple[tuple[type, str], ...] = (
     (Gated, "both decide which neurons a task uses"),
-    (Evaluates, "both decide with which parameters a task is evaluated"),
+    (Evaluates, "both decide which parameters a task is evaluated with"),
     (Distils, "both compare the network with a teacher"),
 )
 
 
 @dataclass(frozen=True)
 class NoPreserver(Preserver):
-    """Plain fine-tuning: nothing is kept."""
+    """Plain fine-tuning: no protection of old tasks."""
 
     name: ClassVar[str] = "none"
     strength: float = 0.0
 
 
-HEAD = Group("head")  # the owner of each entry of an output layer: `KnowsHeads`
-COUNT = Group("count", like_parameter=False)  # {"tasks": how many have ended}
+HEAD = Group("head")  # the task that each entry of an output layer belongs to: see `KnowsHeads`
+COUNT = Group("count", like_parameter=False)  # {"tasks": the number of tasks that have ended}
 
 
 def count_tasks(parameters: Tensors) -> dict[str, Tensor]:
-    """Return {"tasks": 0}: how many tasks have ended, for states that must know."""
+    """Return {"tasks": 0}, the first value of the group `COUNT`, on the device of the parameters."""
     return {"tasks": torch.zeros_like(next(iter(parameters.values())).detach().flatten()[0], dtype=torch.int64)}
 
 
 def widened(parameter: Tensor) -> Tensor:
-    """Return a detached copy in at least float32: importances and anchors outlive many small steps."""
+    """Return a detached copy in at least float32: half precision would lose the many small changes of an importance or anchor."""
     copy = parameter.detach().clone()
     return copy.float() if copy.dtype in (torch.float16, torch.bfloat16) else copy
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One pass over a task's data: Ω for the preservers numbered `users` (none: Ω is not wanted), α if `neurons`."""
+    """One pass over a task's data. It measures Ω for the preservers with the numbers `users` (if there are any), and α if `neurons`."""
 
     objective: Objective
     alpha_objective: Objective | None
@@ -159,9 +160,9 @@ class Measurement:
 
 
 def measurements(terms: Sequence[Preserver]) -> list[Measurement]:
-    """Return the passes that measure what these preservers need: preservers with the same objective and estimator share one.
+    """Return the passes that these preservers need. Preservers with the same objective and estimator share a pass.
 
-    α is measured in the first pass, as the first preserver with an Ω has it.
+    The first pass also measures α, with the objective of the first preserver that measures Ω.
     """
     leader = next((term for term in terms if term.measures), terms[0])
     keys = list(dict.fromkeys([(leader.objective, leader.estimator), *((t.objective, t.estimator) for t in terms if t.measures)]))
@@ -170,7 +171,7 @@ def measurements(terms: Sequence[Preserver]) -> list[Measurement]:
 
 
 def importance_of(terms: Sequence[Preserver], states: Sequence[State]) -> Tensors | None:
-    """Return Ω by name: for several preservers the largest, since a parameter is free only if none needs it; None if none has an Ω."""
+    """Return Ω by name; None if no preserver has one. Of several, the largest counts: a parameter is free only if none needs it."""
     found = [omega for term, state in zip(terms, states, strict=True) if (omega := term.importance(state)) is not None]
     if len(found) < 2:
         return found[0] if found else None

@@ -1,4 +1,4 @@
-"""Names of the first interface of preservers, kept for one release: flags and methods of custom classes written for it."""
+"""Old names of the flags and methods of a preserver: custom classes that use them still work for one release, with a warning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FLAGS: dict[str, Any] = {
 
 
 def adopt_old_names(cls: Any) -> None:
-    """Give a custom class that uses old names the new ones, with a warning."""
+    """Add the new names to a custom class that uses old ones, and warn."""
     if not cls.is_custom():
         return
     for old, new in RENAMED.items():
@@ -54,7 +54,7 @@ def adopt_old_names(cls: Any) -> None:
                     setattr(cls, name, member)
 
 
-# What old classes did not have to say: keeper and engine knew the group of the state.
+# Methods that an old class did not need, because keeper and engine knew the groups of its state.
 _BRIDGES: dict[str, dict[str, Any]] = {
     "watches": {"start_path": lambda self, state, parameters: {**state, "start": {n: p.detach().clone() for n, p in parameters.items()}}},
     "distils": {"teacher": lambda self, state: state["anchor"]},

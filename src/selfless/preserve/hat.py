@@ -16,20 +16,20 @@ from selfless.terms import check_positive
 
 @dataclass(frozen=True)
 class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
-    """Hard attention to the task (Serrà et al., ICML 2018). Every hidden neuron is multiplied by its gate, e its embedding for the task:
+    """Hard attention to the task (Serrà et al., ICML 2018). Every hidden neuron is multiplied by its gate a:
 
-        a = σ(s·e),    s from 1/s_max to s_max within every epoch, e from N(0, 1) for every task
-        loss + λ Σ a(1 − u)/Σ(1 − u),    u: what earlier tasks use
+        a = σ(s·e),    s grows from 1/s_max to s_max in every epoch; the embedding e starts from N(0, 1) in every task
+        loss + λ Σ a(1 − u)/Σ(1 − u),    u = 1 for neurons that earlier tasks use, else 0
         ∂e = s_max σ'(e) ∂a,    the annealed slope s σ'(s·e) times the paper's compensation s_max (cosh s·e + 1)/(s (cosh e + 1)),
                                 which fades beyond |s·e| = `clamp`; |e| ≤ `limit`
-        a weight is frozen when the neurons at both of its ends are used by an earlier task, a bias when its neuron is
+        a weight is frozen if earlier tasks use the neurons at both of its ends; a bias is frozen if they use its neuron
 
-    Embeddings are trained by plain SGD, as all of the paper's network is, at the optimizer's rate or `rate`. When a task ends its gates
-    become hard, a = [e > 0], and tasks are evaluated with these; the paper keeps σ(s_max·e), which protects almost. So here the paper's
-    factor 1 − min(u_i, u_j) on gradients is 0 or 1, `project` puts frozen weights back after each step whatever the optimizer did, and
-    old tasks do not change by a bit. Gradients are not clipped (the paper clips their norm at 10,000). For chains of linear layers and
-    convolutions, each hidden one followed by a pointwise activation module; residual connections are not supported. To evaluate a task
-    one must know which task it is.
+    Plain SGD trains the embeddings, as in the paper, at the learning rate of the optimizer or at `rate`. At the end of a task its gates
+    become hard, a = [e > 0], and the task is evaluated with them. The paper keeps σ(s_max·e), which protects old tasks only almost. With
+    hard gates the paper's factor 1 − min(u_i, u_j) on gradients is 0 or 1, `project` resets frozen weights after each step, and old tasks
+    do not change at all. Gradients are not clipped (the paper clips their norm at 10,000). HAT supports chains of linear layers and
+    convolutions where a pointwise activation module follows each hidden layer, without residual connections. Evaluating an image requires
+    knowing its task.
     """
 
     name: ClassVar[str] = "hat"
@@ -57,20 +57,19 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
         return {**super().init(parameters), "count": count_tasks(parameters)}
 
     def wire(self, state: State, wiring: Wiring) -> State:
-        """Keep which gates stand at the two ends of every weight. Gate number G stands for inputs and outputs, which are always used."""
+        """Store which gates are at the two ends of every weight. Gate number G means inputs and outputs, which are always used."""
         g = wiring.size
-        any_ = next(iter(wiring.place.values()))
-        used = torch.zeros(g + 1, dtype=torch.bool, device=any_.device)
+        device = next(iter(wiring.place.values())).device
+        used = torch.zeros(g + 1, dtype=torch.bool, device=device)
         used[g] = True
-        zero = torch.zeros(g, device=any_.device)
         return {
             **state,
             "rows": dict(wiring.rows),
             "columns": dict(wiring.columns),
             "place": dict(wiring.place),
-            "embedding": {"all": zero},
+            "embedding": {"all": torch.zeros(g, device=device)},
             "used": {"all": used},
-            "kept": {"all": torch.zeros(0, g, dtype=torch.bool, device=any_.device)},
+            "kept": {"all": torch.zeros(0, g, dtype=torch.bool, device=device)},
         }
 
     # ------------------------------------------------------------------------------------------------------------------- gates
@@ -78,7 +77,7 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
         return state["embedding"]["all"].shape[-1]
 
     def start_gates(self, state: State, noise: Tensor) -> State:
-        """A task begins: new embeddings from N(0, 1)."""
+        """Start a task with new embeddings from N(0, 1)."""
         return {**state, "embedding": {"all": noise.to(state["embedding"]["all"])}}
 
     def gate(self, state: State, share: Tensor | float) -> dict[str, Tensor]:
@@ -87,7 +86,7 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
         return self._by_layer(state, torch.sigmoid(s * state["embedding"]["all"]))
 
     def hard_gate(self, state: State, task: int | None) -> dict[str, Tensor]:
-        """[e > 0]: as kept when a task ended, or (None) as the present task has it now."""
+        """[e > 0] at the end of a task, or now for the current task (None)."""
         hard = state["embedding"]["all"] > 0 if task is None else state["kept"]["all"][task]
         return self._by_layer(state, hard.to(state["embedding"]["all"].dtype))
 
@@ -98,15 +97,16 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
         return total / torch.stack([(~used[n]).sum() for n in gates]).sum().clamp(min=1)
 
     def step_gates(self, state: State, gradients: Tensors, share: Tensor | float, lr: Tensor) -> State:
-        """One step of SGD on e: `gradients` are ∂loss/∂a."""
+        """Take one step of SGD on e; `gradients` are ∂loss/∂a."""
         e, order = state["embedding"]["all"], torch.cat(list(state["place"].values()))
-        given = torch.zeros_like(e).scatter(0, order, torch.cat([gradients[n] for n in state["place"]]).to(e.dtype))
+        gradient = torch.zeros_like(e).scatter(0, order, torch.cat([gradients[n] for n in state["place"]]).to(e.dtype))
         fade = torch.exp(-((self._slope(share) * e).abs() - self.clamp).clamp(min=0))
         slope = torch.sigmoid(e) * torch.sigmoid(-e)
         rate = lr if self.rate is None else torch.full_like(lr, self.rate) * (lr > 0)
-        return {**state, "embedding": {"all": (e - rate * self.s_max * slope * fade * given).clamp(-self.limit, self.limit)}}
+        return {**state, "embedding": {"all": (e - rate * self.s_max * slope * fade * gradient).clamp(-self.limit, self.limit)}}
 
     def _slope(self, share: Tensor | float) -> Tensor | float:
+        """s after a share (0 to 1) of the epoch's batches."""
         return 1 / self.s_max + (self.s_max - 1 / self.s_max) * share
 
     def _by_layer(self, state: State, values: Tensor) -> dict[str, Tensor]:
@@ -114,6 +114,7 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
 
     # ------------------------------------------------------------------------------------------------------------------- tasks
     def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
+        """Reset frozen weights to θ*."""
         return {
             n: torch.where(frozen, state["anchor"][n].to(parameters[n].dtype), parameters[n])
             for n, frozen in state["frozen"].items()
@@ -121,21 +122,21 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
         }
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
-        """Keep the hard gates, add their neurons to those used, and freeze the weights between used neurons."""
+        """Keep the hard gates, mark their neurons as used, and freeze the weights between used neurons."""
         hard = state["embedding"]["all"] > 0
         used = state["used"]["all"] | torch.cat([hard, torch.zeros_like(hard[:1])])
         ended = state["count"]["tasks"] + 1
         frozen, anchor = {}, {}
         for name, p in parameters.items():
-            if name not in state["rows"]:  # a head that was added: wired from the next task on
+            if name not in state["rows"]:  # a head that was added during this task: wired from the next task on
                 continue
-            at = used[state["rows"][name]].view(-1, *[1] * (p.dim() - 1))
+            is_used = used[state["rows"][name]].view(-1, *[1] * (p.dim() - 1))
             if p.dim() > 1:
-                at = at & used[state["columns"][name]].view(1, -1, *[1] * (p.dim() - 2))
-            stays = at.expand(p.shape)
+                is_used = is_used & used[state["columns"][name]].view(1, -1, *[1] * (p.dim() - 2))
+            is_frozen = is_used.expand(p.shape)
             if name in state["head"]:
-                stays = stays & (state["head"][name] < ended)  # the heads of tasks to come are free
-            frozen[name] = stays.clone()
+                is_frozen = is_frozen & (state["head"][name] < ended)  # the heads of later tasks are free
+            frozen[name] = is_frozen.clone()
             before = state["frozen"].get(name)
             anchor[name] = widened(p) if before is None else torch.where(before, state["anchor"][name], widened(p))
         kept = torch.cat([state["kept"]["all"], hard.unsqueeze(0)])

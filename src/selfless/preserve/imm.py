@@ -1,4 +1,4 @@
-"""Incremental Moment Matching: every task finds its own optimum, and the merger of all is evaluated."""
+"""Incremental Moment Matching: every task is trained to its own optimum, and the merger of all optima is evaluated."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class IMM(Quadratic, Drops, Evaluates, KnowsHeads):
 
     The paper's three transfers:
 
-        weight-transfer   a task starts from the last one's optimum, not from the merger; always
-        L2-transfer       λ ‖θ − θ_{k−1}‖² while it trains, λ the strength; `imm:0`: not at all
-        drop-transfer     dropout towards θ_{k−1}: in a training step each hidden node i is turned off with probability p = `drop`, and runs
-                          with θ̃_i = θ_{k−1,i} if it is off, else (θ_i − p θ_{k−1,i})/(1 − p), so that the mean of θ̃ is θ
+        weight-transfer   a task starts from the optimum of the last task, not from the merger; always on
+        L2-transfer       λ ‖θ − θ_{k−1}‖² in the loss, λ the strength; `imm:0` switches it off
+        drop-transfer     dropout towards θ_{k−1}: in a training step each hidden node i is off with probability p = `drop`. It uses
+                          θ̃_i = θ_{k−1,i} if it is off, else (θ_i − p θ_{k−1,i})/(1 − p), so that the mean of θ̃ is θ
 
-    The merger is evaluated and never trained; all tasks weigh the same. `damping` is added to F, so that what no task needs is averaged.
-    A task's own head is taken from its own optimum. Nodes are those of hidden linear layers and convolutions; they are drawn once a step,
-    for the whole batch. `alpha` is EWC's option: α, by which SLNID spares neurons, is the gradient of the "loss" or the "function".
+    The merger is evaluated but never trained. All tasks have the same weight. `damping` is added to F, so that a parameter that no task
+    needs is averaged. The head of a task comes from the optimum of that task. Nodes are those of hidden linear layers and convolutions;
+    they are drawn once per step, for the whole batch. `alpha` is the option of EWC: α is the gradient of the "loss" or of the "function".
     """
 
     name: ClassVar[str] = "imm"
@@ -64,12 +64,12 @@ class IMM(Quadratic, Drops, Evaluates, KnowsHeads):
     def drop_nodes(self, state: State, parameters: Tensors, off: Tensors) -> dict[str, Tensor]:
         """θ̃_i = θ_{k−1,i} if node i is off, else (θ_i − p θ_{k−1,i})/(1 − p)."""
         found = {}
-        for name, gone in off.items():
+        for name, is_off in off.items():
             if name not in state["anchor"]:
                 continue  # the first task: there is no θ_{k−1}
             theta, before = parameters[name], state["anchor"][name].to(parameters[name].dtype)
-            node = gone.view(-1, *[1] * (theta.dim() - 1))
-            found[name] = torch.where(node, before, (theta - self.drop * before) / (1 - self.drop))
+            rows = is_off.view(-1, *[1] * (theta.dim() - 1))
+            found[name] = torch.where(rows, before, (theta - self.drop * before) / (1 - self.drop))
         return found
 
     @property
@@ -84,22 +84,22 @@ class IMM(Quadratic, Drops, Evaluates, KnowsHeads):
         return {**super().init(parameters), "count": count_tasks(parameters)}
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
-        """θ̄ ← θ̄ + F/(ΣF + F)·(θ − θ̄), ΣF ← ΣF + F, F = 1 for the mean; θ* = θ for the L2-transfer, Ω = 1, and 0 for heads to come."""
+        """θ̄ ← θ̄ + F/(ΣF + F)·(θ − θ̄), ΣF ← ΣF + F; F = 1 for the mean. For the L2-transfer θ* = θ, Ω = 1, and Ω = 0 in later heads."""
         merged, mass = dict(state["merged"]), dict(state["mass"])
         omegas, ended = {}, state["count"]["tasks"] + 1
         for name, p in parameters.items():
-            here = widened(p)
-            weight = omega[name] + self.damping if self.merge == "mode" and name in omega else torch.ones_like(here)
+            theta = widened(p)
+            weight = omega[name] + self.damping if self.merge == "mode" and name in omega else torch.ones_like(theta)
             head, others = state["head"].get(name), self.in_other_head(state, name)
-            omegas[name] = torch.ones_like(here) if head is None else (head < ended).to(here.dtype)
+            omegas[name] = torch.ones_like(theta) if head is None else (head < ended).to(theta.dtype)
             if others is not None:
-                weight = torch.where(others, 0.0, weight)  # this task does not weigh in there
+                weight = torch.where(others, 0.0, weight)  # this task says nothing about the heads of other tasks
             if name not in merged:
-                merged[name], mass[name] = here, weight
+                merged[name], mass[name] = theta, weight
                 continue
             total = mass[name] + weight
             share = torch.where(total > 0, weight / total.clamp(min=torch.finfo(total.dtype).tiny), torch.ones_like(total))
-            merged[name], mass[name] = torch.lerp(merged[name], here, share), total
+            merged[name], mass[name] = torch.lerp(merged[name], theta, share), total
         return {
             **state,
             "omega": omegas,
@@ -113,5 +113,5 @@ class IMM(Quadratic, Drops, Evaluates, KnowsHeads):
         return {name: value.to(parameters[name].dtype) for name, value in state["merged"].items() if name in parameters}
 
     def importance(self, state: State) -> Tensors | None:
-        """None: the L2-transfer holds all parameters alike, and the merger moves all of them."""
+        """Return None: the L2-transfer treats all parameters alike, and the merger changes all of them."""
         return None

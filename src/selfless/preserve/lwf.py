@@ -17,11 +17,11 @@ from selfless.terms import check_count, check_positive
 class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
     """Learning without Forgetting (Li & Hoiem, ECCV 2016): λ Σ_old heads KL(softmax(z*/T) ‖ softmax(z/T)), averaged over the batch.
 
-    z* are the outputs of θ*, the network before the task, on the same images; T is `temperature`. The paper writes the cross-entropy,
-    which has the same gradient and is not zero at θ*. The paper computes old outputs once; here θ* runs on each batch again, which also
-    fits augmented images. `warmup` epochs of each task after the first (never its last) train the new head alone while everything else
-    stays as in θ*. This is the paper's warm-up; it does not give its length, and the default is none. A head that all tasks share is
-    not new, so it has no warm-up.
+    z* are the outputs of θ*, the network before the task, on the same images; T is `temperature`. The paper uses the cross-entropy, which
+    has the same gradient but is not zero at θ*. The paper computes old outputs once. Here θ* runs on every batch, which also works with
+    augmented images. In each task after the first, `warmup` epochs (never the last epoch) train the new head alone, while all other
+    parameters stay at θ*. The paper has this warm-up but does not give its length; the default is 0. A head that all tasks share is not
+    new, so it has no warm-up.
     """
 
     name: ClassVar[str] = "lwf"
@@ -54,21 +54,21 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
         return self.warmup > 0 and epoch in (0, self._warmup_epochs(epochs))
 
     def _warmup_epochs(self, epochs: int) -> int:
-        """Epochs of the warm-up in a task of `epochs`: one is always left to train everything."""
+        """Return the length of the warm-up in a task of `epochs`: at least one epoch trains all parameters."""
         return min(self.warmup, epochs - 1)
 
     def begin_phase(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
-        """Hold everything but the new head during the warm-up, if there is a new head; release it afterwards."""
+        """During the warm-up hold all parameters but the new head at θ*, if there is a new head; afterwards release them."""
         new = {name for name in parameters if self.in_own_head(state, name) is not None}
         if epoch >= self._warmup_epochs(epochs) or not new or not state["anchor"]:
             return {**state, "held": {}}, {}
-        # in the first task `anchor` is empty and nothing is held
-        held = {n: torch.ones_like(p, dtype=torch.bool) for n, p in parameters.items() if n in state["anchor"]}
-        held |= {n: ~m for n in new & held.keys() if (m := self.in_own_head(state, n)) is not None}
-        return {**state, "held": held}, {}
+        masks = {n: torch.ones_like(p, dtype=torch.bool) for n, p in parameters.items() if n in state["anchor"]}
+        masks |= {n: ~m for n in new & masks.keys() if (m := self.in_own_head(state, n)) is not None}
+        return {**state, "held": masks}, {}
 
     def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
-        return {n: torch.where(held, state["anchor"][n].to(parameters[n].dtype), parameters[n]) for n, held in state["held"].items()}
+        """Reset the parameters that the warm-up holds at θ*."""
+        return {n: torch.where(mask, state["anchor"][n].to(parameters[n].dtype), parameters[n]) for n, mask in state["held"].items()}
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """θ* ← θ."""

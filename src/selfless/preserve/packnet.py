@@ -1,4 +1,4 @@
-"""PackNet: each task keeps the largest of the weights that are still free, and no later task changes them."""
+"""PackNet: each task keeps the largest of the free weights, and no later task changes them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from selfless.preserve.capabilities import Evaluates, Freezes, KnowsHeads, Phase
 
 @dataclass(frozen=True)
 class PackNet(Preserver, Evaluates, Freezes, KnowsHeads, Phased, Projects):
-    """PackNet (Mallya & Lazebnik, CVPR 2018). With F_k the free weights of a layer when task k ends its training,
+    """PackNet (Mallya & Lazebnik, CVPR 2018). Let F_k be the free weights of a layer when task k is pruned:
 
-        K_k = the (1 − s)·|F_k| largest of F_k by magnitude, s the strength: the share that is pruned
-        the others ← 0 and stay free; K_k is trained on for the rest of the task's epochs (`retrain`, a share of them), then frozen
-        task u is evaluated with K_1 ∪ … ∪ K_u, every other weight 0
+        K_k = the (1 − s)·|F_k| weights of F_k with the largest magnitude; the strength s is the share that is pruned
+        the pruned weights become 0 and stay free; K_k is trained for the rest of the epochs (a share `retrain` of them), then frozen
+        task u is evaluated with K_1 ∪ … ∪ K_u and 0 for every other weight
 
-    so old tasks do not change at all: `project` puts frozen weights back after each step, whatever the optimizer did. Biases and other
-    vectors are trained by the first task and frozen, as in the paper; a task's own head belongs to it whole. A head that all tasks share
-    is packed like any layer (the paper always has a new head). Training and retraining share the run's epochs: the paper's 20 + 10 are
-    `retrain` = 1/3. Without a second phase (one epoch, a loop that never calls `keeper.begin_epoch`, a plateau that stops early) pruning
-    happens when the task ends, and nothing recovers from it. To evaluate a task one must know which task it is.
+    Old tasks do not change at all: `project` resets frozen weights after each step, whatever the optimizer did. As in the paper, the
+    first task trains biases and other vectors, and they are frozen afterwards. The head of a task belongs to that task completely. A head
+    that all tasks share is treated like any layer (the paper always has a new head). Training and retraining share the epochs of the run:
+    the paper's 20 + 10 epochs are `retrain` = 1/3. Without a second phase (one epoch, a loop that never calls `keeper.begin_epoch`, a
+    plateau that stops early) the weights are pruned when the task ends and not retrained. Evaluating an image requires knowing its task.
     """
 
     name: ClassVar[str] = "packnet"
@@ -48,39 +48,39 @@ class PackNet(Preserver, Evaluates, Freezes, KnowsHeads, Phased, Projects):
         return epoch == 0 or epoch == max(1, epochs - round(epochs * self.retrain))
 
     def begin_phase(self, state: State, parameters: Tensors, epoch: int, epochs: int) -> tuple[State, dict[str, Tensor]]:
-        """At epoch 0 free weights start from 0, except in the first task. Later: prune, and train what is left."""
+        """At epoch 0 set the free weights to 0, except in the first task. At the later epoch prune; the other weights train on."""
         if epoch == 0:
-            begun = state["count"]["tasks"] > 0
-            free = {n: self._free(state, n, p) & begun for n, p in parameters.items() if p.dim() > 1 and n in state["owner"]}
+            is_later_task = state["count"]["tasks"] > 0
+            free = {n: self._free(state, n, p) & is_later_task for n, p in parameters.items() if p.dim() > 1 and n in state["owner"]}
             return {**state, "pruned": {}}, {n: torch.where(f, 0.0, parameters[n]) for n, f in free.items()}
-        pruned = {n: self._pruned(state, n, p) for n, p in parameters.items() if p.dim() > 1}
-        return {**state, "pruned": pruned}, {n: torch.where(gone, 0.0, parameters[n]) for n, gone in pruned.items()}
+        pruned = {n: self._smallest_free(state, n, p) for n, p in parameters.items() if p.dim() > 1}
+        return {**state, "pruned": pruned}, {n: torch.where(mask, 0.0, parameters[n]) for n, mask in pruned.items()}
 
     def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
-        """Frozen weights as they were, pruned ones 0."""
-        right: dict[str, Tensor] = {}
+        """Reset frozen weights to θ* and pruned weights to 0."""
+        corrected: dict[str, Tensor] = {}
         for name, owner in state["owner"].items():
             if name in parameters:
-                right[name] = torch.where(owner > 0, state["anchor"][name].to(parameters[name].dtype), parameters[name])
-        for name, gone in state["pruned"].items():
-            right[name] = torch.where(gone, 0.0, right.get(name, parameters[name]))
-        return right
+                corrected[name] = torch.where(owner > 0, state["anchor"][name].to(parameters[name].dtype), parameters[name])
+        for name, pruned in state["pruned"].items():
+            corrected[name] = torch.where(pruned, 0.0, corrected.get(name, parameters[name]))
+        return corrected
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
-        """The free weights that were not pruned belong to this task from now on."""
+        """Give the free weights that were not pruned to this task, and freeze them."""
         owner, anchor = dict(state["owner"]), dict(state["anchor"])
         task = state["count"]["tasks"] + 1
         for name, p in parameters.items():
-            held = owner.get(name, torch.zeros_like(p, dtype=torch.int16))
-            takes = (held == 0) & ~_mask(self.in_other_head(state, name), p)
+            old = owner.get(name, torch.zeros_like(p, dtype=torch.int16))
+            is_new = (old == 0) & ~_mask(self.in_other_head(state, name), p)
             if p.dim() > 1:
-                takes = takes & ~(state["pruned"][name] if name in state["pruned"] else self._pruned(state, name, p))
-            owner[name] = torch.where(takes, task.to(torch.int16), held)
-            anchor[name] = torch.where(held > 0, anchor.get(name, widened(p)), widened(p))
+                is_new = is_new & ~(state["pruned"][name] if name in state["pruned"] else self._smallest_free(state, name, p))
+            owner[name] = torch.where(is_new, task.to(torch.int16), old)
+            anchor[name] = torch.where(old > 0, anchor.get(name, widened(p)), widened(p))
         return {**state, "owner": owner, "anchor": anchor, "pruned": {}, "count": {"tasks": task}}
 
     def evaluated_parameters(self, state: State, parameters: Tensors, task: int) -> dict[str, Tensor]:
-        """K_1 ∪ … ∪ K_task, the rest 0."""
+        """Return the weights of K_1 ∪ … ∪ K_task, and 0 elsewhere."""
         return {
             name: torch.where((owner > 0) & (owner <= task + 1), state["anchor"][name], 0.0).to(parameters[name].dtype)
             for name, owner in state["owner"].items()
@@ -88,16 +88,16 @@ class PackNet(Preserver, Evaluates, Freezes, KnowsHeads, Phased, Projects):
         }
 
     def importance(self, state: State) -> Tensors | None:
-        """1 where a weight is taken, 0 where it is free."""
+        """1 where a task owns the weight, 0 where it is free."""
         return {name: (owner > 0).float() for name, owner in state["owner"].items()}
 
     def _free(self, state: State, name: str, p: Tensor) -> Tensor:
-        """The weights of a layer that may be pruned: no task owns them, and they are not in a task's own head."""
+        """Return a mask of the weights that may be pruned: no task owns them, and they are not in the head of a single task."""
         taken = state["owner"][name] > 0 if name in state["owner"] else torch.zeros_like(p, dtype=torch.bool)
         return ~taken & ~_mask(self.in_own_head(state, name), p) & ~_mask(self.in_other_head(state, name), p)
 
-    def _pruned(self, state: State, name: str, p: Tensor) -> Tensor:
-        """The ⌊s·|F|⌋ smallest of the free weights F."""
+    def _smallest_free(self, state: State, name: str, p: Tensor) -> Tensor:
+        """Return a mask of the ⌊s·|F|⌋ smallest of the free weights F."""
         free = self._free(state, name, p).flatten()
         size = torch.where(free, p.detach().abs().flatten(), torch.inf)
         rank = size.argsort(stable=True).argsort(stable=True)
@@ -105,5 +105,5 @@ class PackNet(Preserver, Evaluates, Freezes, KnowsHeads, Phased, Projects):
 
 
 def _mask(mask: Tensor | None, like: Tensor) -> Tensor:
-    """Return the mask, or one that is False everywhere."""
+    """Return the mask, or for None a mask that is False everywhere."""
     return torch.zeros_like(like, dtype=torch.bool) if mask is None else mask

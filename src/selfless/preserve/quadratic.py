@@ -1,4 +1,4 @@
-"""Quadratic anchors: λ_Ω Σ_k Ω_k (θ_k − θ*_k)², with Ω from MAS, EWC or SI. The anchor itself is `selfless.functional.anchor`."""
+"""Quadratic anchors: λ_Ω Σ_k Ω_k (θ_k − θ*_k)², with Ω from MAS, EWC or SI. The formula is in `selfless.functional.anchor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from selfless.terms import check_choice, check_positive
 
 @dataclass(frozen=True)
 class Quadratic(Preserver, Anchored):
-    """Ω and θ* by parameter name. Parameters that appear later are free (Ω = 0) until the next task ends."""
+    """A preserver with Ω and θ* by parameter name. Parameters that are added later are free (Ω = 0) until their first task ends."""
 
     groups: ClassVar[tuple[Group, ...]] = (Group("omega"), Group("anchor"))
 
@@ -25,8 +25,8 @@ class Quadratic(Preserver, Anchored):
         super().__init_subclass__(**options)
         if "penalty" in cls.__dict__ and "anchor" not in cls.__dict__ and cls.is_custom():
             raise TypeError(
-                f"{cls.__name__} has its own penalty, which the implicit anchor of a Quadratic does not follow: "
-                "subclass selfless.preserve.Preserver, or write anchor() too"
+                f"{cls.__name__} has its own penalty, but the implicit anchor of Quadratic would still use Ω(θ − θ*)²: "
+                "subclass selfless.preserve.Preserver, or override anchor() too"
             )
 
     def anchor(self, state: State) -> Anchor:
@@ -47,9 +47,9 @@ class Quadratic(Preserver, Anchored):
         }
 
     def check_state(self, state: State) -> None:
-        lost = sorted(state["omega"].keys() ^ state["anchor"].keys())
-        if lost:
-            raise ValueError(f"the state has only one of Ω and θ* for {lost[0]!r}; it is incomplete")
+        unpaired = sorted(state["omega"].keys() ^ state["anchor"].keys())
+        if unpaired:
+            raise ValueError(f"the state is incomplete: for {unpaired[0]!r} it has only one of Ω and θ*; load a complete state_dict")
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class MAS(Quadratic):
 
 @dataclass(frozen=True)
 class LocalMAS(Quadratic):
-    """MAS in its local form (Aljundi et al., ECCV 2018, section 4.2): Ω of a layer is the importance for that layer's own output,
+    """MAS in its local form (Aljundi et al., ECCV 2018, section 4.2): Ω of a layer is the importance for the output of that layer,
 
-        Ω_ij = mean_m |∂‖y(x_m)‖²/∂θ_ij|,  y = act(θ x), its input x held fixed;   with ReLU: mean_m 2 y_i x_j, Hebb's rule
+        Ω_ij = mean_m |∂‖y(x_m)‖²/∂θ_ij|,  y = act(θ x), with the input x held fixed;   with ReLU: mean_m 2 y_i x_j, Hebb's rule
 
-    so nothing is propagated back. y is the layer's output after its activation (of the last layer, the network's output). The paper
-    drops the factor 2. For linear layers and convolutions, with or without normalisation behind them.
+    so no gradient flows between layers. y is the output of the layer after its activation; for the last layer, the output of the network.
+    The paper drops the factor 2. It supports linear layers and convolutions, with or without normalisation after them.
     """
 
     name: ClassVar[str] = "mas-local"
@@ -90,11 +90,11 @@ class EWC(Quadratic):
     """Elastic Weight Consolidation (Kirkpatrick et al., PNAS 2017): Ω = mean_m (∂ log p(y_m|x_m)/∂θ)².
 
     `mode="online"` (Schwarz et al., 2018): Ω ← decay·Ω + Ω_new, θ* ← θ; with decay 1 that is the sum used by the paper.
-    `mode="per-task"`: Σ_t Ω_t (θ − θ*_t)², every task with its own anchor. A sum of parabolas is a parabola, so it is kept as
-    Ω = Σ Ω_t, θ* = Σ Ω_t θ*_t / Ω and a constant: the same values and gradients, whatever the number of tasks.
-    `fisher` says whose labels: "empirical", "sampled" or "exact" (`selfless.importance.LogLikelihood`).
-    `alpha` says what α is the gradient of, by which SLNID and SNID spare neurons: "loss", as in the paper, of which a task that is learnt
-    has hardly any; or "function", ‖f‖² as with MAS (one more backward pass when a task ends).
+    `mode="per-task"`: Σ_t Ω_t (θ − θ*_t)², where every task has its own anchor. A sum of parabolas is a parabola, so the state is only
+    Ω = Σ Ω_t, θ* = Σ Ω_t θ*_t / Ω and a constant. Values and gradients are the same, for any number of tasks.
+    `fisher` says where the labels come from: "empirical", "sampled" or "exact" (`selfless.importance.LogLikelihood`).
+    `alpha` says which gradient α is (SLNID and SNID inhibit neurons with a large α less): "loss" as in the paper, which is almost 0 once a
+    task is learned; or "function", ‖f‖² as in MAS, with one more backward pass at the end of a task.
     """
 
     name: ClassVar[str] = "ewc"
@@ -129,24 +129,25 @@ class EWC(Quadratic):
         return value + torch.stack(list(state["offset"].values())).sum() if state["offset"] else value
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
+        """Online: Ω ← decay·Ω + Ω_new, θ* ← θ. Per task: Ω ← Ω + Ω_new, θ* ← the minimum of the sum of parabolas."""
         if self.mode == "online":
             faded = {name: self.decay * value for name, value in state["omega"].items()}
             return super().consolidate({**state, "omega": faded}, parameters, omega)
         new = super().consolidate(state, parameters, omega)
         offset = dict(state["offset"])
         for name in omega.keys() & state["omega"].keys():
-            was, here, total = state["anchor"][name], new["anchor"][name], new["omega"][name]
+            a, b, total = state["anchor"][name], new["anchor"][name], new["omega"][name]
             share = torch.where(total > 0, omega[name] / total.clamp(min=torch.finfo(total.dtype).tiny), torch.ones_like(total))
-            new["anchor"][name] = torch.lerp(was, here, share)
+            new["anchor"][name] = torch.lerp(a, b, share)
             # Ω₁(θ−a)² + Ω₂(θ−b)² = (Ω₁+Ω₂)(θ−θ*)² + Ω₁Ω₂/(Ω₁+Ω₂)·(a−b)²
-            gap = (state["omega"][name] * share * (was - here).square()).sum()
-            offset[name] = offset.get(name, torch.zeros_like(gap)) + gap
+            constant = (state["omega"][name] * share * (a - b).square()).sum()
+            offset[name] = offset.get(name, torch.zeros_like(constant)) + constant
         return new | {"offset": offset}
 
 
 @dataclass(frozen=True)
 class OnlineEWC(EWC):
-    """Online EWC (Schwarz et al., ICML 2018): `EWC` that forgets, Ω ← decay·Ω + Ω_new, θ* ← θ."""
+    """Online EWC (Schwarz et al., ICML 2018): `EWC` in which the Ω of old tasks decays, Ω ← decay·Ω + Ω_new, θ* ← θ."""
 
     name: ClassVar[str] = "ewc-online"
     decay: float = 0.9
@@ -154,14 +155,16 @@ class OnlineEWC(EWC):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode != "online":
-            raise ValueError(f"OnlineEWC has one Ω for all tasks, which fades; mode={self.mode!r} is EWC's: use EWC(mode={self.mode!r})")
+            raise ValueError(
+                f"OnlineEWC has one decaying Ω for all tasks, so mode={self.mode!r} is not possible; use EWC(mode={self.mode!r})"
+            )
 
 
 @dataclass(frozen=True)
 class SI(Quadratic, Observes):
     """Synaptic Intelligence (Zenke et al., ICML 2017), "Path Integral": Ω += max(0, ω) / (Δθ² + ξ), ω = −Σ_steps g·dθ.
 
-    g is the gradient of the **task loss** alone: what the penalties add to it is taken out again. ξ is `damping`.
+    g is the gradient of the **task loss** alone, without that of the penalties. ξ is `damping`.
     """
 
     name: ClassVar[str] = "si"
@@ -181,18 +184,20 @@ class SI(Quadratic, Observes):
         return {**state, "start": {name: widened(p) for name, p in parameters.items()}}
 
     def observe(self, state: State, before: Tensors, after: Tensors, gradients: Tensors) -> State:
+        """ω ← ω − g·dθ."""
         path = dict(state["path"])
         for name, g in gradients.items():
-            move = (after[name] - before[name]).to(g.dtype)
-            path[name] = path[name] - g * move if name in path else -g * move
+            change = (after[name] - before[name]).to(g.dtype)
+            path[name] = path[name] - g * change if name in path else -g * change
         start = state["start"] | {n: widened(before[n]) for n in gradients if n not in state["start"]}
         return {**state, "path": path, "start": start}
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
-        earned = {}
+        """Ω ← Ω + max(0, ω) / (Δθ² + ξ), θ* ← θ; start a new path."""
+        measured = {}
         for name, p in parameters.items():
-            moved = widened(p) - state["start"].get(name, widened(p))
-            earned[name] = state["path"].get(name, torch.zeros_like(moved)).clamp(min=0) / (moved.square() + self.damping)
-        new = super().consolidate(state, parameters, earned)
-        fresh = self.init(parameters)
-        return {**new, "path": fresh["path"], "start": fresh["start"]}
+            distance = widened(p) - state["start"].get(name, widened(p))
+            measured[name] = state["path"].get(name, torch.zeros_like(distance)).clamp(min=0) / (distance.square() + self.damping)
+        new = super().consolidate(state, parameters, measured)
+        restart = self.init(parameters)
+        return {**new, "path": restart["path"], "start": restart["start"]}

@@ -1,7 +1,7 @@
-"""Runs to results: plan what to train, skip what is recorded, train the rest in fleets, record the results.
+"""From runs to results: skip runs that are recorded, train all others in fleets, record the results.
 
-Built on spec, data and engine; report, experiments, bench and cli may import it. `plan` groups runs into fleets, `local` trains them here,
-`worker` is a process that `local` starts, `store` is the folder of results.
+Lives here: `plan` groups runs into fleets, `local` trains them on this machine, `worker` is a process that `local` starts, `store` is the
+folder of results. Imports spec, data and engine; report, experiments, bench and cli may import it.
 """
 
 from selfless.runner.local import train, train_runs

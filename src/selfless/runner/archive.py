@@ -1,9 +1,9 @@
 """Many results in one compressed file: `<out>/runs.jsonl.xz`, which `Store` reads as it reads folders.
 
 The file is JSON lines, compressed as one xz stream with a SHA-256 check. The first line is {"format", "keys"}; then comes one line per run,
-the content of its metrics.json, in the order of recording. There is one archive per folder of results, not one per experiment: experiments
-share runs, and a run is found by its key alone. A thousand runs share most of their text, so they take a tenth of their size, and they load
-in about a second; an index within the file would save little of that.
+the content of its metrics.json, in the order of recording. There is one archive per folder of results, not one per experiment, because
+experiments share runs and a run is found by its key alone. The texts of a thousand runs are similar, so they compress to a tenth of their
+size. They load in about a second; an index in the file would save little of that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def read_archive(path: Path) -> Mapping[str, str]:
-    """Return key → the JSON of its result, in the order of recording; nothing where there is no archive."""
+    """Return {key: the JSON of its result} in the order of recording; {} if there is no archive."""
     try:
         stat = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -43,8 +43,9 @@ def read_archive(path: Path) -> Mapping[str, str]:
     return _lines(path.absolute(), stat.st_mtime_ns, stat.st_size)
 
 
-@functools.lru_cache(maxsize=4)  # a command asks for many keys, one by one; a file that was written again has another time or size
+@functools.lru_cache(maxsize=4)  # a command reads many keys; a file that was written again has another time or size
 def _lines(path: Path, changed: int, size: int) -> Mapping[str, str]:
+    """Read and check an archive; `changed` and `size` are only part of the cache key."""
     try:
         head, *lines = lzma.decompress(path.read_bytes(), format=lzma.FORMAT_XZ).decode().removesuffix("\n").split("\n")
         about = json.loads(head)
@@ -53,14 +54,14 @@ def _lines(path: Path, changed: int, size: int) -> Mapping[str, str]:
         found = dict(zip(about["keys"], lines, strict=True))
         wrong = next((key for key, line in found.items() if not line.startswith(f'{{"key":"{key}",')), None)
         if wrong is not None:
-            raise ValueError(f"the line of run {wrong} is another run's")
+            raise ValueError(f"the line of run {wrong} belongs to another run")
     except (lzma.LZMAError, EOFError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, str(error)) from error
     return MappingProxyType(found)
 
 
 def damaged(path: Path, reason: str) -> ValueError:
-    """Return the error of an archive that cannot be read."""
+    """Return the error for an archive that cannot be read."""
     return ValueError(
         f"{path} is not a readable archive of results ({reason}). Restore it from a copy (git checkout -- {path.name}), "
         "or delete it and train its runs again"

@@ -1,6 +1,6 @@
 """Train fleets on this machine: in this process on a GPU or for one run, in worker processes on a CPU.
 
-A step of a small network is too short to share between two threads, so a CPU is filled with one process per core. A worker process
+A step of a small network is too short to be split between threads, so a CPU runs one process per core. A worker process
 (`selfless.runner.worker`) trains one fleet at a time, reports every epoch, and records its results itself.
 """
 
@@ -57,16 +57,17 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     """Train one run or many: return a Result for a Run, a list in the same order for a list.
 
     Runs that differ only in numbers (seed, strengths, σ, lr, epochs) and in the sparsifier train together as one fleet, or as several
-    where one would not fit into memory.
+    fleets if one would not fit into memory.
 
-    out           folder where results are recorded and looked up (None: nothing is kept); `force` trains again what is there
+    out           folder where results are recorded and looked up; None: nothing is recorded
     device        "auto" (a GPU if there is one), "cpu", "cuda", …
     workers       processes on a CPU; default: one per core, at most one per run
     data_dir      folder with data sets; default: $SELFLESS_DATA, else the user's cache
     budget        bytes of data to keep in memory; larger data is read from a memory map
-    checkpoints   record trained parameters and importances with the numbers
+    force         train runs again that are already recorded
+    checkpoints   also record trained parameters and importances
     watch         called with (runs of the fleet, Event) after every epoch and task
-    waiting       called with a run that another process trains at the moment
+    waiting       called with a run that another process is training, before waiting for it
     """
     options = TrainOptions(
         out=out,  # type: ignore[arg-type]  # text becomes a path
@@ -107,18 +108,18 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
 
 
 def _check_importable(runs: Sequence[Run], options: TrainOptions) -> None:
-    """Refuse custom terms that records and other processes could not import."""
+    """Raise ValueError for custom terms that records and worker processes could not import."""
     kinds = {type(term) for run in runs for term in (*run.preserve.parts, *run.sparsify.parts)}
-    lost = [kind.__name__ for kind in kinds if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__]
-    if lost and (options.out is not None or (options.workers != 1 and len(runs) > 1)):
+    hidden = [kind.__name__ for kind in kinds if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__]
+    if hidden and (options.out is not None or (options.workers != 1 and len(runs) > 1)):
         raise ValueError(
-            f"{min(lost)} is defined in the main program or inside a function, where records and worker processes cannot find it; "
-            "put it into a module of its own (mine.py), or train without out= and with workers=1"
+            f"{min(hidden)} is defined in the main program or inside a function, where records and worker processes cannot import it; "
+            "put it into a separate module (mine.py), or train without out= and with workers=1"
         )
 
 
 def _divide(missing: list[Run], wanted: list[Run], store: Store, options: TrainOptions) -> tuple[list[list[Run]], int]:
-    """(the fleets to train, the number of processes to train them in)."""
+    """Return (the fleets to train, the number of processes)."""
     stopped, rest = ([], missing) if options.force else _stopped_fleets(missing, wanted, store)
     processes = max(1, min(options.workers or core_count(), len(rest) + len(stopped))) if options.device == "cpu" else 1
     parts = [part for group in fleets(rest) for part in parts_that_fit(group, options, processes)]
@@ -126,7 +127,7 @@ def _divide(missing: list[Run], wanted: list[Run], store: Store, options: TrainO
 
 
 def _stopped_fleets(missing: list[Run], wanted: list[Run], store: Store) -> tuple[list[list[Run]], list[Run]]:
-    """(the fleets that were stopped earlier and hold some of the missing runs, the missing runs in none of them)."""
+    """Return (the interrupted fleets that contain missing runs, the missing runs that are in none of them)."""
     known, keys_left = {run.key: run for run in wanted}, {run.key for run in missing}
     found: list[list[Run]] = []
     for _, keys in store.unfinished():
@@ -137,9 +138,9 @@ def _stopped_fleets(missing: list[Run], wanted: list[Run], store: Store) -> tupl
 
 
 def train_fleet(runs: list[Run], store: Store, options: TrainOptions) -> list[Result]:
-    """Train one fleet in this process and record its members. Return no result that another process has recorded meanwhile.
+    """Train one fleet in this process, record its members and return their results, except those that another process recorded first.
 
-    A fleet that does not fit into memory, or whose members cannot train together after all, is trained in halves.
+    If the fleet does not fit into memory, or its members cannot train together, it is split in halves.
     """
     with store.lock(runs, options.waiting or (lambda run: None)):
         if options.force:
@@ -154,7 +155,7 @@ def train_fleet(runs: list[Run], store: Store, options: TrainOptions) -> list[Re
             runs = todo
         if not store.training(runs).exists():
             for run in todo:
-                store.clear(run)  # results of other data or another network
+                store.clear(run)  # an old result of changed data or a changed network
         parts, recorded = [runs], list[Result]()
         while parts:
             part = parts.pop(0)
@@ -167,7 +168,7 @@ def train_fleet(runs: list[Run], store: Store, options: TrainOptions) -> list[Re
             except (RuntimeError, MemoryError) as error:
                 if not _is_out_of_memory(error):
                     raise
-            # Here the exception is gone, and with it the fleet that it kept in memory.
+            # Outside of `except`, the exception no longer keeps the fleet in memory.
             gc.collect()
             torch.cuda.empty_cache()
             store.training(part).unlink(missing_ok=True)
@@ -176,7 +177,7 @@ def train_fleet(runs: list[Run], store: Store, options: TrainOptions) -> list[Re
 
 
 def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOptions) -> list[Result]:
-    """Train the runs as one fleet to the end and record those in `todo`. The caller holds their locks."""
+    """Train the runs as one fleet and record those in `todo`. The caller has locked them."""
     sources = [store.made_from(run) for run in runs]
 
     def report(event: Event) -> None:
@@ -213,11 +214,12 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _halves(runs: list[Run], device: str) -> list[list[Run]]:
+    """Split a fleet in two; raise ValueError for a single run."""
     if len(runs) == 1:
         free = (available(device) or 0) / 1e9
         raise ValueError(
             f"one run of {runs[0].model} at batch {runs[0].batch} does not fit into the memory of {device} ({free:.1f} GB free); "
-            "take a smaller --batch, --precision bf16, or --device cpu"
+            "use a smaller --batch, --precision bf16, or --device cpu"
         )
     middle = (len(runs) + 1) // 2
     return [runs[:middle], runs[middle:]]
@@ -225,7 +227,7 @@ def _halves(runs: list[Run], device: str) -> list[list[Run]]:
 
 # ------------------------------------------------------------------------------------------------------------------- workers
 def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, options: TrainOptions) -> None:
-    """Train the fleets in worker processes, which record the results; the first failure stops all."""
+    """Train the fleets in worker processes, which record the results. The first error stops all of them."""
     shared = {
         "out": str(store.out.resolve()),
         "checkpoints": store.checkpoints,
@@ -241,7 +243,7 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
         if "waiting" in message and options.waiting is not None:
             options.waiting(runs[message["waiting"]])
         if "warning" in message:
-            warnings.warn(message["warning"], stacklevel=6)  # whoever called `train`
+            warnings.warn(message["warning"], stacklevel=6)  # points at the caller of `train`
         if "error" in message:
             raise (DataError if message["is_data_error"] else ValueError)(message["error"])
         if "event" in message and options.watch is not None:
@@ -250,5 +252,5 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
     try:
         Pool([sys.executable, "-m", "selfless.runner.worker"], processes).run(jobs, receive)
     except WorkerDied as death:
-        message = f"the worker that trained {parts[death.job][0].method} ended with status {death.status}; its message is above"
+        message = f"the worker that trained {parts[death.job][0].method} ended with status {death.status}; see its message above"
         raise RuntimeError(message) from death

@@ -1,4 +1,4 @@
-"""The machine that trains: its device, its threads, and what a result says about it."""
+"""The machine that trains: its device, its threads, and its description in a result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from selfless.spec import Run
 
 
 def resolve_device(device: str) -> str:
-    """The device that a name stands for: "auto" is a GPU if there is one."""
+    """Return the device for a name: "auto" is a GPU if there is one, else the CPU."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -26,13 +26,13 @@ def resolve_device(device: str) -> str:
 
 
 def core_count() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
 def suitable_threads(run: Run, device: str) -> Iterator[None]:
-    """Use one thread for a small perceptron on a CPU: its steps are too short to share, and on a busy machine two threads are slower."""
+    """Inside `with`: one thread for a small perceptron on a CPU, whose steps are too short to be split between threads."""
     before = torch.get_num_threads()
     if device == "cpu" and network_traits(run).has_short_steps:
         torch.set_num_threads(1)
@@ -43,7 +43,7 @@ def suitable_threads(run: Run, device: str) -> Iterator[None]:
 
 
 def machine() -> dict[str, Any]:
-    """What a result is computed with: hardware, threads, versions, commit."""
+    """Return the hardware, threads, versions and commit that a result is computed with."""
     from selfless import __version__
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -57,6 +57,7 @@ def machine() -> dict[str, Any]:
 
 
 def _cpu() -> str:
+    """Return the name of the CPU and the number of its cores."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):
@@ -65,7 +66,8 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    if os.environ.get("SELFLESS_COMMIT"):  # where the code was copied without its history
+    """Return the git commit of this package; "" if unknown."""
+    if os.environ.get("SELFLESS_COMMIT"):  # for a copy of the code without its history
         return os.environ["SELFLESS_COMMIT"]
     try:
         here = Path(__file__).resolve().parent

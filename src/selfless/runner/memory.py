@@ -1,4 +1,4 @@
-"""How many runs fit into memory as one fleet: measured on one training step with one member and with two."""
+"""How many runs fit into memory as one fleet, measured with one training step of one member and of two members."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from selfless.runner.network_traits import network_traits
 from selfless.runner.options import TrainOptions
 from selfless.spec import Run
 
-FEW = 8  # fleets up to this size are not measured; if one does not fit after all, it is halved
-SPARE = 0.8  # the share of free memory that a fleet may use: importance passes and other programs need the rest
+FEW = 8  # fleets up to this size are not measured; a fleet that does not fit is split in halves later
+SPARE = 0.8  # the share of free memory that a fleet may use; importance passes and other programs need the rest
 
 Make = Callable[[Sequence[Run]], Learner]
 
 
 def parts_that_fit(group: Sequence[Run], options: TrainOptions, processes: int) -> Iterator[list[Run]]:
-    """Cut a group that can train together into parts that fit into memory, each part spread over `processes`."""
+    """Split a group of runs that can train together into parts that fit into memory; `processes` share each part."""
     if options.device == "cpu" and network_traits(group[0]).convolves:
         yield from ([run] for run in group)  # stacking convolutions costs a CPU more than it saves (docs/performance.md)
         return
@@ -41,13 +41,13 @@ def parts_that_fit(group: Sequence[Run], options: TrainOptions, processes: int) 
 
 
 def most(runs: Sequence[Run], make: Make, device: str) -> int:
-    """How many of these runs one fleet can hold; all of them where free memory cannot be read."""
+    """Return how many of these runs fit into one fleet; all of them if free memory is unknown."""
     free = available(device)
     if len(runs) <= FEW or free is None:
         return len(runs)
     one = step_bytes(runs[:1], make, device)
     if one * len(runs) <= SPARE * free / 2:
-        return len(runs)  # even if nothing is shared
+        return len(runs)  # they fit even if members share no memory
     other = next((run for run in runs if run.seed != runs[0].seed), runs[1])
     try:
         two = step_bytes([runs[0], other], make, device)
@@ -58,7 +58,7 @@ def most(runs: Sequence[Run], make: Make, device: str) -> int:
 
 
 def step_bytes(runs: Sequence[Run], make: Make, device: str) -> int:
-    """The most bytes that a training step of these runs takes, data included."""
+    """Return the peak memory of a training step of these runs in bytes, with their data."""
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
@@ -67,7 +67,7 @@ def step_bytes(runs: Sequence[Run], make: Make, device: str) -> int:
         try:
             make(runs).rehearse()
         except torch.cuda.OutOfMemoryError:
-            return available(device) or 1  # at least all that is free
+            return available(device) or 1  # it needs more than all free memory
         return int(torch.cuda.max_memory_allocated(device) - before)
     with Count() as count:
         make(runs).rehearse()
@@ -75,9 +75,10 @@ def step_bytes(runs: Sequence[Run], make: Make, device: str) -> int:
 
 
 class Count(TorchDispatchMode):
-    """Count the bytes of all tensors alive: `now`, and their `peak`.
+    """Count the bytes of all existing tensors: `now`, and at their `peak`.
 
-    A storage counts from the operator that returns it until it is freed; views share theirs. Scratch memory inside an operator is not seen.
+    A storage counts from the operator that returns it until it is freed; views share a storage. Temporary memory inside an operator is not
+    counted.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class Count(TorchDispatchMode):
 
 
 def available(device: str) -> int | None:
-    """Free bytes of the device, None where that cannot be known."""
+    """Return the free memory of the device in bytes; None if unknown."""
     if device.startswith("cuda"):
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -113,6 +114,7 @@ def available(device: str) -> int | None:
 
 
 def _free_in_machine() -> int | None:
+    """Return the free memory of the machine, as Linux reports it; None on other systems."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))) * 1024
@@ -120,8 +122,8 @@ def _free_in_machine() -> int | None:
 
 
 def _free_in_container() -> int | None:
-    """What the limit of a container (cgroup 2) leaves; None without a limit."""
-    with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+    """Return the free memory within the limit of a container (cgroup 2); None without a limit."""
+    with contextlib.suppress(OSError, ValueError):  # "max", which is not a number, means no limit
         limit, used = (int(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
         return max(limit - used, 0)
     return None

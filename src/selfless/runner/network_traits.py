@@ -1,4 +1,4 @@
-"""Facts about networks that a runner must know before it builds them."""
+"""Facts about the network of a run that are needed before the network is built."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from selfless.spec import Run
 
-SMALL = 512  # units per layer; steps of a perceptron up to here are too short to share between threads
+SMALL = 512  # units per layer; up to this width the steps of a perceptron are too short to be split between threads
 
 
 @dataclass(frozen=True)
 class NetworkTraits:
-    """What decides with which runs, and how, the network of a run is trained.
+    """Facts that decide which runs share a fleet and how they train.
 
-    convolves               it has convolutions, which a CPU does not train faster when they are stacked
-    has_running_statistics  it has batch normalisation, or may have: a custom network is unknown until it is built
+    convolves               it has convolutions; stacking them does not make a CPU faster
+    has_running_statistics  it has batch normalisation, or it may have it: a custom network is unknown until it is built
     draws_randomly          it has dropout
     has_short_steps         it is a small perceptron
     """
@@ -26,7 +26,7 @@ class NetworkTraits:
 
 
 def network_traits(run: Run) -> NetworkTraits:
-    """The traits of the network that `selfless.models.build` makes for a run, by its name and options."""
+    """Return the traits of the network that `selfless.models.build` builds for a run, from its name and options."""
     family, _, rest = run.model.partition("-")
     width = rest.partition("-")[0]
     return NetworkTraits(

@@ -1,4 +1,4 @@
-"""How to train, as one value: what every function between a command and the learner needs to know."""
+"""How to train, as one value that is passed from a command to the learner."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Watch = Callable[[Sequence[Run], Event], None]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to train, beside what to train. None of it changes the numbers on a device.
+    """Settings of how to train. On one device they do not change the numbers of a result.
 
-    out           folder where results are recorded and looked up; None: nothing is kept
+    out           folder where results are recorded and looked up; None: nothing is recorded
     device        "auto" (a GPU if there is one), "cpu", "cuda", …
     workers       processes on a CPU; None: one per core, at most one per run
     data_dir      folder with data sets; None: $SELFLESS_DATA, else the user's cache
     budget        bytes of data to keep in memory; larger data is read from a memory map
-    force         train again what is recorded
-    checkpoints   record trained parameters and importances with the numbers
+    force         train runs again that are already recorded
+    checkpoints   also record trained parameters and importances
     watch         called with (runs of the fleet, Event) after every epoch and task
-    waiting       called with a run that another process trains at the moment
+    waiting       called with a run that another process is training, before waiting for it
     """
 
     out: Path | None = None
@@ -38,6 +38,6 @@ class TrainOptions:
     waiting: Callable[[Run], None] | None = None
 
     def __post_init__(self) -> None:
-        # callers may give text; an empty data_dir is none
+        # a path may be given as text; an empty data_dir means None
         object.__setattr__(self, "out", None if self.out is None else Path(self.out))
         object.__setattr__(self, "data_dir", Path(self.data_dir) if self.data_dir else None)

@@ -1,6 +1,6 @@
 """What to train: from flags and a TOML file to runs, and from runs to fleets.
 
-Flags win over the file, and the file over the defaults. An unknown key is an error.
+Flags override the file, and the file overrides the defaults. An unknown key is an error.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ HOW = ("out", "device", "workers", "data_dir", "budget")  # fields of TrainOptio
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs that a command asks for, and how to train them."""
+    """The runs of a command, and how to train them."""
 
     runs: list[Run]
     options: TrainOptions
 
 
 def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) -> Plan:
-    """The plan of `selfless run`. `flags` holds what the command line gave, by field; None: not given."""
+    """Return the plan of `selfless run`. `flags` are the values on the command line, by field; None: not given."""
     values = _read(config) if config is not None else {}
     fields = {f.name: f.metadata["option"] for f in dataclasses.fields(Run)}
     _check_keys(values, (*fields, "seeds", *HOW), config)
     for name, value in flags.items():
         if value is None:
             continue
-        if name in fields and fields[name].kind is dict:  # its entries compose with those of the file
+        if name in fields and fields[name].kind is dict:  # merge its entries with those of the file
             value = {**values.get(name, {}), **parse_pairs(value, fields[name].flag)}
         values[name] = value
     for name in ("preserve", "sparsify"):
@@ -56,6 +56,7 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file; raise ValueError if it is missing or not valid."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -65,6 +66,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_keys(values: Mapping[str, Any], known: Sequence[str], config: Path | None) -> None:
+    """Raise ValueError for a key that is not known."""
     for key in values:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
@@ -78,7 +80,7 @@ def _check_whole(name: str, value: Any, explanation: str = "") -> None:
 
 
 def parse_pairs(pairs: Sequence[str], flag: str) -> dict[str, Any]:
-    """["p=0.5", "head=all"] → {"p": 0.5, "head": "all"}: values in TOML; what is not TOML is text."""
+    """Return {"p": 0.5, "head": "all"} for ["p=0.5", "head=all"]. Values are TOML; a value that is not valid TOML is text."""
     found: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
@@ -92,7 +94,7 @@ def parse_pairs(pairs: Sequence[str], flag: str) -> dict[str, Any]:
 
 
 def parse_size(text: str | int | None) -> int | None:
-    """ "2GB", "500 MiB" or a number of bytes → bytes."""
+    """Return the number of bytes of "2GB", "500 MiB" or a number."""
     if text is None or (isinstance(text, (int, float)) and not isinstance(text, bool) and text > 0):
         return None if text is None else int(text)
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -112,16 +114,16 @@ def fleets(runs: Sequence[Run], most: int | None = None) -> list[list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(_shared_settings(run), []).append(run)
-    made = []
+    found = []
     for group in groups.values():
         group.sort(key=lambda r: repr(r.sparsify.neutral()))
         size = len(group) if most is None else max(1, most)
-        made += [group[i : i + size] for i in range(0, len(group), size)]
-    return made
+        found += [group[i : i + size] for i in range(0, len(group), size)]
+    return found
 
 
 def split_evenly(fleet: Sequence[Run], count: int) -> Iterator[list[Run]]:
-    """Cut a fleet into `count` parts of nearly equal size; neighbours stay together."""
+    """Split a fleet into `count` parts of nearly equal size, in order."""
     size, more = divmod(len(fleet), count)
     start = 0
     for i in range(count):
@@ -132,9 +134,9 @@ def split_evenly(fleet: Sequence[Run], count: int) -> Iterator[list[Run]]:
 
 
 def _shared_settings(run: Run) -> str:
-    """What the members of a fleet must share, as text: everything but seed, strengths, lr, epochs, ramp and the sparsifier.
+    """Return the settings that the members of a fleet must share, as text: all but seed, strengths, lr, epochs, ramp and sparsifier.
 
-    Stream, network and preserver may require more: the same seed, the same number of epochs, or a fleet of one.
+    A stream, network or preserver may require more: the same seed, the same number of epochs, or a fleet of one.
     """
     stream, network = stream_traits(run.stream, run.stream_options), network_traits(run)
     terms: tuple[Preserver, ...] = run.preserve.parts
@@ -142,7 +144,7 @@ def _shared_settings(run: Run) -> str:
     fields = run.as_dict() | {"preserve": preserve, "sparsify": None, "seed": None, "lr": None, "epochs": None, "ramp": None}
     if not stream.equal_sizes:
         fields["seed"] = run.seed
-    # A member that is done must not change while others train on, and phases of a task must begin at the same epoch.
+    # A member that has finished must not change while other members train, and phases must begin at the same epoch for all members.
     if stream.draws_after_last_epoch or network.has_running_statistics or any(term.has_phases for term in terms):
         fields["epochs"] = run.epochs
     stops_early = run.schedule == "plateau" and network.has_running_statistics

@@ -1,6 +1,6 @@
-"""A digest of what a run depends on but names only by a path: custom data, networks, methods and weights, and object sets.
+"""A digest of the files that a run depends on but names only by a path: custom data, networks, methods, weights, and object sets.
 
-It is recorded with each result; a result whose digest has changed is trained again.
+It is recorded with each result. A run whose digest has changed is trained again.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from selfless.spec import Run
 
 
 def contents_of(run: Run, data_dir: Path | str | None = None) -> Contents:
-    """Return what the run's stream is made of."""
+    """Return the contents of the run's stream."""
     return stream_contents(run.stream, tasks=run.tasks, options=run.stream_options, data_dir=data_dir)
 
 
 def made_from(run: Run, data_dir: Path | str | None = None, contents: Contents | None = None) -> str:
-    """Return the digest; empty where the run's settings say everything, and where its data is not here to compare."""
+    """Return the digest; "" if the run depends on no such files, or if its data is not on this machine."""
     contents = contents or contents_of(run, data_dir)
     if not contents.is_here:
         return ""
     digest = hashlib.sha256(contents.listing or b"")
     weights = Path(str(run.model_options.get("weights", "")))
-    if weights.is_file():  # a path; a published name has its digest in it
+    if weights.is_file():  # otherwise it is a published name, which contains a digest
         digest.update(checksum(weights).encode())
     files = [*contents.files, *_network_files(run), *_method_files(run)]
     for file in files:
@@ -38,7 +38,7 @@ def made_from(run: Run, data_dir: Path | str | None = None, contents: Contents |
 
 
 def _network_files(run: Run) -> list[Path]:
-    """Return the file of a custom network `module:function`, if it lies below the working directory."""
+    """Return the file of a custom network `module:function`, if it is below the working directory."""
     module, colon, _ = run.model.partition(":")
     path = module.replace(".", "/")
     return [file for file in (Path(f"{path}.py"), Path(path) / "__init__.py") if file.is_file()] if colon else []

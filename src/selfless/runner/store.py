@@ -1,8 +1,8 @@
 """The folder of results: `<out>/<key>/` holds spec.json, metrics.json, checkpoint.safetensors and log.jsonl of one run.
 
-Results can also be packed into one file, `<out>/runs.jsonl.xz` (`Store.pack`); a run's folder wins over the archive. Each file is
-written under a temporary name and renamed, so it is whole or absent. While a fleet trains, `training-<fleet>.safetensors` in the folder of
-its first member holds its state, and `lock` keeps other processes from training the same run.
+Results can also be packed into one file, `<out>/runs.jsonl.xz` (`Store.pack`); the folder of a run overrides the archive. Each file is
+written under a temporary name and renamed, so it is complete or absent. While a fleet trains, `training-<fleet>.safetensors` in the folder
+of its first member contains its state, and `lock` keeps other processes from training the same run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from selfless.terms import NotHere
 __all__ = ["Store", "made_from"]
 
 METRICS = "metrics.json"
-PACKED = {METRICS, "spec.json", "log.jsonl", "lock"}  # a folder with nothing else can be packed away without losing tensors
+PACKED = {METRICS, "spec.json", "log.jsonl", "lock"}  # a folder with only these files can be removed after packing: it has no tensors
 
 
 class Store:
     """Results by key.
 
-    data_dir      where to look for the data that runs were made from
-    checkpoints   whether `record` also writes tensors
+    data_dir      folder with the data that runs depend on
+    checkpoints   True if `record` also writes tensors
     """
 
     def __init__(self, out: Path | str, data_dir: Path | str | None = None, *, checkpoints: bool = True) -> None:
@@ -45,14 +45,14 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------------ reading
     def load(self, run: Run) -> Result | None:
-        """Return the recorded result of a run; None where there is none, or where its custom data, network or method has changed."""
+        """Return the recorded result of a run; None if there is none, or if its custom data, network or method has changed."""
         result = self.get(run.key)
-        if result is None or not self._contents_of(run).is_here:  # the data is not on this machine: nothing to compare
+        if result is None or not self._contents_of(run).is_here:  # without the data on this machine the digest is unknown
             return result
         return result if result.about.get("made_from", "") == self.made_from(run) else None
 
     def get(self, key: str) -> Result | None:
-        """Return the recorded result of that key as it is, or None: the folder's, else the archive's."""
+        """Return the recorded result of a key, from its folder or else from the archive; None if there is none."""
         result = _read(self.out / key / METRICS)
         if result is None and key not in self._cleared:
             line = read_archive(self.archive).get(key)
@@ -60,9 +60,9 @@ class Store:
         return result
 
     def all(self) -> list[Result]:
-        """Return every recorded result in the order of recording, archives first; not those of `choosing/`, which strengths are chosen by.
+        """Return every recorded result in order of recording, archives first. Runs in `choosing/` (for choosing strengths) are left out.
 
-        Where `out` is the folder of one run that was packed away, its result is taken from the archive beside it.
+        If `out` is the folder of a run that was packed and removed, return its result from the archive in the parent folder.
         """
         parent = self.out.parent / NAME
         if not (self.out / METRICS).is_file() and (line := read_archive(parent).get(self.out.name)) is not None:
@@ -72,7 +72,7 @@ class Store:
         return packed + [result for _, path in folders if (result := _read(path)) is not None]
 
     def _archived(self, path: Path) -> Iterator[Result]:
-        """Yield the results of one archive, but for those that have a folder beside it."""
+        """Yield the results of one archive, except those that also have a folder."""
         for key, line in read_archive(path).items():
             if not (path.parent / key / METRICS).is_file():
                 yield _parse_archived(line, key, path)
@@ -81,7 +81,7 @@ class Store:
         return (path for path in self.out.rglob(name) if "choosing" not in path.relative_to(self.out).parts)
 
     def has(self, key: str) -> bool:
-        """Return whether a result of that key is recorded."""
+        """Return True if a result of that key is recorded."""
         return (self.out / key / METRICS).is_file() or (key not in self._cleared and key in read_archive(self.archive))
 
     # ------------------------------------------------------------------------------------------------------------ archive
@@ -91,9 +91,9 @@ class Store:
         return self.out / NAME
 
     def pack(self, *, remove: bool = False) -> Path:
-        """Write all results directly below `out` into the archive, beside those that are in it already; return its path.
+        """Add all results directly below `out` to the archive; return its path.
 
-        remove   delete the packed folders, but for those that hold more than text (a checkpoint, the state of a stopped fleet)
+        remove   delete the packed folders, except those with tensors (a checkpoint, the state of an interrupted fleet)
         """
         found = {key: json.loads(line) for key, line in read_archive(self.archive).items()}
         folders = sorted((path.stat().st_mtime_ns, path) for path in self.out.glob(f"*/{METRICS}"))
@@ -102,7 +102,7 @@ class Store:
             result = _parse(text, folder / METRICS)
             if result.run.key != folder.name:
                 raise ValueError(f"{folder / METRICS} holds run {result.run.key}, not {folder.name}; move it to the folder of its key")
-            found.pop(folder.name, None)  # recorded again: it moves to the end
+            found.pop(folder.name, None)  # a run that was recorded again moves to the end
             found[folder.name] = json.loads(text)
         if not found:
             raise ValueError(f"{self.out} holds no results to pack; train something first: selfless run --out {self.out}")
@@ -112,7 +112,7 @@ class Store:
         return self.archive
 
     def extract(self, key: str, to: Path | str) -> Path:
-        """Write the result of that key as `<to>/<key>/` with spec.json and metrics.json, as it was recorded; return that folder."""
+        """Write spec.json and metrics.json of a key into `<to>/<key>/`, as they were recorded; return that folder."""
         file = self.out / key / METRICS
         text = file.read_text(encoding="utf-8") if file.is_file() else read_archive(self.archive).get(key)
         if text is None:
@@ -124,22 +124,22 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------------ sources
     def made_from(self, run: Run) -> str:
-        """Return the digest of what a run was made from, with this store's data."""
+        """Return the digest of the files that a run depends on, with the data of this store."""
         return made_from(run, self.data_dir, self._contents_of(run))
 
     def _contents_of(self, run: Run) -> Contents:
-        """Look at a stream's data; at data that is slow to look through, once."""
-        at = json.dumps([run.stream, run.tasks, run.stream_options], sort_keys=True)
-        if at in self._contents:
-            return self._contents[at]
+        """Return the contents of a run's stream; cache contents that are slow to read."""
+        key = json.dumps([run.stream, run.tasks, run.stream_options], sort_keys=True)
+        if key in self._contents:
+            return self._contents[key]
         found = contents_of(run, self.data_dir)
         if found.is_slow:
-            self._contents[at] = found
+            self._contents[key] = found
         return found
 
     # ------------------------------------------------------------------------------------------------------------ writing
     def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> None:
-        """Write a result: the spec and the tensors first, the metrics, which make it count as done, last."""
+        """Write a result. The metrics are written last, as a run with metrics counts as done."""
         folder = self.folder(result.run)
         write_json(folder / "spec.json", result.run.as_dict())
         if self.checkpoints:
@@ -156,9 +156,9 @@ class Store:
             file.write(json.dumps(line) + "\n")
 
     def clear(self, run: Run) -> None:
-        """Forget what is recorded of a run. Hold its lock. The state of a stopped fleet stays: other members need it.
+        """Delete the record of a run. The caller must have locked it. The state of an interrupted fleet stays for its other members.
 
-        An archive is not rewritten: this store ignores the archived result, and the folder that is recorded next wins over it.
+        An archive is not rewritten. This store ignores the archived result, and the next record, a folder, overrides it.
         """
         self._cleared.add(run.key)
         for path in self.folder(run).glob("[!.]*"):
@@ -167,12 +167,12 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------------ fleets
     def training(self, runs: Sequence[Run]) -> Path:
-        """Return the file in which a fleet keeps its state while it trains."""
+        """Return the file for the state of a fleet during training."""
         name = hashlib.sha256("".join(r.key for r in runs).encode()).hexdigest()[:16]
         return self.folder(runs[0]) / f"training-{name}.safetensors"
 
     def unfinished(self) -> list[tuple[Path, list[str]]]:
-        """Return the fleets that were stopped while they trained: (their file, the keys of their members)."""
+        """Return (file, keys of the members) of each fleet whose training was interrupted."""
         from safetensors import SafetensorError, safe_open
 
         found = []
@@ -182,25 +182,26 @@ class Store:
         return found
 
     def sweep(self) -> None:
-        """Remove the state of stopped fleets whose members have all been recorded since."""
+        """Remove the state of interrupted fleets whose members have all been recorded since."""
         for path, keys in self.unfinished():
             if all(self.has(key) for key in keys):
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def lock(self, runs: Sequence[Run], busy: Callable[[Run], None]) -> Iterator[None]:
-        """Lock the runs, in a fixed order so that two processes never wait for each other; leave no empty folder behind.
+        """Lock the runs, in a fixed order so that two processes never wait for each other. Empty folders are removed at the end.
 
         busy   called with a run that another process has locked, before waiting for it
         """
         with contextlib.ExitStack() as stack:
             for run in sorted(runs, key=lambda r: r.key):
                 stack.enter_context(locked(self.folder(run) / "lock", lambda run=run: busy(run)))  # type: ignore[misc]
-                stack.callback(_remove_empty, self.folder(run))  # while the lock is still held
+                stack.callback(_remove_empty, self.folder(run))  # runs before the lock is released
             yield
 
 
 def _read(path: Path) -> Result | None:
+    """Return the result in a metrics.json; None if there is no such file."""
     try:
         return _parse(path.read_text(encoding="utf-8"), path)
     except (FileNotFoundError, NotADirectoryError):
@@ -208,10 +209,11 @@ def _read(path: Path) -> Result | None:
 
 
 def _parse(text: str, path: Path) -> Result:
+    """Return the result in a metrics.json; `path` is named in errors."""
     try:
         return Result.from_dict(json.loads(text))
     except NotHere as error:
-        raise ValueError(f"{path} was made by a custom method, {error}; run this where that module is") from error
+        raise ValueError(f"{path} was made by a custom method, {error}; run this in the folder of that module") from error
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is not a result of this version ({error}); delete its folder, or train again with selfless run --force"
@@ -219,11 +221,11 @@ def _parse(text: str, path: Path) -> Result:
 
 
 def _parse_archived(line: str, key: str, path: Path) -> Result:
-    """Parse a line of an archive; it must be the result of the run that its key names."""
+    """Return the result in a line of an archive; raise ValueError if it does not have this key."""
     try:
         result = Result.from_dict(json.loads(line))
     except NotHere as error:
-        raise ValueError(f"run {key} in {path} was made by a custom method, {error}; run this where that module is") from error
+        raise ValueError(f"run {key} in {path} was made by a custom method, {error}; run this in the folder of that module") from error
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, f"run {key}: {error}") from error
     if result.run.key != key:
@@ -232,7 +234,7 @@ def _parse_archived(line: str, key: str, path: Path) -> Result:
 
 
 def _remove_packed(folder: Path, text: str) -> None:
-    """Delete a folder whose result is in the archive, unless it holds more than text or was recorded again meanwhile."""
+    """Delete a folder whose result is in the archive, unless it has tensors or was recorded again in the meantime."""
     if {path.name for path in folder.iterdir()} - PACKED:
         return
     with locked(folder / "lock", lambda: None):
@@ -243,7 +245,7 @@ def _remove_packed(folder: Path, text: str) -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder that holds nothing but its lock. Hold that lock; whoever waits for it makes both again (files.locked)."""
+    """Remove a folder that contains only its lock file. The caller has the lock; a waiting process creates both again (files.locked)."""
     with contextlib.suppress(OSError):
         if [path.name for path in folder.iterdir()] == ["lock"]:
             (folder / "lock").unlink()

@@ -1,4 +1,4 @@
-"""A worker process: it trains one fleet after another in one thread and reports every epoch to its parent, `selfless.runner.local`."""
+"""A worker process: trains one fleet after another in one thread and reports every epoch to its parent, `selfless.runner.local`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from selfless.workers import Send, serve
 
 
 def train_job(job: dict[str, Any], send: Send) -> None:
-    """Train the fleet of one job. Errors that a user can correct are messages; any other ends the process with its traceback."""
+    """Train the fleet of one job. An error that a user can correct is sent as a message; any other ends the process with a traceback."""
     sys.path += [entry for entry in job["path"] if entry not in sys.path]
     warnings.showwarning = lambda message, *_, **__: send(warning=str(message))  # the parent warns, once for all workers
     try:

@@ -1,6 +1,6 @@
-"""Worker processes that get jobs as JSON lines on standard input and answer with JSON lines on standard output.
+"""Worker processes that read jobs as JSON lines from standard input and answer with JSON lines on standard output.
 
-`pool` is the side of the parent, `serving` the side of a worker. This room imports nothing of selfless, and any room may import it.
+`pool` is the code of the parent, `serving` the code of a worker. This folder imports nothing of selfless; any other may import it.
 """
 
 from selfless.workers.pool import Pool, WorkerDied

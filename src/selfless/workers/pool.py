@@ -1,12 +1,12 @@
-"""The parent's side: start worker processes, hand out jobs, pass their messages on, stop them.
+"""The parent: start worker processes, send them jobs, receive their messages, stop them.
 
-A worker is any command that keeps to this protocol, one JSON object a line:
+A worker is any command that follows this protocol, one JSON object per line:
 
-    standard input    jobs, the next one only when the last is finished; its end means: exit
+    standard input    jobs; the next job comes after the last one is finished; end of file means: exit
     standard output   any number of messages while a job runs, then {"finished": true}
 
-Nothing is pickled, and a worker never runs the caller's main module again. When the parent dies, a worker's standard input ends and its
-standard output breaks: it must stop then (`selfless.workers.serve` does).
+Nothing is pickled, and a worker never runs the caller's main module. When the parent dies, the standard input of a worker ends and its
+standard output is closed. The worker must then stop (`selfless.workers.serve` does).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 FINISHED = {"finished": True}  # the message that ends a job
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # processes share the cores; threads within them would compete
-STOP_SECONDS = 10.0  # a worker that was told to stop may take so long to let go of its files
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # one process per core; more threads would compete
+STOP_SECONDS = 10.0  # how long a worker may take to stop before it is killed
 
 Receive = Callable[[int, dict[str, Any]], None]
 
 
 class WorkerDied(RuntimeError):
-    """A worker ended while it did the job number `job`, with exit status `status` (negative: by that signal)."""
+    """A worker ended during job number `job` with exit status `status` (negative: the signal that killed it)."""
 
     def __init__(self, job: int, status: int) -> None:
-        super().__init__(f"a worker process ended with status {status} during its job; its message is above")
+        super().__init__(f"a worker process ended with status {status} during its job; see its message above")
         self.job, self.status = job, status
 
 
 class Pool:
-    """At most `count` processes of one command, which do one job at a time each."""
+    """At most `count` processes of one command; each does one job at a time."""
 
     def __init__(self, command: Sequence[str], count: int) -> None:
         self.command, self.count = list(command), count
@@ -44,7 +44,7 @@ class Pool:
     def run(self, jobs: Sequence[Mapping[str, Any]], receive: Receive) -> None:
         """Do all jobs. Call `receive(number of the job, message)` in this thread for every message.
 
-        A worker that dies raises WorkerDied. This and any other exception, from `receive` or Ctrl-C, stops all workers before it is raised.
+        If a worker dies, raise WorkerDied. On this and any other exception (from `receive`, or Ctrl-C) all workers are stopped first.
         """
         waiting, lines = list(enumerate(jobs)), queue.SimpleQueue[tuple[_Worker, str]]()
         workers: list[_Worker] = []
@@ -55,7 +55,7 @@ class Pool:
             while any(worker.job is not None for worker in workers):
                 worker, line = lines.get()
                 if worker.job is None:
-                    continue  # the end of a worker that has nothing left to do
+                    continue  # the end of a worker that finished its last job
                 if not line:
                     raise WorkerDied(worker.job, worker.process.wait())
                 message = json.loads(line)
@@ -69,7 +69,7 @@ class Pool:
 
 
 class _Worker:
-    """One process, the number of the job it does (None: none any more), and the thread that reads its answers."""
+    """One process, the number of its current job (None after the last), and the thread that reads its answers."""
 
     def __init__(self, command: list[str], lines: queue.SimpleQueue[tuple[_Worker, str]]) -> None:
         self.job: int | None = None
@@ -79,10 +79,10 @@ class _Worker:
         self.reader.start()
 
     def give(self, job: tuple[int, Mapping[str, Any]] | None) -> None:
-        """Send a job; None: there is no other, the process may end."""
+        """Send a job. None closes the standard input, so that the process ends."""
         assert self.process.stdin is not None
         self.job = None if job is None else job[0]
-        with contextlib.suppress(BrokenPipeError):  # it died: `_read` reports it
+        with contextlib.suppress(BrokenPipeError):  # the process died, which `_read` reports
             if job is None:
                 self.process.stdin.close()
             else:
@@ -90,7 +90,7 @@ class _Worker:
                 self.process.stdin.flush()
 
     def stop(self) -> None:
-        """Interrupt the job, if there is one, and wait for the end of the process; kill one that does not end."""
+        """Interrupt the current job and wait for the process to end; kill it after STOP_SECONDS."""
         if self.job is not None:
             self.process.terminate()
         try:
@@ -104,7 +104,7 @@ class _Worker:
             self.process.stdin.close()
 
     def _read(self, lines: queue.SimpleQueue[tuple[_Worker, str]]) -> None:
-        """Queue every line of the worker, and an empty one at its end."""
+        """Queue every line of the worker, and an empty line at its end."""
         assert self.process.stdout is not None
         with self.process.stdout:
             for line in self.process.stdout:

@@ -1,4 +1,4 @@
-"""A worker's side: read jobs from standard input, do them, answer on standard output; stop when the parent is gone."""
+"""The worker: read jobs from standard input, do them, answer on standard output; stop when the parent dies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Send = Callable[..., None]  # send(error="…", …): one message with these fie
 def serve(work: Callable[[dict[str, Any], Send], None]) -> None:
     """Call `work(job, send)` for every job until standard input ends.
 
-    What anybody prints to standard output meanwhile goes to standard error: only messages may use the pipe. SIGTERM exits through
-    `finally` blocks, so locks and temporary files are cleared. The same happens when the parent dies during a job.
+    Only messages may use the pipe, so anything else that is printed to standard output goes to standard error. SIGTERM runs `finally`
+    blocks, which release locks and remove temporary files. The same happens when the parent dies during a job.
     """
     messages = os.dup(1)
     os.dup2(2, 1)
@@ -28,18 +28,18 @@ def serve(work: Callable[[dict[str, Any], Send], None]) -> None:
 
     def send(**message: Any) -> None:
         data = json.dumps(message).encode() + b"\n"
-        while data:  # a signal may cut a write short
+        while data:  # a signal can interrupt a write
             data = data[os.write(messages, data) :]
 
     while (line := jobs.get()) is not None:
         busy.set()
         work(json.loads(line), send)
-        busy.clear()  # before the answer: after it, the parent may close the pipe at any time
+        busy.clear()  # before the answer, because afterwards the parent may close the pipe
         send(finished=True)
 
 
 def _read(jobs: queue.SimpleQueue[bytes | None], busy: threading.Event) -> None:
-    """Queue the jobs, then None. Standard input that ends during a job means that the parent died."""
+    """Queue the jobs, then None. If standard input ends during a job, the parent died."""
     for line in _lines(0):
         jobs.put(line)
     jobs.put(None)
@@ -48,7 +48,7 @@ def _read(jobs: queue.SimpleQueue[bytes | None], busy: threading.Event) -> None:
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """The lines of a file descriptor. sys.stdin would not do: Python cannot exit while another thread waits in its buffer."""
+    """Yield the lines of a file descriptor. Python cannot exit while a thread waits in sys.stdin, so this reads the descriptor."""
     rest = b""
     while chunk := os.read(descriptor, 65536):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -1,59 +1,51 @@
 """The forward pass over stacked parameters.
 
-A linear layer is one batched matmul, pointwise layers see the stack as it is, pooling sees members as more samples. A convolution runs
-member by member, or on a GPU (3×3, at most 64 channels) for all members in one kernel of `selfless.engine.kernels`: docs/lab-notes.md
-compares the ways. Two things are added on the way back:
+A linear layer is one batched matmul. Pointwise layers run on the stacked tensor. Pooling treats members as more samples. A convolution
+runs member by member; on a GPU a 3×3 convolution with at most 64 channels runs for all members in one kernel of `selfless.engine.kernels`
+(docs/lab-notes.md compares the two). The backward pass can do two more things:
 
-    inhibition   a penalty hᵀSh/M has the gradient 2Sh/M, so a layer with S adds one matmul to the gradient that passes it: `PairGradient`
-    importance   with a `Measure` the "gradient" of a parameter is Σ_m |∂L_m/∂θ|ᵖ, and that of a probe (F, N) is Σ_m |∂L_m/∂n|: one pass
-                 of `torch.autograd.grad` gives Ω and α of every member
+    inhibition   a penalty hᵀSh/M has the gradient 2Sh/M, which a layer adds to the gradient that passes through it (`PairGradient`)
+    importance   with a `Measure` the "gradient" of a parameter is Σ_m |∂L_m/∂θ|ᵖ, and that of a probe (F, N) is Σ_m |∂L_m/∂n|, so one
+                 call of `torch.autograd.grad` gives Ω and α of every member
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
-
-if TYPE_CHECKING:
-    pass
-
 from selfless.engine.native.functions import Inhibit, MemberConv, Probe, StackedLinear, TritonConv, TritonPool, apply
 from selfless.engine.native.hardware import is_small_pool, runs_in_triton
 from selfless.engine.native.options import ForwardOptions, PairGradient, Tensors
 
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Dropout)
-
-
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-
-
-_KEEP_SIGN = (*_POOLS, nn.Flatten, nn.Identity, nn.Dropout, Maxout, LWTA)  # what is not negative stays so
+_KEEP_SIGN = (*_POOLS, nn.Flatten, nn.Identity, nn.Dropout, Maxout, LWTA)  # outputs are ≥ 0 if inputs are
 
 
 def is_native(module: nn.Module) -> bool:
-    """True if every layer of the module is one that `forward` knows."""
+    """Return True if `forward` supports every layer of the module."""
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return False
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.named_parameters())):
-        return False  # tied weights stand under one name only
+        return False  # tied weights: `params` has only one of their names
     known = (nn.Linear, nn.Conv2d, *_POINTWISE, *_POOLS, nn.Flatten, Maxout, LWTA)
     layers = [layer for _, layer in in_order(module)]
-    return all(type(layer) in known and _plain(layer) for layer in layers) and len(set(layers)) == len(layers)
+    return all(type(layer) in known and _is_plain(layer) for layer in layers) and len(set(layers)) == len(layers)
 
 
 def in_order(module: nn.Module, before: str = "") -> list[tuple[str, nn.Module]]:
-    """The layers of a sequence with their full names, those of sequences within it (AlexNet's) in their place."""
+    """Return the layers of a sequence with their full names; nested sequences (as in AlexNet) are flattened."""
     found = []
     for name, layer in module.named_children():
         found += in_order(layer, f"{before}{name}.") if type(layer) is nn.Sequential else [(before + name, layer)]
     return found
 
 
-def _plain(layer: nn.Module) -> bool:
+def _is_plain(layer: nn.Module) -> bool:
+    """Return True if the options of a layer are supported."""
     if isinstance(layer, nn.Flatten):
         return layer.start_dim == 1 and layer.end_dim == -1
     if isinstance(layer, nn.Conv2d):
@@ -62,10 +54,11 @@ def _plain(layer: nn.Module) -> bool:
 
 
 def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptions) -> Tensor:
-    """x (F, B, …) through the layers.
+    """Return the output of the layers for x (F, B, …).
 
-    A ReLU is computed by the layer before it where that can. After a convolution in Triton its backward mask is then `owed`: the next
-    convolution or pool applies it where it writes its own gradient, and anything else is given relu(x), which is x and masks the gradient.
+    Where possible, a ReLU is fused into the layer before it. A Triton convolution with a fused ReLU does not mask its gradient in the
+    backward pass: the mask is `owed`. The next Triton convolution or pool applies the mask when it writes its own gradient. Before any
+    other layer `_rectify` calls relu(x), which leaves the values unchanged and masks the gradient.
     """
     layers, owed, skip, positive = in_order(module), False, "", options.positive
     for (name, layer), following in zip(layers, [*layers[1:], ("", None)], strict=True):
@@ -91,7 +84,7 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
         if not isinstance(layer, _KEEP_SIGN):
             positive = fused if isinstance(layer, nn.Linear | nn.Conv2d) and skip else isinstance(layer, nn.ReLU | nn.Sigmoid | nn.Softplus)
         if name in options.gates:
-            x, owed = gated(_rectify(x, owed), options.gates[name]), False
+            x, owed = apply_gates(_rectify(x, owed), options.gates[name]), False
         if name in options.layers:
             x, owed = _rectify(x, owed), False
             if name in options.probes and name in options.resized:
@@ -102,23 +95,25 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
     return _rectify(x, owed)
 
 
-def gated(h: Tensor, gate: Tensor) -> Tensor:
-    """h (F, B, N) or (F, B, C, H, W) times the gates (F, N) of its neurons."""
+def apply_gates(h: Tensor, gate: Tensor) -> Tensor:
+    """Return h (F, B, N) or (F, B, C, H, W) times the gates (F, N) of its neurons."""
     return h * gate.to(h.dtype).view(len(gate), 1, -1, *[1] * (h.dim() - 3))
 
 
 def inhibited(h: Tensor, penalties: Sequence[PairGradient]) -> Tensor:
-    """h, whose gradient gains that of the penalties."""
+    """Return h unchanged; in the backward pass the gradients of the penalties are added to its gradient."""
     for penalty in penalties:
         h = apply(Inhibit, h, penalty)
     return h
 
 
 def _rectify(x: Tensor, owed: bool) -> Tensor:
+    """Return x, with the ReLU mask in its backward pass if that is still owed."""
     return x.relu() if owed else x
 
 
 def _other(layer: nn.Module, x: Tensor) -> Tensor:
+    """Run a layer without parameters."""
     if isinstance(layer, nn.Flatten):
         return x.flatten(2)
     if isinstance(layer, _POOLS) or (isinstance(layer, Maxout | LWTA) and x.dim() > 3):

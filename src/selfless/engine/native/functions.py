@@ -1,4 +1,4 @@
-"""Autograd functions of stacked layers, with their own backward pass."""
+"""Autograd functions for stacked layers. With a `Measure`, the backward pass returns Σ_m |∂L_m/∂θ|ᵖ instead of the gradient."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from selfless.importance.reducer import MEMORY
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """Return function.apply(*arguments), with a type."""
     result: Tensor = function.apply(*arguments)
     return result
 
 
 # ---------------------------------------------------------------------------------------------------------------------- layers
 class StackedLinear(torch.autograd.Function):
-    """y = x Wᵀ + b for every member, and its ReLU if asked: (F, B, …, D) → (F, B, …, N). ∂W comes out laid out as W is."""
+    """y = x Wᵀ + b for every member, with a ReLU if `relu`: (F, B, …, D) → (F, B, …, N). ∂W has the memory layout of W."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, measure: Measure | None, positive: bool) -> Tensor:
@@ -32,8 +33,8 @@ class StackedLinear(torch.autograd.Function):
             y = y.relu_() if relu else y
         ctx.save_for_backward(rows, low, y if relu else None)
         ctx.shape, ctx.positive, ctx.measure = x.shape, positive, measure
-        made: Tensor = y.view(*x.shape[:-1], y.shape[-1])
-        return made
+        output: Tensor = y.view(*x.shape[:-1], y.shape[-1])
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -57,7 +58,7 @@ class StackedLinear(torch.autograd.Function):
 
 
 def _linear_magnitudes(rows: Tensor, g: Tensor, shape: torch.Size, power: int, positive: bool) -> tuple[Tensor, Tensor]:
-    """Σ_m |δ_m a_mᵀ|ᵖ and Σ_m |δ_m|ᵖ: one matmul, |δ|ᵀ|a|, where a sample has one position."""
+    """Return Σ_m |δ_m a_mᵀ|ᵖ and Σ_m |δ_m|ᵖ. With one position per sample the first is one matmul, |δ|ᵀ|a|."""
     if len(shape) == 3:
         sizes = closed.power_of(g, power)
         inputs = rows if positive and power == 1 else closed.power_of(rows, power)
@@ -67,15 +68,18 @@ def _linear_magnitudes(rows: Tensor, g: Tensor, shape: torch.Size, power: int, p
 
 
 def _bmm_wide(a: Tensor, b: Tensor) -> Tensor:
-    """The product in float32, also of half precisions."""
+    """Return the product with a float32 result, also for half precision."""
     if a.dtype == torch.float32:
         return torch.bmm(a, b)
     return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda and HAS_OUT_DTYPE else torch.bmm(a, b).float()
 
 
 class TritonConv(torch.autograd.Function):
-    """A 3×3 convolution in Triton. With `relu` its output is rectified and the gradient it is given is masked already; `owed`: so was x,
-    and the gradient it gives is masked by x."""
+    """A 3×3 convolution in Triton.
+
+    relu   apply a ReLU to the output; the layer after it masks the gradient
+    owed   x is the output of such a convolution: mask the gradient of x where x is 0
+    """
 
     @staticmethod
     def forward(
@@ -85,8 +89,8 @@ class TritonConv(torch.autograd.Function):
         assert fast is not None
         ctx.save_for_backward(x, weight)
         ctx.padding, ctx.owed, ctx.measure = padding, owed, measure
-        taps = _taps_first(weight.permute(0, 3, 4, 1, 2), x.dtype)
-        y: Tensor = fast.conv(x, taps, bias, padding, relu=relu)
+        kernel = _flatten_kernel(weight.permute(0, 3, 4, 1, 2), x.dtype)
+        y: Tensor = fast.conv(x, kernel, bias, padding, relu=relu)
         return y
 
     @staticmethod
@@ -97,22 +101,22 @@ class TritonConv(torch.autograd.Function):
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
         dx = dw = db = None
         if wants_x:
-            taps = _taps_first(weight.permute(0, 3, 4, 2, 1), x.dtype)
-            dx = fast.conv(g, taps, None, 2 - ctx.padding, mask=x if ctx.owed else None, flip=True)
+            kernel = _flatten_kernel(weight.permute(0, 3, 4, 2, 1), x.dtype)
+            dx = fast.conv(g, kernel, None, 2 - ctx.padding, mask=x if ctx.owed else None, flip=True)
         if wants_w or wants_b:
-            given = g if measure is None else measure.weighted(g)
-            dw, db = fast.weight_sums(x, given, ctx.padding, 0 if measure is None else measure.power)
+            weighted = g if measure is None else measure.weighted(g)
+            dw, db = fast.weight_sums(x, weighted, ctx.padding, 0 if measure is None else measure.power)
         return dx, dw if wants_w else None, db if wants_b else None, None, None, None, None
 
 
-def _taps_first(taps: Tensor, dtype: torch.dtype) -> Tensor:
-    """(F, 3, 3, O, C), permuted and perhaps of another type → (F, 9, O, C), in one copy."""
-    made = torch.empty(taps.shape, dtype=dtype, device=taps.device).copy_(taps)
-    return made.flatten(1, 2)
+def _flatten_kernel(kernel: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a permuted kernel (F, 3, 3, O, C) as contiguous (F, 9, O, C) of this type, in one copy."""
+    copy = torch.empty(kernel.shape, dtype=dtype, device=kernel.device).copy_(kernel)
+    return copy.flatten(1, 2)
 
 
 class MemberConv(torch.autograd.Function):
-    """Any other convolution, member by member; on a GPU channels last, which the weights decide for all that follows."""
+    """Any other convolution, member by member. On a GPU the weights are channels-last, so outputs and later layers are, too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, measure: Measure | None) -> Tensor:
@@ -121,28 +125,28 @@ class MemberConv(torch.autograd.Function):
             low = low.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         ctx.save_for_backward(x, low)
         ctx.layer, ctx.measure = layer, measure
-        each = [layer._conv_forward(xs, w, None if shift is None else shift[f]) for f, (xs, w) in enumerate(zip(x, low, strict=True))]
-        return _restack(each)
+        outputs = [layer._conv_forward(xs, w, None if shift is None else shift[f]) for f, (xs, w) in enumerate(zip(x, low, strict=True))]
+        return _restack(outputs)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         layer, measure = ctx.layer, ctx.measure
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
-        sizes = measure is not None
-        size = [weight.shape[1]] if wants_b and not sizes else None
-        flags = [wants_x, wants_w and not sizes, wants_b and not sizes]
+        measures = measure is not None
+        size = [weight.shape[1]] if wants_b and not measures else None
+        flags = [wants_x, wants_w and not measures, wants_b and not measures]
         shape = (layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups)
         found = [torch.ops.aten.convolution_backward(g[f], x[f], weight[f], size, *shape, flags) for f in range(len(x))]
         dx = _restack([each[0] for each in found]) if wants_x else None
         dw: Tensor | None
         db: Tensor | None
-        if sizes and (wants_w or wants_b):
-            scaled = measure.weighted(g).float()
-            room = memory_of(x.device) // 64 if x.is_cuda else MEMORY
-            rules = [dict(closed.conv(layer, x[f].float(), scaled[f], measure.power, room)) for f in range(len(x))]
-            dw = torch.stack([r["weight"] for r in rules])
-            db = torch.stack([r["bias"] for r in rules]) if wants_b else None
+        if measures and (wants_w or wants_b):
+            weighted = measure.weighted(g).float()
+            memory = memory_of(x.device) // 64 if x.is_cuda else MEMORY
+            sums = [dict(closed.conv(layer, x[f].float(), weighted[f], measure.power, memory)) for f in range(len(x))]
+            dw = torch.stack([s["weight"] for s in sums])
+            db = torch.stack([s["bias"] for s in sums]) if wants_b else None
         else:
             dw = torch.stack([each[1] for each in found]).float() if wants_w else None
             db = torch.stack([each[2] for each in found]).float() if wants_b else None
@@ -150,12 +154,12 @@ class MemberConv(torch.autograd.Function):
 
 
 def _restack(each: list[Tensor]) -> Tensor:
-    """One tensor of all members, in the layout that their convolutions chose."""
+    """Return the members as one tensor, in the memory layout that their convolutions chose."""
     return torch.cat(each).view(len(each), *each[0].shape)
 
 
 class TritonPool(torch.autograd.Function):
-    """2×2 maxima in Triton."""
+    """2×2 max-pooling in Triton; `owed` as in `TritonConv`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, owed: bool) -> Tensor:
@@ -175,8 +179,11 @@ class TritonPool(torch.autograd.Function):
 
 
 class Inhibit(torch.autograd.Function):
-    """h as it is; on the way back the penalty's gradient joins in. Positions of a feature map count as samples; a map stays in its own
-    precision where it can, since it is its bytes that cost."""
+    """The identity on h; the backward pass adds the gradient of a penalty.
+
+    Positions of a feature map count as samples. A feature map is computed in its own precision where possible, because the time is spent
+    on reading its memory.
+    """
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, inhibition: PairGradient) -> Tensor:
@@ -195,7 +202,7 @@ class Inhibit(torch.autograd.Function):
 
 
 class Probe(torch.autograd.Function):
-    """n as it is; the "gradient" of the probe is Σ_m |∂L_m/∂n| of each neuron, positions averaged."""
+    """The identity on n; the "gradient" of the probe (F, N) is Σ_m |∂L_m/∂n| of each neuron, averaged over positions."""
 
     @staticmethod
     def forward(ctx: Any, n: Tensor, probe: Tensor, weights: Measure | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What this machine offers: Triton kernels, memory."""
+"""What this machine supports: Triton kernels and GPU memory."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ if TYPE_CHECKING:
 HAS_OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # bmm(..., out_dtype=)
 
 
-# --------------------------------------------------------------------------------------------------------------- what is there
 def kernels(x: Tensor) -> ModuleType | None:
-    """`selfless.engine.kernels`, for tensors on a GPU where Triton is installed."""
+    """Return `selfless.engine.kernels` for a tensor on a GPU that Triton supports; None otherwise."""
     return _triton() if x.is_cuda else None
 
 
 @cache
 def memory_of(device: torch.device) -> int:
-    """The bytes that a GPU has, in use or not: what is sized by it is the same in every run there."""
+    """Return the total memory of a GPU in bytes. Unlike free memory it is constant, so batch sizes derived from it are, too."""
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 @cache
 def _triton() -> ModuleType | None:
+    """Return the module of kernels; None without Triton or on a GPU that is too old."""
     if find_spec("triton") is None or torch.version.hip or torch.cuda.get_device_capability() < (8, 0):
-        return None  # older matrix units know neither TF32 nor bfloat16
-    from selfless.engine import kernels as found
+        return None  # older matrix units have neither TF32 nor bfloat16
+    from selfless.engine import kernels as module
 
-    return found
+    return module
 
 
 def runs_in_triton(layer: nn.Conv2d, x: Tensor) -> bool:
+    """Return True for 3×3 convolutions that the Triton kernel supports."""
     fast = kernels(x)
     if fast is None or (layer.stride, layer.dilation, layer.groups, layer.kernel_size) != ((1, 1), (1, 1), 1, (3, 3)):
         return False
@@ -45,7 +46,7 @@ def runs_in_triton(layer: nn.Conv2d, x: Tensor) -> bool:
 
 
 def is_small_pool(layer: nn.Module, x: Tensor) -> bool:
-    """2×2 maxima of feature maps that lie channels last."""
+    """Return True for 2×2 max-pooling of channels-last feature maps, which the Triton kernel supports."""
     if kernels(x) is None or type(layer) is not nn.MaxPool2d or x.dim() != 5 or not x.permute(0, 1, 3, 4, 2).is_contiguous():
         return False
     size = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode)

@@ -1,4 +1,4 @@
-"""Options of one forward pass over stacked parameters: which outputs to keep, what to add on the way back."""
+"""Options of one forward pass over stacked parameters: which outputs to keep, and what to add in the backward pass."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Tensors = dict[str, Tensor]
 
 @dataclass
 class Measure:
-    """Σ_m |∂_m|^power in place of Σ_m ∂_m. `rows` (F, B) are the samples' weights; they may be set until the backward pass runs."""
+    """Compute Σ_m w_m |∂_m|^power instead of the gradient Σ_m ∂_m. `rows` (F, B) are the weights w_m; set them before the backward pass."""
 
     power: int
     rows: Tensor | None = None
 
     def weighted(self, g: Tensor) -> Tensor:
-        """g (F, B, …) such that |g_m|^power carries the weight of sample m."""
+        """Return g (F, B, …) scaled so that |g_m|^power contains the factor w_m."""
         if self.rows is None:
             return g
         rows = self.rows if self.power == 1 else self.rows.sqrt()
@@ -30,10 +30,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class PairGradient:
-    """The gradient 2Sh/M of R = 1/M Σ_m hᵀSh, for every member: the stacked form of `functional.PairForm`.
+    """The gradient 2Sh/M of R = 1/M Σ_m hᵀSh for every member: the stacked form of `functional.PairForm`.
 
-    S is `matrix` (F, N, N), or for wide layers AAᵀ − diag d with A `factors` (F, N, r) and d `diagonal` (F, N). The factor 2, λ and the
-    learning rate are in them.
+    S is `matrix` (F, N, N), or for wide layers AAᵀ − diag d with A = `factors` (F, N, r) and d = `diagonal` (F, N). These tensors already
+    contain the factor 2, λ and the learning rate.
     """
 
     matrix: Tensor | None = None
@@ -41,7 +41,7 @@ class PairGradient:
     diagonal: Tensor | None = None
 
     def add_to(self, g: Tensor, h: Tensor) -> Tensor:
-        """g + 2Sh/M for g, h (F, M, N)."""
+        """Return g + 2Sh/M for g, h (F, M, N)."""
         share = 1 / h.shape[1]
         if self.matrix is not None:
             return torch.baddbmm(g, h, self.matrix.to(h.dtype), alpha=share)
@@ -49,8 +49,8 @@ class PairGradient:
         assert self.diagonal is not None
         fast = kernels(h)
         if fast is not None:
-            made: Tensor = fast.inhibit(g.contiguous(), h.contiguous(), self.factors, self.diagonal, share)
-            return made
+            result: Tensor = fast.inhibit(g.contiguous(), h.contiguous(), self.factors, self.diagonal, share)
+            return result
         g = torch.baddbmm(g, torch.bmm(h, self.factors), self.factors.mT, alpha=share)
         return g.addcmul_(h, self.diagonal.unsqueeze(1), value=-share)
 
@@ -62,9 +62,9 @@ class ForwardOptions:
     layers: Collection[str] = ()
     outputs: Tensors = field(default_factory=dict)
     inhibit: Mapping[str, Sequence[PairGradient]] = field(default_factory=dict)
-    measure: Measure | None = None  # in place of the parameters' gradient; None: their ordinary gradient
-    weights: Measure | None = None  # holds the samples' weights at the probes
-    probes: Mapping[str, Tensor] = field(default_factory=dict)  # layer → zeros (F, N), at the activation's input
-    resized: Collection[str] = ()  # layers that change the number of neurons (Maxout): their α is measured at the output
+    measure: Measure | None = None  # what to compute instead of the gradient of parameters; None: the gradient
+    weights: Measure | None = None  # has the weights of the samples for the probes
+    probes: Mapping[str, Tensor] = field(default_factory=dict)  # layer → zeros (F, N), at the input of the activation
+    resized: Collection[str] = ()  # activations that change the number of neurons (Maxout): the probe is at their output
     positive: bool = False  # no input is below zero
-    gates: Mapping[str, Tensor] = field(default_factory=dict)  # layer → what its outputs are multiplied by, (F, N)
+    gates: Mapping[str, Tensor] = field(default_factory=dict)  # layer → factors of its outputs (F, N)
