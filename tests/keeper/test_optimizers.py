@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.testing import assert_close
 
 import selfless
-from selfless import MAS
+from selfless import MAS, SI
 from tests.small_nets import made, mlp, rand
 
 
@@ -44,3 +49,28 @@ def test_the_kept_shares_follow_the_optimizer() -> None:
     held = model[2].weight.detach().clone()
     torch.optim.SGD([model[0].weight], lr=0.1).step()
     assert_close(model[2].weight.detach(), held)
+
+
+def test_a_keeper_that_is_collected_in_another_optimizers_step_does_not_disturb_it() -> None:
+    """Hooks must not go away while torch walks through them: the first hook of the step collects keepers that came after it."""
+    gone: list[selfless.Keeper] = []
+
+    def collect(*_: Any) -> None:
+        gone.clear()
+        gc.collect()
+
+    handles = [register_optimizer_step_post_hook(collect)]
+    model, x, y = made(mlp), rand(20, 6), torch.arange(20) % 3
+    gone += [selfless.attach(made(mlp), SI(1.0)) for _ in range(3)]
+    watched = [weakref.ref(other) for other in gone]
+    keeper = selfless.attach(model, SI(1.0))
+    handles.append(register_optimizer_step_post_hook(lambda *_: None))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
+        optimizer.step()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert not any(other() for other in watched)
+    assert all(path.abs().max() > 0 for path in keeper.state["path"].values())  # it saw the step

@@ -28,7 +28,7 @@ def test_ebll_is_the_papers_two_losses_written_out() -> None:
     for t in range(2):
         keeper.consolidate(iter(batches[t]))  # a generator, too, is gone through several times
         features = [(model[:2](x).detach(), y) for x, y in batches[t]]
-        start = preserve._start(features[0][0][None], torch.ones(1, dtype=torch.float64), t)
+        start = preserve.draw_weights(features[0][0][None], torch.ones(1, dtype=torch.float64), t)
         head = (model[2].weight.detach(), model[2].bias.detach())
         cycled = [features[k % 3] for k in range(7)]
         wanted.append(oracles.encoder((start[0][0].detach(), start[1][0].detach()), cycled, head, 0.2, 0.02))

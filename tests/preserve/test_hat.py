@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -174,3 +175,18 @@ def test_hats_gates_do_not_see_how_a_loss_is_scaled(factor: float) -> None:
     ((F.cross_entropy(model(x, 0), y) + keeper.penalty()) * float("inf")).backward()
     opt.step()
     assert torch.equal(keeper.state["embedding"]["all"], before)
+
+
+def test_a_state_with_a_group_that_is_gone_still_loads() -> None:
+    """Earlier versions saved the numbers that the gates of a task start from, as the group "fresh"."""
+    model = made()
+    keeper = selfless.attach(model, HAT(0.2, s_max=50.0), layers=["body.1", "body.3"], heads=NAMES)
+    learn(model, keeper, 0, epochs=2)
+    saved = keeper.state_dict()
+    twin = selfless.attach(copy.deepcopy(model), HAT(0.2, s_max=50.0), layers=["body.1", "body.3"], heads=NAMES)
+    twin.load_state_dict(saved | {"preserve.fresh.all": torch.zeros(40)})
+    assert twin.tasks == 1
+    for key, value in twin.state_dict().items():
+        assert torch.equal(value, saved[key]), key
+    with pytest.raises(ValueError, match="knows nothing of"):
+        twin.load_state_dict(saved | {"preserve.stale.all": torch.zeros(40)})

@@ -61,7 +61,7 @@ class EBLL(LwF, Encodes):
         for features, loss in islice(batches, self.steps):
             if optimizer is None:
                 length = _length(features)
-                weights = self._start(features, length, task)
+                weights = self.draw_weights(features, length, task)
                 optimizer = torch.optim.Adam(weights, lr=self.rate)
             with torch.enable_grad():
                 encoder, decoder = weights
@@ -74,7 +74,8 @@ class EBLL(LwF, Encodes):
             raise ValueError("there is no data to train the task's encoder on: the batches are empty (a generator used up, perhaps?)")
         return (weights[0] / length).detach()
 
-    def _start(self, features: Tensor, length: Tensor, task: int) -> list[Tensor]:
+    def draw_weights(self, features: Tensor, length: Tensor, task: int) -> list[Tensor]:
+        """Draw the encoder and the decoder that training starts from, the same for every member."""
         members, width = len(features), features.shape[-1]
         draw = torch.Generator().manual_seed(task)
         shapes = ((self.code, width), (width, self.code))
