@@ -167,11 +167,18 @@ def test_the_engine_is_the_keeper_in_a_loop(tasks_npz: str, preserve: Any, spars
 
 
 @pytest.mark.parametrize(
-    "of_the_loss",
-    [EWC(), EWC(fisher="exact"), EWC(estimator="per-batch"), OnlineEWC(mode="online"), IMM(), IMM(merge="mean")],
+    ("of_the_loss", "model"),
+    [
+        (EWC(), "mlp-12"),
+        (EWC(), "mlp-12-maxout"),
+        (EWC(fisher="exact"), "mlp-12-maxout"),
+        (EWC(estimator="per-batch"), "mlp-12"),
+        (OnlineEWC(mode="online"), "mlp-12-maxout"),
+        (IMM(), "mlp-12"),
+        (IMM(merge="mean"), "mlp-12-maxout"),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("model", ["mlp-12", "mlp-12-maxout"])
 def test_with_the_functions_alpha_there_is_the_same_omega_and_the_alpha_of_mas(tasks_npz: str, model: str, of_the_loss: Any) -> None:
     """Until the first task has ended the three are trained alike: there is nothing to hold yet."""
     fleets = []

@@ -16,6 +16,7 @@ import selfless
 from selfless.cli import app
 from selfless.data import OBJECTS, prepare_objects, verify_objects
 from selfless.experiments import experiment
+from selfless.experiments.quick import LIMIT
 from selfless.experiments.reproduce import reproduce
 from selfless.experiments.table_2 import COLUMN, PUBLISHED, UNDROPPED, Here, here, table_2
 from selfless.files import write_json
@@ -61,7 +62,9 @@ def recorded(run: Run, out: Path, **about: Any) -> Result:
     return result
 
 
-def test_quick_runs_every_row_that_can_be_run(data: Path, tmp_path: Path) -> None:
+def test_quick_runs_every_row_that_can_be_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIMIT, "objects", 2)  # images of 224 × 224 pixels are slow on a CPU
+    monkeypatch.setattr("selfless.experiments.quick.STEPS", 2)
     record = quick(tmp_path / "out")
     column = "2 of 8, fc random: scenes (part), birds (part)"
     of = {(c["row"], c["column"]): c for c in record["cells"]}

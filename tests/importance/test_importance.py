@@ -187,7 +187,7 @@ def test_sampled_fisher_tends_to_the_exact_one() -> None:
     assert_close(got, want, rtol=0.12, atol=1e-3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_convolution(draw: st.DataObject) -> None:
     pick = lambda lo, hi: draw.draw(st.integers(lo, hi))  # noqa: E731
@@ -202,7 +202,7 @@ def test_any_convolution(draw: st.DataObject) -> None:
         assert_close(got[name], want[name], **CLOSE)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 6), st.integers(1, 6), st.sampled_from([1, 300, 2**20]))
 def test_any_linear_on_sequences(m: int, t: int, n: int, k: int, memory: int) -> None:
     model = fill(nn.Sequential(nn.Linear(n, k), nn.Tanh(), nn.Flatten()))

@@ -8,66 +8,106 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from typer.testing import CliRunner
 
 import selfless
 from selfless import Run
+from selfless.cli import app
 from selfless.runner.store import Store
 from tests.runner.small_runs import BASE, NET, command, flags, stopping
 
+EPOCHS = 20  # of 13 batches: long enough to be interrupted
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)])
-def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(tasks_npz: str, tmp_path: Path, how: signal.Signals, code: int) -> None:
+
+def here(words: list[str]) -> dict[str, Any]:
+    """Run a command in this process and return its JSON."""
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    value: dict[str, Any] = json.loads(done.stdout)["runs"][0]
+    return value
+
+
+def started(words: list[str]) -> subprocess.Popen[str]:
+    """Start a command in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    words = flags(tasks_npz)
-    whole = subprocess.run(command(*words, "--out", str(tmp_path / "whole"), "--json"), capture_output=True, text=True, env=environment)
-    assert whole.returncode == 0, whole.stderr
-    process = subprocess.Popen(
-        command(*words, "--out", str(tmp_path / "cut")), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-    )
-    deadline = time.monotonic() + 60
-    while not (lines := [p.read_text().count("\n") for p in (tmp_path / "cut").glob("*/log.jsonl")]) or lines[0] < 7:
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # ignored if the tests themselves run in the background
+    return subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=heed)
+
+
+def wait_for(process: subprocess.Popen[str], folder: Path, lines: int) -> None:
+    """Wait until a process has logged so many lines."""
+    deadline = time.monotonic() + 120
+    while not (counts := [p.read_text().count("\n") for p in folder.glob("*/log.jsonl")]) or counts[0] < lines:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.005)
+
+
+def epochs(folder: Path) -> list[int]:
+    """How many epochs the log of each run has."""
+    return [p.read_text().count('"evaluated": false') for p in folder.glob("*/log.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def whole(tasks_npz: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The run that nobody interrupts."""
+    return here([*flags(tasks_npz, EPOCHS), "--out", str(tmp_path_factory.mktemp("whole"))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)])
+def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(
+    tasks_npz: str, whole: dict[str, Any], tmp_path: Path, how: signal.Signals, code: int
+) -> None:
+    """Killed outright, it goes on in another process; interrupted, in this one."""
+    words = [*flags(tasks_npz, EPOCHS), "--out", str(tmp_path)]
+    process = started(words)
+    wait_for(process, tmp_path, lines=7)
     process.send_signal(how)
     process.communicate()
     assert process.returncode == code
-    assert not list((tmp_path / "cut").glob("*/metrics.json"))
-    again = subprocess.run(command(*words, "--out", str(tmp_path / "cut"), "--json"), capture_output=True, text=True, env=environment)
-    assert again.returncode == 0, again.stderr
-    a, b = json.loads(whole.stdout)["runs"][0], json.loads(again.stdout)["runs"][0]
+    assert not list(tmp_path.glob("*/metrics.json"))
+    if how is signal.SIGKILL:
+        another = started([*words, "--json"])
+        output, error = another.communicate()
+        assert another.returncode == 0, error
+        again = json.loads(output)["runs"][0]
+    else:
+        again = here(words)
     for key in ("accuracy", "history", "capacity", "summary", "key"):
-        assert a[key] == b[key]
-    epochs = [p.read_text().count('"evaluated": false') for p in (tmp_path / "cut").glob("*/log.jsonl")]
-    assert epochs[0] <= 3 * 40 + 1  # at most one epoch was trained twice
+        assert again[key] == whole[key]
+    assert epochs(tmp_path)[0] <= 3 * EPOCHS + 1  # at most one epoch was trained twice
 
 
+@pytest.mark.slow
 def test_two_processes_train_a_run_once(tasks_npz: str, tmp_path: Path) -> None:
-    words = command(*flags(tasks_npz), "--out", str(tmp_path), "--json")
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [p.communicate() for p in both]
-    assert [p.returncode for p in both] == [0, 0], outputs
-    first, second = (json.loads(out) for out, _ in outputs)
-    assert first["runs"] == second["runs"]
-    logs = [p.read_text().count('"evaluated": false') for p in tmp_path.glob("*/log.jsonl")]
-    assert logs == [3 * 40]
+    words = [*flags(tasks_npz, EPOCHS), "--out", str(tmp_path)]
+    other = started([*words, "--json"])
+    wait_for(other, tmp_path, lines=1)
+    mine = here(words)
+    output, error = other.communicate()
+    assert other.returncode == 0, error
+    assert json.loads(output)["runs"] == [mine]
+    assert epochs(tmp_path) == [3 * EPOCHS]
 
 
+@pytest.mark.slow
 def test_force_trains_again_after_another_process(tasks_npz: str, tmp_path: Path) -> None:
-    words = command(*flags(tasks_npz), "--out", str(tmp_path), "--json")
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True)]
-    time.sleep(2.0)
-    both.append(subprocess.Popen([*words, "--force"], stdout=subprocess.PIPE, text=True))
-    outputs = [json.loads(p.communicate()[0]) for p in both]
-    assert outputs[0]["runs"][0]["accuracy"] == outputs[1]["runs"][0]["accuracy"]
-    log = next(tmp_path.glob("*/log.jsonl")).read_text()
-    assert log.count('"evaluated": false') == 3 * 40
+    words = [*flags(tasks_npz, EPOCHS), "--out", str(tmp_path)]
+    other = started([*words, "--json"])
+    wait_for(other, tmp_path, lines=1)
+    mine = here([*words, "--force"])
+    output, error = other.communicate()
+    assert other.returncode == 0, error
+    assert json.loads(output)["runs"][0]["accuracy"] == mine["accuracy"]
+    assert epochs(tmp_path) == [3 * EPOCHS]
 
 
 def test_a_stopped_fleet_goes_on_whatever_else_is_done(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +128,9 @@ def test_a_stopped_fleet_goes_on_whatever_else_is_done(tasks_npz: str, tmp_path:
     store = Store(tmp_path / "cut")
     assert [len(keys) for _, keys in store.unfinished()] == [3]
     selfless.train(runs[2], out=tmp_path / "cut")  # one of them is finished elsewhere meanwhile
-    epochs: list[int] = []
-    got = selfless.train(runs, out=tmp_path / "cut", workers=1, watch=lambda m, e: epochs.append(len(m)))
-    assert epochs == [3] * (9 - 5)
+    members: list[int] = []
+    got = selfless.train(runs, out=tmp_path / "cut", workers=1, watch=lambda m, e: members.append(len(m)))
+    assert members == [3] * (9 - 5)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.026)
     assert not store.unfinished()
