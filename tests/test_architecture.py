@@ -124,3 +124,60 @@ def test_public_names_exist() -> None:
 def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "selfless", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("selfless ")
+
+
+# --------------------------------------------------------------------------------------------------------------------- tests
+TORCH_INTERNALS = {"_forward_hooks", "_forward_pre_hooks", "_pytree", "_python_dispatch", "_dynamo"}
+
+
+def private_names(tree: ast.Module) -> list[str]:
+    """Names with one leading underscore that a test takes from anything but itself: attributes, imports, patches by name."""
+
+    def is_private(name: str) -> bool:
+        return name.startswith("_") and not name.startswith("__") and name not in TORCH_INTERNALS
+
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                found.append(f"{node.lineno}: {ast.unparse(node)}")
+        elif isinstance(node, ast.ImportFrom):
+            words = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            found += [f"{node.lineno}: {ast.unparse(node)}" for word in words if is_private(word)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "getattr", "delattr", "hasattr"):
+            named = [word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+            words = [part for name in named for part in name.split(".")]
+            found += [f"{node.lineno}: {ast.unparse(node)}" for word in words if is_private(word)]
+    return found
+
+
+def test_no_test_reaches_into_a_private_name() -> None:
+    found = {path: private_names(ast.parse(path.read_text(encoding="utf-8"))) for path in sorted((ROOT / "tests").rglob("*.py"))}
+    assert [f"{path.relative_to(ROOT)}:{place}" for path, places in found.items() for place in places] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("keeper._parts", 1),
+        ("from selfless.keeper.keeper import _after", 1),
+        ("from selfless.keeper._part import Part", 1),
+        ("monkeypatch.setattr('selfless.engine.learner.Learner._start', None)", 1),
+        ("getattr(keeper, '_parts')", 1),
+        ("self._mine, model._forward_hooks, torch._dynamo.reset(), path.__class__", 0),
+    ],
+)
+def test_the_search_for_private_names_finds_them(code: str, count: int) -> None:
+    assert len(private_names(ast.parse(code))) == count
+
+
+def test_tests_mirror_the_package() -> None:
+    """A folder of tests is a folder of the package, and most folders of the package have one."""
+    rooms_tested = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")} - {"."}
+    packages = {path.parent.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("__init__.py")} - {"."}
+    assert rooms_tested <= packages
+    assert {package for package in packages if "/" not in package} - rooms_tested == {"network"}  # by way of keeper and importance
+
+
+def test_test_files_are_short() -> None:
+    assert all(len(path.read_text(encoding="utf-8").splitlines()) <= 500 for path in (ROOT / "tests").rglob("*.py"))

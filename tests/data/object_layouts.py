@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from matfiles import mat
 from PIL import Image
-from published import jpeg
 
 from selfless.data import OBJECTS
 from selfless.data.sources.objects.listing import Listing
+from tests.data.matfiles import mat
+from tests.data.published import jpeg
 
 Files = dict[str, bytes]
 SIZE = (60, 44)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parts import part, rng
 from torch.nn import functional as F
 
 from selfless.data import Augment
 from selfless.data.augment import TRIES
+from tests.data.parts import part, rng
 
 
 def test_crop_and_flip_are_shifts_and_mirrors_of_the_image() -> None:

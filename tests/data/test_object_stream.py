@@ -7,13 +7,13 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import object_layouts as made
 import pytest
 import torch
 
 import selfless
 from selfless import MAS, SLNID, Run
 from selfless.data import OBJECTS, Altered, MissingData, stream
+from tests.data import object_layouts as made
 
 pytestmark = pytest.mark.usefixtures("small_objects")
 CLASSES = {"flowers": 102, "scenes": 2, "birds": 2, "cars": 3, "aircraft": 3, "actions": 10, "letters": 62, "svhn": 10}

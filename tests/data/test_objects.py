@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import object_layouts as made
 import pytest
 
 from selfless.data import Altered, MissingData, fetch_objects, verify_objects
+from tests.data import object_layouts as made
 
 pytestmark = pytest.mark.usefixtures("small_objects")
 

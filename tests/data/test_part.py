@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from parts import part, rng
 from torch import Tensor
 from torch.nn import functional as F
 
 from selfless.data import Augment, Joined, Part, cache_dir
+from tests.data.parts import part, rng
 
 
 def test_batches_are_the_rows_divided_by_255() -> None:

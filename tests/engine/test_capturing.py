@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_contracts import PRESERVE
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,6 +21,7 @@ from selfless.engine.native.options import PairGradient
 from selfless.engine.part import Part
 from selfless.engine.rates import Rates
 from selfless.engine.step import Step
+from tests.test_contracts import PRESERVE
 
 PASSING = ("_share", "_task_gradient", "fleet")  # made by a step for itself; the way back to the fleet
 ROWS = {name: preserve for name, preserve in PRESERVE.items() if preserve.capturable}

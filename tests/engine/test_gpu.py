@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from tests.test_contracts import PRESERVE
 from torch.testing import assert_close
 
 from selfless import EWC, HAT, MAS, SI, SLNID, DeCov, LwF, NoSparsifier, PackNet, Run, RWalk
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Event, Learner
+from tests.test_contracts import PRESERVE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests import oracles
 from torch.testing import assert_close
 
 from selfless import HAT, IMM, MAS, LwF, NoPreserver, NoSparsifier, PackNet, Run
@@ -20,6 +19,7 @@ from selfless.engine.learner import Learner
 from selfless.engine.scenario import arrange
 from selfless.models import build
 from selfless.runner.plan import fleets
+from tests import oracles
 
 
 def small(data: str, **changes: Any) -> Run:

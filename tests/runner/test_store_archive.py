@@ -14,8 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 import selfless
-from fabricated import result as fabricated
-from fabricated import score, small, trainer
 from selfless import SLNID, Run, report
 from selfless.cli import app
 from selfless.experiments.reproduce import reproduce
@@ -24,6 +22,8 @@ from selfless.report import write
 from selfless.runner import Store
 from selfless.runner.archive import NAME, write_archive
 from selfless.spec import Result
+from tests.fabricated import result as fabricated
+from tests.fabricated import score, small, trainer
 
 RUNS = [Run(seed=seed, sparsify=sparsify) for sparsify in (SLNID(1e-3), SLNID(1e-4)) for seed in (3, 1, 2)]
 

@@ -61,7 +61,7 @@ class EBLL(LwF, Encodes):
         for features, loss in islice(batches, self.steps):
             if optimizer is None:
                 scale = _feature_scale(features)
-                weights = self._first_weights(features, scale, task)
+                weights = self.draw_weights(features, scale, task)
                 optimizer = torch.optim.Adam(weights, lr=self.rate)
             with torch.enable_grad():
                 encoder, decoder = weights
@@ -74,7 +74,7 @@ class EBLL(LwF, Encodes):
             raise ValueError("the encoder needs data, but the batches are empty; was the generator used before? Pass a DataLoader")
         return (weights[0] / scale).detach()
 
-    def _first_weights(self, features: Tensor, scale: Tensor, task: int) -> list[Tensor]:
+    def draw_weights(self, features: Tensor, scale: Tensor, task: int) -> list[Tensor]:
         """Return the first [encoder, decoder] of every member, the same for all."""
         members, width = len(features), features.shape[-1]
         generator = torch.Generator().manual_seed(task)

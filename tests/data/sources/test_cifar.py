@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from published import cifar_contents, write_tar
 
 from selfless.data import Altered, DataError, cache_dir, load, verify
 from selfless.data.sources import cifar
+from tests.data.published import cifar_contents, write_tar
 
 
 @pytest.mark.parametrize("form", ["cifar-100-binary.tar.gz", "cifar-100-binary.tar.xz", "cifar-100-binary"])

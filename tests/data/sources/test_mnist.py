@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from published import idx_bytes, mnist_contents
 
 from selfless.data import Altered, load, verify
 from selfless.data.checksums import gunzip
 from selfless.data.sources import mnist
+from tests.data.published import idx_bytes, mnist_contents
 
 
 def test_mnist_loads_packed_and_unpacked(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from published import tiny_contents, write_zip
 
 from selfless.data import Altered, DataError, MissingData, cache_dir, fetch, load, verify
 from selfless.data.sources import tiny_imagenet
+from tests.data.published import tiny_contents, write_zip
 
 
 @pytest.mark.parametrize("zipped", [True, False])

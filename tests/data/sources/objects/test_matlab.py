@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matfiles import MatWriter, mat
 from numpy.testing import assert_array_equal
 
 from selfless.data import Altered
 from selfless.data.sources.objects import matlab
+from tests.data.matfiles import MatWriter, mat
 
 STRUCT = [{"class": np.array([[i]], dtype=np.uint8), "fname": f"{i:05d}.jpg", "none": []} for i in range(3)]
 

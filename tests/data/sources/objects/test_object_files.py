@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import object_layouts as made
 import pytest
-from published import jpeg
 
 from selfless.data import Altered, DataError, cache_dir
+from tests.data import object_layouts as made
+from tests.data.published import jpeg
 
 
 @pytest.mark.parametrize("archive", ["102flowers.tgz", "indoorCVPR_09.tar"])

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import object_layouts as made
 import pytest
-from matfiles import mat
-from published import jpeg
 
 from selfless.data import OBJECTS, Altered, MissingData, verify_objects
 from selfless.data.sources.objects import actions
 from selfless.data.sources.objects.files import decompressed_dir, remove_decompressed
 from selfless.data.sources.objects.listing import Item
+from tests.data import object_layouts as made
+from tests.data.matfiles import mat
+from tests.data.published import jpeg
 
 EXPECTED = {  # labels of the training images, of the test images
     "flowers": ([0, 1, 2, 0, 1, 2], [0, 1, 2, 0, 1, 2]),

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import object_layouts as made
 import pytest
 from PIL import Image
-from published import jpeg
 
 from selfless.data import OBJECTS, Altered, DataError, MissingData, prepare_objects
 from selfless.data.sources.objects import fitting, preparing
 from selfless.data.sources.objects.preparing import check_prepared, open_prepared, prepared_dir
+from tests.data import object_layouts as made
+from tests.data.published import jpeg
 
 pytestmark = pytest.mark.usefixtures("small_objects")
 

@@ -1,0 +1,91 @@
+"""Errors, warnings and closed pipes: one message, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from selfless.cli import app
+from selfless.cli.errors import reporting_errors
+from tests.cli.small_commands import small
+
+runner = CliRunner()
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_warning_is_one_line_without_a_path(stream: str, tmp_path: Path, workers: str) -> None:
+    """Two runs that are no fleet warn twice, in this process or in workers; a person is told once."""
+    words = ["--preserve", "packnet:0.5", "--scenario", "class", "--seeds", "2", "--workers", workers, "--json"]
+    done = runner.invoke(app, small(stream, tmp_path, *words))
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["runs"]) == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("note: PackNet evaluates a task with what it kept for that task")
+    assert ".py" not in line
+
+
+def test_a_reader_that_stops_reading_sees_no_error() -> None:
+    """`selfless … | head`: no error, no traceback."""
+    code = (
+        "import typer; from selfless.cli.errors import reporting_errors\n"
+        "def f():\n  with reporting_errors():\n    for i in range(10**6): print(i)\ntyper.run(f)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == b"0\n"
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait() == 141
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("action", "status"),
+    [
+        (raising(ValueError("wrong")), 1),
+        (raising(KeyboardInterrupt()), 130),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), 130),
+        (raising(typer.Exit(7)), 7),
+        (lambda: None, 0),
+    ],
+)
+def test_exit_statuses(action: Callable[[], None], status: int) -> None:
+    wrapped = typer.Typer()
+
+    @wrapped.command()
+    def command() -> None:
+        with reporting_errors(stopped="stopped here"):
+            action()
+
+    done = runner.invoke(wrapped, [])
+    assert done.exit_code == status
+    assert ("stopped here" in done.output) == (status == 130)
+    assert ("error: wrong" in done.output) == (status == 1)
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    wrapped = typer.Typer()
+
+    @wrapped.command()
+    def command() -> None:
+        with reporting_errors():
+            raise KeyError("a bug")
+
+    assert isinstance(runner.invoke(wrapped, []).exception, KeyError)

@@ -1,0 +1,79 @@
+"""`selfless report` and `selfless capacity` read what was recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from selfless.cli import app
+from tests.cli.small_commands import small
+
+runner = CliRunner()
+
+
+def test_report_and_capacity_read_what_was_recorded(stream: str, tmp_path: Path) -> None:
+    runner.invoke(app, small(stream, tmp_path, "--sparsify", "slnid:1e-2"))
+    page = runner.invoke(app, ["report", str(tmp_path)])
+    assert page.exit_code == 0, page.output
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    for form in ("md", "csv", "latex"):
+        assert runner.invoke(app, ["report", str(tmp_path), "--format", form]).exit_code == 0
+    room = json.loads(runner.invoke(app, ["capacity", str(tmp_path), "--json"]).stdout)
+    assert len(room["runs"][0]["capacity"]) == 3
+    assert "parameters: all" in runner.invoke(app, ["capacity", str(tmp_path)]).output
+    empty = runner.invoke(app, ["report", str(tmp_path / "none")])
+    assert empty.exit_code == 1
+    assert "holds no results" in empty.output
+    (tmp_path / "begun" / "0123456789abcdef").mkdir(parents=True)
+    (tmp_path / "begun" / "0123456789abcdef" / "log.jsonl").write_text("{}\n")
+    assert "holds no results, but 1 unfinished" in runner.invoke(app, ["report", str(tmp_path / "begun")]).output
+
+
+def recorded(out: Path, free: float, **fields: Any) -> Any:
+    """A result of two tasks as the store would write it; after the second, half of what was `free` after the first."""
+    import numpy as np
+
+    from selfless.files import write_json
+    from selfless.spec import Result, Run
+
+    run = Run(tasks=2, **fields)
+    room = [
+        {"tasks": t, "threshold": 0.01, "free_parameters": x, "free_neurons": x / 4, "parameters": {"fc1.weight": x}, "neurons": {"fc1": x}}
+        for t, x in ((1, free), (2, free / 2))
+    ]
+    result = Result(run, np.full((2, 2), 0.9), np.full(2, 0.1), [], room)
+    write_json(out / run.key / "metrics.json", result.as_dict())
+    return result
+
+
+def test_capacity_of_many_runs_is_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row for runs that differ in the seed alone; layers of one run by its folder. Of a dozen, every layer of every run."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for seed in range(6):
+        recorded(tmp_path, 0.4 + 0.032 * seed, seed=seed)
+        one = recorded(tmp_path, 0.8, seed=seed, sparsify="slnid:1e-3")
+    few = runner.invoke(app, ["capacity", str(tmp_path)]).output
+    assert few.count("parameters: fc1.weight") == 12
+    recorded(tmp_path, 0.6, model="mlp-64")
+    many = runner.invoke(app, ["capacity", str(tmp_path)])
+    assert many.exit_code == 0, many.output
+    *table, _, told = many.output.rstrip().splitlines()
+    rows = [line.split() for line in table]
+    assert [row[-5:] for row in rows if row and row[0].startswith("mas")] == [
+        ["6", "12.0", "6.0", "48.0", "24.0"],
+        ["6", "20.0", "10.0", "80.0", "40.0"],
+        ["1", "15.0", "7.5", "60.0", "30.0"],
+    ]
+    assert ["permuted-mnist,", "mlp-64"] in rows
+    assert "fc1" not in many.output
+    assert max(map(len, table)) <= 80
+    assert f"selfless capacity {tmp_path}/KEY" in told
+    assert "--json" in told
+    assert "parameters: fc1.weight" in runner.invoke(app, ["capacity", str(tmp_path / one.run.key)]).output
+    everything = json.loads(runner.invoke(app, ["capacity", str(tmp_path), "--json"]).stdout)["runs"]
+    assert {(r["key"], r["model"]) for r in everything} >= {(one.run.key, "mlp-128")}
+    assert len(everything) == 13

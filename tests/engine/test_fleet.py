@@ -1,0 +1,140 @@
+"""A member of a fleet is the run alone, whatever is trained beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from numpy.testing import assert_allclose
+from torch.testing import assert_close
+
+from selfless import (
+    EBLL,
+    EWC,
+    HAT,
+    IMM,
+    MAS,
+    SI,
+    SLNI,
+    SLNID,
+    SNI,
+    SNID,
+    DeCov,
+    L1Param,
+    L1Rep,
+    L2Param,
+    LocalMAS,
+    LwF,
+    NoPreserver,
+    NoSparsifier,
+    OrthReg,
+    PackNet,
+    RWalk,
+)
+from selfless.engine.learner import Learner
+from selfless.terms import add
+from tests.engine.small_runs import small
+
+KINDS = [
+    NoSparsifier(),
+    SNI(1e-2),
+    SNID(1e-2),
+    SLNI(1e-2),
+    SLNID(2e-2),
+    L1Rep(1e-3),
+    DeCov(1e-2),
+    L1Param(1e-3),
+    L2Param(1e-3),
+    OrthReg(1e-3),
+    SLNID(1e-2) + DeCov(1e-2),
+]
+
+
+def stronger(term: Any, factor: float) -> Any:
+    """A preserver with its strengths times a factor, where the members of a fleet may differ in them."""
+    return add([part if part.same_strength else dataclasses.replace(part, strength=part.strength * factor) for part in term.parts])
+
+
+PRESERVERS = [
+    MAS(0.2),
+    EWC(3.0),
+    SI(0.5),
+    MAS(0.1, estimator="per-batch"),
+    LwF(0.5),
+    EBLL(0.5, drift=1.0, code=5, steps=10),
+    IMM(0.1),
+    IMM(0.1, drop=0.4),
+    PackNet(0.5),
+    RWalk(1.0),
+    LocalMAS(0.01),
+    HAT(),
+    LwF(0.5) + MAS(0.2),
+    MAS(0.2) + PackNet(0.5),
+]
+
+
+@pytest.mark.parametrize("place", range(len(PRESERVERS)), ids=lambda place: str(PRESERVERS[place]))
+def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, place: int) -> None:
+    """Other seeds, strengths, rates and sparsifiers beside it change nothing. Two members of each fleet are trained alone, others in turn:
+    every sparsifier is, with two or three preservers."""
+    preserve = PRESERVERS[place]
+    runs = [
+        small(
+            tasks_npz,
+            epochs=1,
+            seed=i % 3,
+            lr=0.02 + 0.01 * i,
+            sparsify=kind,
+            preserve=stronger(preserve, 1 + i),
+        )
+        for i, kind in enumerate(KINDS)
+    ]
+    learner = Learner(runs)
+    together = learner.learn()
+    for m in (place % len(KINDS), (place + 4) % len(KINDS)):
+        alone = Learner([runs[m]])
+        result = alone.learn()[0]
+        for name, p in alone.fleet.params.items():
+            assert_close(learner.fleet.params[name][m], p[0], rtol=1e-3, atol=1e-4)
+        assert_allclose(together[m].accuracy, result.accuracy, atol=0.026)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_members_may_differ_in_sigma_and_in_epochs(tasks_npz: str, schedule: Any) -> None:
+    """Wide enough (150) that inhibition goes by factors, whose number depends on σ; a member that is done waits unchanged."""
+    kinds = [SLNID(2e-2), SLNID(2e-2, sigma=40.0), SNI(1e-2), NoSparsifier(), SLNI(1e-2, absolute=True)]
+    runs = [small(tasks_npz, model="mlp-150", schedule=schedule, sparsify=k, epochs=1 + i % 3, seed=i) for i, k in enumerate(kinds)]
+    learner = Learner(runs)
+    together = learner.learn()
+    for m, run in enumerate(runs):
+        alone = Learner([run])
+        result = alone.learn()[0]
+        assert [len(epochs) for epochs in together[m].history] == [run.epochs] * 3
+        assert_allclose([e[-1]["loss"] for e in together[m].history], [e[-1]["loss"] for e in result.history], rtol=1e-2)
+        for name, p in alone.fleet.params.items():
+            assert_close(learner.fleet.params[name][m], p[0], rtol=1e-2, atol=1e-3)
+
+
+def test_augmentation_is_a_members_own(tasks_npz: str) -> None:
+    runs = [small(tasks_npz, augment="crop-flip", epochs=1, seed=s) for s in range(3)]
+    fleet, alone = Learner(runs), Learner(runs[1:2])
+    fleet.learn()
+    alone.learn()
+    for name, p in alone.fleet.params.items():
+        assert_close(fleet.fleet.params[name][1], p[0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_diverging_member_fails_alone(tasks_npz: str) -> None:
+    runs = [small(tasks_npz, lr=lr, sparsify=NoSparsifier(), preserve=NoPreserver()) for lr in (0.05, 1e30, 0.05)]
+    good, bad, _ = Learner(runs).learn()
+    assert good.status == "done"
+    assert bad.status == "failed"
+    assert "not finite in epoch" in bad.error
+    assert_allclose(good.accuracy, Learner(runs[:1]).learn()[0].accuracy, atol=0.026)
+
+
+def test_a_member_that_has_stopped_records_nothing_more(tasks_npz: str) -> None:
+    runs = [small(tasks_npz, schedule="plateau", epochs=16, lr=lr) for lr in (0.0, 0.05)]
+    together, alone = Learner(runs).learn()[0], Learner(runs[:1]).learn()[0]
+    assert [len(task) for task in together.history] == [len(task) for task in alone.history] == [11, 11, 11]

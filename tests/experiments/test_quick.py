@@ -1,0 +1,211 @@
+"""`selfless reproduce NAME --quick` and `selfless tune` on real data: every experiment runs, is recorded, resumes, and is reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from selfless.cli import app
+from selfless.data import MissingData, load
+from selfless.experiments import NAMES, experiment
+from selfless.experiments import quick as quick_versions
+
+runner = CliRunner()
+DATA = {"mnist": "mnist", "cifar": "cifar-100", "tiny": "tiny-imagenet"}
+
+
+@pytest.fixture(scope="session")
+def out(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return one folder for all, also for the workers of pytest-xdist: what experiments share is trained once."""
+    base = tmp_path_factory.getbasetemp()
+    return (base if worker_id == "master" else base.parent) / "quick"
+
+
+@pytest.fixture(autouse=True)
+def fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make quick versions quicker still: all of their code runs on a few images."""
+    for stream, images in {"permuted-mnist": 40, "split-cifar-100": 4, "blurred-cifar-100": 4, "split-tiny-imagenet": 2}.items():
+        monkeypatch.setitem(quick_versions.LIMIT, stream, images)
+    monkeypatch.setattr(quick_versions, "STEPS", 2)
+
+
+def need(name: str, profile: str = "ours") -> None:
+    streams = {run.stream for cell in experiment(name, profile).cells for run in cell.candidates}
+    for source in {DATA[word] for stream in streams for word in DATA if word in stream}:
+        try:
+            load(source, download=False)
+        except MissingData:
+            pytest.skip(f"{source} is not on this machine; set SELFLESS_DATA or run: selfless data fetch {source}")
+
+
+def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
+    done = runner.invoke(app, ["reproduce", name, "--quick", "--out", str(out), "--device", "cpu", "--json", *more])
+    assert done.exit_code == 0, done.output
+    value: dict[str, Any] = json.loads(done.stdout)["experiments"][0]
+    return value
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_runs(name: str, out: Path) -> None:
+    need(name)
+    light = not any(word in name for word in ("3", "table-1", "rivals"))
+    made = experiment(name, quick=True)
+    if not any(c.candidates for c in made.cells):  # table 2 without object sets
+        refused = runner.invoke(app, ["reproduce", name, "--quick", "--out", str(out)])
+        assert refused.exit_code == 1
+        assert "nothing can be run" in refused.output
+        assert made.pending
+        return
+    record = quick(name, out, "--seeds", "2" if light else "1")
+    assert [(c["row"], c["column"]) for c in record["cells"]] == [c.place for c in made.cells]
+    if name == "table-2":  # with what is here: tests/experiments/test_table_2.py
+        return
+    assert all(c["status"] == "done" and c["mean"] is not None for c in record["cells"])
+    assert {c["verdict"] for c in record["claims"]} <= ({"holds", "fails", "undecided"} if light else {"undecided"})
+    assert all(c["difference"] is None for c in record["cells"])  # it proves nothing beside published values
+    assert any("limited to" in note for note in record["notes"])
+    for choice in record["choices"]:
+        means = [sum(c["scores"]) / len(c["scores"]) for c in choice["candidates"]]
+        assert choice["by"].startswith("rule") or choice["chosen"] == means.index(max(means))
+    before = times(record, out)
+    again = quick(name, out, "--seeds", "2" if light else "1")
+    assert again["cells"] == record["cells"]
+    assert times(record, out) == before, "something was trained again"
+
+
+def times(record: dict[str, Any], out: Path) -> dict[str, int]:
+    """Return when each result of an experiment was recorded. Another worker may record others at the same time."""
+    reported = [run["key"] for cell in record["cells"] for run in cell["runs"]]
+    tried = [key for choice in record["choices"] for candidate in choice["candidates"] for key in candidate["keys"]]
+    files = [*(out / key / "metrics.json" for key in reported), *(out / "choosing" / key / "metrics.json" for key in tried)]
+    return {str(file): file.stat().st_mtime_ns for file in files if file.exists()}
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["fig-2", "ewc", "rule-of-thumb"])
+def test_the_authors_settings_run_too(name: str, out: Path) -> None:
+    need(name, "paper")
+    record = quick(name, out, "--seeds", "1", "--profile", "paper")
+    assert all(c["on_test"] for c in record["cells"])
+    assert (out / "experiments" / f"{name}-paper-quick.json").is_file()
+
+
+@pytest.mark.real_data
+def test_the_report_of_what_was_reproduced(tmp_path: Path) -> None:
+    need("fig-4-top")
+    done = runner.invoke(app, ["reproduce", "fig-4-top", "table-2", "--quick", "--out", str(tmp_path), "--device", "cpu", "--seeds", "1"])
+    assert done.exit_code == 0, done.output
+    assert "free after task 1" in done.output
+    assert "a quick version judges no claims" in done.output
+    assert "of 0 claims" not in done.output
+    page = runner.invoke(app, ["report", str(tmp_path)])
+    assert page.exit_code == 0, page.output
+    text = (tmp_path / "report.html").read_text()
+    assert "Free first-layer weights after each task, by λ" in text
+    assert "stale" not in text[text.index("<main>") :]
+    assert "Other runs" not in text
+    for form, word in (("md", "quick version judges no claims:"), ("csv", "experiment,profile,quick,kind"), ("latex", r"\begin{tabular}")):
+        printed = runner.invoke(app, ["report", str(tmp_path), "--format", form])
+        assert printed.exit_code == 0
+        assert word in printed.stdout
+    forced = runner.invoke(
+        app, ["reproduce", "fig-4-top", "--quick", "--out", str(tmp_path), "--device", "cpu", "--seeds", "1", "--force", "--json"]
+    )
+    assert forced.exit_code == 0, forced.output
+
+
+def test_the_list_says_how_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SELFLESS_DATA", str(tmp_path))  # no object sets
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = runner.invoke(app, ["reproduce", "--list"])
+    assert done.exit_code == 0, done.output
+    for name in NAMES:
+        assert name in done.output
+    value = json.loads(runner.invoke(app, ["reproduce", "--list", "--json", "--seeds", "3"]).stdout)
+    runs = {row["name"]: row["runs"] for row in value["experiments"]}
+    assert runs["table-2"] == {"paper": 0, "ours": 0}
+    assert runs["fig-4-top"] == {"paper": 21, "ours": 21}
+    assert value["total"]["ours"] < sum(r["ours"] for r in runs.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["reproduce"], "say which experiment: fig-2"),
+        (["reproduce", "fig2"], "Did you mean 'fig-2'"),
+        (["reproduce", "fig-2", "--profile", "theirs"], "choose paper"),
+        (["tune", "--strengths", "much"], "numbers separated by commas"),
+        (["tune", "--strengths", "0,1e-3"], "every strength must be above 0"),
+        (["tune", "--sparsify", "slnd"], "Did you mean 'slnid'"),
+    ],
+)
+def test_bad_input_is_one_message_with_the_remedy(words: list[str], message: str, tmp_path: Path) -> None:
+    done = runner.invoke(app, [*words, "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert message in done.output
+    assert "Traceback" not in done.output
+    assert message in json.loads(runner.invoke(app, [*words, "--out", str(tmp_path), "--json"]).stdout)["error"]
+
+
+def test_missing_data_stops_one_experiment_not_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object, **__: object) -> None:
+        raise MissingData("cifar-100 is not here; run: selfless data fetch cifar-100")
+
+    monkeypatch.setattr("selfless.engine.build.stream", nothing)
+    for place in ("XDG_CACHE_HOME", "SELFLESS_DATA"):  # no object sets, whatever the user has
+        monkeypatch.setenv(place, str(tmp_path))
+    words = ["--quick", "--out", str(tmp_path), "--device", "cpu", "--json"]
+    done = runner.invoke(app, ["reproduce", "fig-3a", "table-2", *words])
+    value = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert [record["name"] for record in value["experiments"]] == ["table-2"]
+    assert "selfless data fetch cifar-100" in value["problems"]["fig-3a"]
+    alone = runner.invoke(app, ["reproduce", "fig-3a", *words])
+    assert alone.exit_code == 1
+    assert "selfless data fetch cifar-100" in json.loads(alone.stdout)["error"]
+
+
+@pytest.mark.real_data
+def test_tune_finds_the_strength_that_keeps_the_first_task(tmp_path: Path) -> None:
+    need("fig-2")
+    words = [
+        "tune",
+        "--limit",
+        "2000",
+        "--epochs",
+        "4",
+        "--model",
+        "mlp-32",
+        "--strengths",
+        "1e-6,1e-3,10",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+    ]
+    words += ["--out", str(tmp_path), "--device", "cpu"]
+    value = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    keeps = {row["strength"]: row["keeps"] for row in value["candidates"]}
+    assert keeps[0.0]
+    assert keeps[1e-6]
+    assert not keeps[10.0]  # crushed by inhibition
+    assert value["smallest"] == 1e-6
+    assert value["largest"] == max(strength for strength, ok in keeps.items() if ok and strength)
+    done = runner.invoke(app, words)
+    assert f"Suggested: --sparsify slnid:{value['largest']:g}" in done.output
+    assert all(path.parent.name for path in tmp_path.glob("*/metrics.json"))
+
+
+@pytest.mark.real_data
+def test_tune_suggests_nothing_where_nothing_was_learnt(tmp_path: Path) -> None:
+    need("fig-2")
+    words = ["tune", "--limit", "100", "--epochs", "1", "--lr", "0", "--model", "mlp-8", "--strengths", "1e-3,1e-2", "--seeds", "1"]
+    done = runner.invoke(app, [*words, "--workers", "1", "--out", str(tmp_path), "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert "Nothing to suggest" in done.output
+    assert "Suggested" not in done.output

@@ -1,0 +1,161 @@
+"""Models for which an importance once went wrong, each with the reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.testing import assert_close
+
+import selfless
+from selfless import SI, SLNID, SNI, importance
+from tests import oracles
+from tests.small_nets import Net, made, mlp, rand
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+
+
+def check_mas(model: nn.Module, x: Tensor) -> None:
+    want = oracles.omega(model, [x], oracles.mas_loss, 1)
+    got = importance.mas(model, [x])
+    for name in want:
+        assert_close(got[name], want[name], **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_module_registered_twice_survives() -> None:
+    """functional_call with tied weights would swap the same slot twice and leave a dead tensor in the model."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(6, 6)
+            self.b, self.head = self.a, nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.b(torch.tanh(self.a(x)))))
+
+    model = made(Twice, dtype=torch.float64)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    check_mas(model, rand(7, 6, dtype=torch.float64))
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert all(after[n] is before[n] for n in before)
+
+
+def test_in_place_activation_after_a_linear_on_sequences() -> None:
+    """The output is a view there: work in place on it moves the recorded edge out of the graph."""
+    model = made(lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(28, 3)), dtype=torch.float64)
+    x = rand(6, 4, 5, dtype=torch.float64)
+    check_mas(model, x)
+    assert importance.mas(model, [x])["0.weight"].max() > 0
+    assert importance.neurons(model, [x], layers=["1"])["1"].shape == (7,)
+
+
+@pytest.mark.parametrize("length", [5, 6])
+def test_time_first_models_are_taken_sample_by_sample(length: int) -> None:
+    """Batches that do not split along their first axis: vmap would broadcast, silently. Also when T equals M."""
+
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.encode, self.head = nn.Parameter(torch.ones(8)), nn.LSTM(8, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.encode(x * self.scale)[0].mean(0))
+
+    model, x = made(TimeFirst, dtype=torch.float64), rand(length, 6, 8, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="sample by sample"):
+        got = importance.mas(model, [(x, torch.zeros(6).long())])
+    want = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for m in range(6):
+        grads = torch.autograd.grad(model(x[:, m : m + 1]).square().sum(), list(model.parameters()))
+        for (n, _), g in zip(model.named_parameters(), grads, strict=True):
+            want[n] += g.abs() / 6
+    for name in want:
+        assert_close(got[name], want[name], **CLOSE)
+
+
+def test_mixing_is_seen_even_where_the_first_and_last_sample_say_nothing() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.layer(x.transpose(0, 1))).sum(0))
+
+    model = made(Mixed, dtype=torch.float64)
+    batch = (rand(6, 6, 4, dtype=torch.float64), torch.tensor([-100, 1, 2, 0, 1, -100]))
+    got = importance.ewc(model, [batch])
+    want = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for m in range(1, 5):
+        loss = F.cross_entropy(model(batch[0][m : m + 1].transpose(0, 0)), batch[1][m : m + 1])
+        for (n, _), g in zip(model.named_parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            want[n] += g.square() / 6
+    for name in want:
+        assert_close(got[name], want[name], **CLOSE)
+
+
+def test_pruned_renormalised_and_extended_linears_have_no_closed_form() -> None:
+    pruned = made(mlp, dtype=torch.float64)
+    prune.l1_unstructured(pruned[0], "weight", 0.3)
+    check_mas(pruned, rand(7, 6, dtype=torch.float64))
+    assert importance.mas(pruned, [rand(7, 6, dtype=torch.float64)])["0.weight_orig"].max() > 0
+    normed = made(mlp, dtype=torch.float64)
+    torch.nn.utils.parametrizations.weight_norm(normed[0])
+    check_mas(normed, rand(7, 6, dtype=torch.float64))
+
+    class Scaled(Net):
+        def __init__(self) -> None:
+            super().__init__(torch.tanh)
+            self.fc1.scale = nn.Parameter(torch.full((8,), 0.7))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc2(torch.tanh(self.fc1(x) * self.fc1.scale))
+
+    check_mas(made(Scaled, dtype=torch.float64), rand(7, 6, dtype=torch.float64))
+    hooked = made(mlp, dtype=torch.float64)
+    hooked[0].register_forward_hook(lambda _m, _i, output: output * 2)
+    check_mas(hooked, rand(7, 6, dtype=torch.float64))
+
+
+def test_keyword_calls_sparse_embeddings_and_images_of_labels() -> None:
+    class Keyword(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc2(input=torch.relu(self.fc1(input=x)))
+
+    check_mas(made(Keyword, dtype=torch.float64), rand(7, 6, dtype=torch.float64))
+    sparse = made(lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(12, 3)), dtype=torch.float64)
+    ids = torch.arange(12).view(4, 3) % 9
+    got = importance.mas(sparse, [ids])
+    dense = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3)).double()
+    dense.load_state_dict(sparse.state_dict())
+    for name, want in importance.mas(dense, [ids]).items():
+        assert_close(got[name], want, **CLOSE)
+    pixels = made(lambda: nn.Sequential(nn.Conv2d(2, 5, 1)), dtype=torch.float64)
+    batch = (rand(4, 2, 5, 5, dtype=torch.float64), torch.arange(100).view(4, 5, 5) % 5)
+    total = torch.zeros_like(pixels[0].bias)
+    for m in range(4):
+        loss = F.cross_entropy(pixels(batch[0][m : m + 1]), batch[1][m : m + 1], reduction="sum")
+        total += torch.autograd.grad(loss, pixels[0].bias)[0].square() / 4
+    assert_close(importance.ewc(pixels, [batch])["0.bias"], total, **CLOSE)
+
+
+def test_what_is_refused() -> None:
+    model, x = made(mlp), rand(5, 6)
+    with pytest.raises(TypeError, match="wrap a single batch"):
+        importance.mas(model, x)
+    with pytest.raises(ValueError, match="class numbers"):
+        importance.ewc(model, [(x, torch.rand(5))])
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="needs gradients"):
+        importance.mas(model, [x])
+    with pytest.raises(TypeError, match="layers= takes names"):
+        selfless.attach(model, sparsify=SNI(1.0), layers=[3])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"takes a torch.nn.Module"):
+        selfless.attach("model")  # type: ignore[arg-type]
+    for preserve in (SI(1.0), None):
+        keeper = selfless.attach(made(mlp), preserve, SLNID(1e-3))
+        with pytest.raises(ValueError, match="not finite"):
+            keeper.consolidate([(x * float("nan"), torch.zeros(5).long())])
+        assert keeper.tasks == 0

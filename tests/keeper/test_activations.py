@@ -1,0 +1,183 @@
+"""Activations that are hard to follow: in place, functional, shared, checkpointed, copied."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import selfless
+from selfless import MAS, SLNID, SNI, L1Rep, Maxout, functional
+from tests.small_nets import Net, made, mlp, rand
+
+
+@pytest.mark.parametrize(
+    ("build", "layer", "x", "n"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Flatten(), nn.Linear(8 * 20, 3)), "1", rand(3, 5, 4, 6), 8),
+        (lambda: nn.Sequential(nn.Conv1d(2, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)), "2", rand(3, 2, 10), 6),
+        (lambda: nn.Sequential(nn.Conv1d(2, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)), "0", rand(3, 2, 10), 6),
+    ],
+)
+def test_the_neuron_axis_is_that_of_the_layer_behind(build: Any, layer: str, x: Tensor, n: int) -> None:
+    model = made(build)
+    keeper = selfless.attach(model, MAS(), SLNID(1.0), layers=[layer])
+    model(x)
+    found = keeper.collector.take()[layer]
+    assert found.shape[1] == n
+    model(x)
+    keeper.penalty()
+    keeper.consolidate([x])
+    assert keeper.alpha[layer].shape == (n,)
+
+
+def test_functional_conv1d_counts_channels_from_the_first_pass_on() -> None:
+    class Conv(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv1d(2, 6, 3), nn.Linear(48, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(F.relu(self.conv(x)).flatten(1))
+
+    model, x = made(Conv), rand(3, 2, 10)
+    keeper = selfless.attach(model, sparsify=SNI(1.0), layers=["conv"])
+    want = functional.sni(F.relu(F.conv1d(x, model.conv.weight, model.conv.bias)).transpose(1, 2))
+    for _ in range(2):
+        model(x)
+        assert_close(keeper.penalty(), want)
+
+
+def test_maxout_with_a_discount() -> None:
+    model, x = made(lambda: nn.Sequential(nn.Linear(6, 16), Maxout(2), nn.Linear(8, 3))), rand(9, 6)
+    keeper = selfless.attach(model, MAS(0.1), SLNID(1e-2))
+    for _ in range(2):
+        model(x)
+        keeper.penalty().backward()
+        keeper.consolidate([x])
+    assert keeper.alpha["0"].shape == (8,)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda x: F.silu(x, inplace=True),
+        lambda x: F.leaky_relu(x, 0.2, inplace=True),
+        lambda x: x.relu_(),
+        lambda x: x.clamp_(min=0.0),
+        nn.SiLU(inplace=True),
+        nn.ELU(inplace=True),
+    ],
+)
+def test_in_place_activations_are_read_not_disturbed(act: Any) -> None:
+    plain, model, x = made(lambda: Net(act)), made(lambda: Net(act)), rand(9, 6)
+    keeper = selfless.attach(model, sparsify=L1Rep(1.0), layers=["fc1"])
+    for _ in range(3):
+        out = model(x)
+        assert_close(out, plain(x))
+        h = act(F.linear(x, plain.fc1.weight, plain.fc1.bias))
+        value = keeper.penalty()
+        assert_close(value, functional.l1_rep(h))
+        (out.sum() + value).backward()
+
+
+def test_a_custom_in_place_module_runs_once() -> None:
+    class Leak(nn.Module):
+        def forward(self, t: Tensor) -> Tensor:
+            return t.mul_(torch.where(t > 0, 1.0, 0.1))
+
+    plain, model, x = made(lambda: Net(Leak())), made(lambda: Net(Leak())), rand(9, 6)
+    keeper = selfless.attach(model, sparsify=SNI(1.0), layers=["fc1"])
+    for _ in range(3):
+        assert_close(model(x), plain(x))
+        keeper.penalty()
+
+
+def test_checkpointing_with_functional_activations() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checked(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc2(checkpoint(lambda x: F.gelu(self.fc1(x)), x, use_reentrant=False))
+
+    plain, model, x = made(lambda: Net(F.gelu)), made(Checked), rand(9, 6)
+    one, two = (selfless.attach(m, sparsify=L1Rep(1.0), layers=["fc1"]) for m in (plain, model))
+    for _ in range(3):
+        for m, keeper in ((plain, one), (model, two)):
+            m.zero_grad()
+            (m(x).sum() + keeper.penalty()).backward()
+        assert_close(model.fc1.weight.grad, plain.fc1.weight.grad)
+
+
+def test_a_first_pass_in_eval_mode_or_that_fails_does_not_count() -> None:
+    model, x = made(Net), rand(9, 6)
+    keeper = selfless.attach(model, sparsify=SNI(1.0), layers=["fc1"])
+    model.eval()
+    with torch.no_grad():
+        model(x * 100)
+    with pytest.raises(RuntimeError):
+        model.train()(rand(2, 5))
+    copy.deepcopy(model)(x * 10)
+    model(x)
+    assert_close(keeper.penalty(), functional.sni(F.relu(F.linear(x, model.fc1.weight, model.fc1.bias))))
+
+
+def test_passes_of_different_length_and_passes_before_a_step() -> None:
+    model = made(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))
+    keeper = selfless.attach(model, sparsify=L1Rep(1.0), layers=["1"])
+    model(rand(4, 5, 6))
+    model(rand(4, 7, 6))
+    keeper.penalty().backward()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(rand(4, 6)).sum().backward()  # a warm-up step without a penalty
+    opt.step()
+    model(rand(4, 6))
+    keeper.penalty().backward()
+
+
+def test_multi_head_perceptrons_under_auto() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+            self.heads = nn.ModuleList([nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3)) for _ in range(2)])
+
+        def forward(self, x: Tensor, task: int) -> Tensor:
+            return self.heads[task](self.body(x))
+
+    model, x = made(Heads), rand(9, 6)
+    keeper = selfless.attach(model, MAS(0.1), SLNID(1e-3))
+    for task in range(2):
+        model(x, task)
+        keeper.penalty().backward()
+        keeper.consolidate([(x,)], forward=lambda m, b, t=task: m(b[0], t))
+    assert set(keeper.alpha) == {"body.0", "heads.0.0", "heads.1.0"}
+
+
+def test_a_shared_activation_module_serves_each_layer_apart() -> None:
+    relu = nn.ReLU()
+    model, x = made(lambda: nn.Sequential(nn.Linear(6, 8), relu, nn.Linear(8, 5), relu, nn.Linear(5, 3))), rand(9, 6)
+    keeper = selfless.attach(model, MAS(0.1), SLNID(1.0))
+    h1 = F.relu(F.linear(x, model[0].weight, model[0].bias))
+    h2 = F.relu(F.linear(h1, model[2].weight, model[2].bias))
+    for _ in range(2):
+        model(x)
+        assert_close(keeper.penalty(), functional.slni(h1) + functional.slni(h2))
+    keeper.consolidate([x])
+    assert {n: len(a) for n, a in keeper.alpha.items()} == {"0": 8, "2": 5}
+    keeper = selfless.attach(model, sparsify=SNI(1.0), layers=["1"])
+    model(x)
+    with pytest.raises(RuntimeError, match="serves several layers"):
+        keeper.penalty()
+
+
+def test_the_penalty_keeps_float64() -> None:
+    model = made(mlp, dtype=torch.float64)
+    keeper = selfless.attach(model, MAS(0.1), SNI(1.0))
+    model(rand(4, 6, dtype=torch.float64))
+    assert keeper.penalty().dtype == torch.float64

@@ -1,0 +1,115 @@
+"""Bad input: one message that names it, and the state stays as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import selfless
+from selfless import MAS, SLNID, SNI
+from tests.keeper.nets import Net, batches, seeded
+
+
+def test_bad_input_at_attach() -> None:
+    model = seeded()
+    with pytest.raises(ValueError, match=r"layer 'fc9' is not in the model; its layers are fc1, fc2, head"):
+        selfless.attach(model, sparsify=SNI(1.0), layers=["fc9"])
+    with pytest.raises(ValueError, match="must be finite and ≥ 0"):
+        MAS(-1.0)
+    with pytest.raises(TypeError, match="plain number"):
+        SLNID(torch.ones(3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="preserve= takes one of"):
+        selfless.attach(model, SLNID(1e-3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Did you mean 'slnid'"):
+        selfless.attach(model, "mas:0.1", "slni d:1")
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        selfless.attach(seeded().requires_grad_(False), MAS())
+    with pytest.raises(ValueError, match="discount"):
+        SLNID(1e-3, discount="sum")  # type: ignore[arg-type]
+
+
+def test_bad_input_in_the_loop_leaves_the_state_alone() -> None:
+    model, (x, y) = seeded(), batches()[0]
+    keeper = selfless.attach(model, MAS(0.1), SLNID(1e-3), layers=["fc1", "fc2"])
+    with pytest.raises(RuntimeError, match="no forward pass since the last"):
+        keeper.penalty()
+    model(x)
+    keeper.penalty()
+    keeper.consolidate(batches())
+    saved = keeper.state_dict()
+    with pytest.raises(RuntimeError, match="no forward pass since the last"):
+        keeper.penalty()
+    model(x * float("nan"))
+    with pytest.raises(ValueError, match="layer 'fc1' has NaN"):
+        keeper.penalty()
+    with pytest.raises(ValueError, match="batches are empty"):
+        keeper.consolidate([])
+    with pytest.raises(ValueError, match="not finite"):
+        keeper.consolidate([(x * float("inf"), y)])
+    other = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(ValueError, match="none of the model's"):
+        keeper.anchor_with(other)
+    for key, value in keeper.state_dict().items():
+        assert_close(value, saved[key])
+    model(x)
+    assert torch.isfinite(keeper.penalty())
+
+
+def test_unreached_layers_and_silent_layers() -> None:
+    class Spare(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spare, self.act = nn.Linear(4, 4), nn.ReLU()
+
+    model, (x, _) = seeded(Spare), batches()[0]
+    keeper = selfless.attach(model, MAS(), SNI(1.0), layers=["fc1", "act"])
+    model(x)
+    with pytest.raises(RuntimeError, match="layer 'act' was never reached"):
+        keeper.penalty()
+    with pytest.raises(ValueError, match="layer 'act' was never reached"):
+        keeper.consolidate(batches())
+    model = seeded()
+    keeper = selfless.attach(model, sparsify=SNI(1.0), layers=["head"])
+    model(x)
+    with pytest.raises(RuntimeError, match="found no activation right after layer 'head'"):
+        keeper.penalty()
+
+
+def test_resized_parameters_are_named() -> None:
+    model = seeded()
+    keeper = selfless.attach(model, MAS(0.1), layers=["fc1"])
+    keeper.consolidate(batches())
+    model.head = nn.Linear(12, 5)
+    with pytest.raises(ValueError, match=r"'head.weight' was \(3, 12\) .* is \(5, 12\) now"):
+        keeper.penalty()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), [("pair", r"wrap a single batch as \[\(x, y\)\]"), (None, "not None"), ("tensor", r"as \[x\]")]
+)
+def test_what_is_no_loader_is_refused(given: str | None, message: str) -> None:
+    pair = batches()[0]
+    with pytest.raises(TypeError, match=message):
+        selfless.attach(seeded(), MAS(0.1)).consolidate({"pair": pair, "tensor": pair[0]}.get(given or ""))  # type: ignore[arg-type]
+
+
+def test_a_model_that_takes_more_is_told_how_to_be_called() -> None:
+    model = seeded(lambda: nn.Bilinear(6, 6, 3))
+    with pytest.raises(TypeError) as caught:
+        selfless.attach(model, MAS(0.1)).consolidate(batches())
+    assert any("forward=" in note for note in caught.value.__notes__)
+
+
+def test_an_activation_that_is_not_recognised_is_said_to_be_so() -> None:
+    class Odd(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(F.glu(self.fc2(self.fc1(x)).repeat(1, 2)))
+
+    model = seeded(Odd)
+    keeper = selfless.attach(model, MAS(0.1), SLNID(1e-3))
+    model(batches()[0][0])
+    with pytest.raises(RuntimeError, match="no activation function of torch right after any hidden layer"):
+        keeper.penalty()

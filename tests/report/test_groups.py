@@ -1,0 +1,101 @@
+"""Groups of runs, and the headline: numbers against `metrics`, and no claim beyond the data."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from selfless import MAS, SLNID, metrics, report
+from tests.report.samples import PAIR, PLAIN, SPARSE, failed, made, noted
+
+
+def test_groups_are_runs_equal_but_for_the_seed():
+    mixed = [PAIR[i] for i in (0, 3, 1, 4, 2, 5)]
+    plain, sparse = report.groups(mixed)
+    assert [plain.label, sparse.label] == ["mas:0.1", "mas:0.1 + slnid:0.001"]
+    assert [r.run.seed for r in plain.results] == [0, 1, 2]
+    for name in plain.results[0].summary():
+        want = metrics.spread([r.summary()[name] for r in plain.results])
+        np.testing.assert_array_equal(plain.value(name), want)
+    last = np.array([r.accuracy[-1] for r in sparse.results])
+    np.testing.assert_allclose([v.mean for v in sparse.per_task], last.mean(0), rtol=1e-15)
+    np.testing.assert_allclose([v.std for v in sparse.per_task], last.std(0, ddof=1), rtol=1e-12)
+
+
+def test_a_run_recorded_twice_counts_once():
+    (group,) = report.groups([made(PLAIN), made(PLAIN, drop=0.2)])
+    assert group.average.mean == metrics.average(made(PLAIN, drop=0.2).accuracy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels"),
+    [
+        ([{}, {"lr": 0.1}], ["mas:0.1 (lr 0.01)", "mas:0.1 (lr 0.1)"]),
+        ([{}, {"model": "mlp-64"}], ["mas:0.1 (mlp-128)", "mas:0.1 (mlp-64)"]),
+        ([{"stream": "a"}, {"stream": "b", "sparsify": SLNID(1e-3)}], ["mas:0.1 (a)", "mas:0.1 + slnid:0.001 (b)"]),
+        ([{}, {"lr": 0.1, "sparsify": SLNID(1e-3)}], ["mas:0.1", "mas:0.1 + slnid:0.001"]),
+        ([{}, {"anchor": "explicit"}], ["mas:0.1 (anchor implicit)", "mas:0.1 (anchor explicit)"]),
+        ([{}, {"preserve": MAS(0.1 + 1e-9)}], ["mas:0.1 (strength 0.1)", "mas:0.1 (strength 0.100000001)"]),
+        ([{}, {"ramp": 2}], ["mas:0.1 (ramp 0)", "mas:0.1 (ramp 2)"]),
+        ([{}, {"stream_options": {"order": [1, 2]}}], ["mas:0.1 (order default)", "mas:0.1 (order [1, 2])"]),
+    ],
+)
+def test_labels_say_what_differs_and_no_more(changes, labels):
+    assert [g.label for g in report.groups([made(dataclasses.replace(PLAIN, **c)) for c in changes])] == labels
+
+
+def test_a_data_set_that_grew_between_seeds_is_another_group():
+    run = dataclasses.replace(PLAIN, tasks=None)
+    assert [g.label for g in report.groups([made(run, 0), made(run, 1, tasks=4)])] == ["mas:0.1 (3 tasks)", "mas:0.1 (4 tasks)"]
+
+
+def test_holes_in_a_matrix_are_a_failure_not_a_crash():
+    (group,) = report.groups([made(PLAIN, accuracy=np.array([[0.9, 0.1], [math.nan, 0.9]]), baseline=np.full(2, 0.1))])
+    assert "A[1, 0]" in group.failures[0]
+
+
+def test_what_was_never_measured_is_not_free():
+    (group,) = report.groups([made(PLAIN, capacity=[{"free_parameters": 1.0, "free_neurons": 1.0, "parameters": {}, "neurons": {}}])])
+    assert group.value("free_parameters").text() == "–"
+
+
+def test_the_headline_says_what_the_sparsifier_brings():
+    sentence, support = report.headline(PAIR)
+    a, b = (100 * np.mean([r.average for r in part]) for part in (PAIR[3:], PAIR[:3]))
+    assert sentence == (
+        f"MAS + SLNID keeps {a:.1f} % on average over three tasks; MAS alone {b:.1f} %: +{a - b:.1f} points, "
+        "and leaves 60 % of the parameters free instead of 40 %."
+    )
+    assert support.startswith("Ahead on 3 of 3 seeds")
+
+
+@pytest.mark.parametrize(
+    ("results", "words"),
+    [
+        ([], "No run has finished."),
+        ([failed(PLAIN)], "One run failed, none finished."),
+        (PAIR[:1], "MAS ends at 91.0 % on average over three tasks, with 7.5 points lost since they were learnt. One seed."),
+        ([made(PLAIN, accuracy=np.array([[0.9, 0.7, 0.1], [0.9, 0.5, 0.1], [0.9, 0.5, 0.7]]))], "with 0.0 points lost"),  # 0.7 was a guess
+        ([made(PLAIN, accuracy=np.array([[0.5, 0.9, 0.1], [0.8, 0.6, 0.1], [0.7, 0.5, 0.9]]))], "with 10.0 points lost"),  # from 0.8, 0.6
+        ([made(PLAIN, tasks=1)], "MAS ends at 97.0 % on its one task. One seed."),
+        ([made(PLAIN), made(SPARSE, drop=0.09)], "−4.0 points. One seed each"),
+        ([made(PLAIN), made(SPARSE, drop=0.09, free=0.6)], "−4.0 points, but leaves 60 %"),
+        ([made(PLAIN), made(SPARSE, drop=0.01, free=0.2)], "+4.0 points, but leaves 20 %"),
+        ([made(PLAIN, 0), made(PLAIN, 1), made(SPARSE, 0, drop=0.04), made(SPARSE, 1, drop=0.06)], "are level within the spread"),
+        (
+            [made(PLAIN), made(dataclasses.replace(PLAIN, preserve="ewc:1"), drop=0.01)],
+            "EWC has the highest average of two methods: 95.0 %",
+        ),
+        ([made(PLAIN), made(dataclasses.replace(PLAIN, stream="b"))], "not comparable"),
+        (
+            [made(PLAIN), *(made(dataclasses.replace(SPARSE, sparsify=s), drop=0.01) for s in ("slnid:1", "sni:1"))],
+            "Best of two sparsifiers: ",
+        ),
+        ([noted(PLAIN), made(SPARSE)], "Tiny-imagenet is reduced"),
+        ([made(dataclasses.replace(PLAIN, select="best-on-test"))], "Best-on-test: "),
+        ([made(PLAIN), failed(PLAIN, 1)], "1 of 2 runs of MAS failed."),
+    ],
+)
+def test_the_headline_claims_no_more_than_the_data(results, words):
+    assert words in str(report.headline(results))

@@ -1,0 +1,92 @@
+"""Results as tables: the numbers of `metrics`, marks in every form, and a shape that no label can break."""
+
+import csv as csv_format
+import dataclasses
+import io
+import math
+import re
+
+import numpy as np
+import pytest
+
+from selfless import SLNID, metrics, report
+from tests.report.page_reader import Reader
+from tests.report.samples import EVERY, NASTY, NOTE, PAIR, PLAIN, SPARSE, failed, made, noted, shown
+
+
+def test_tables_carry_the_numbers_of_metrics():
+    mean, std = metrics.spread([metrics.average(r.accuracy) for r in PAIR[3:]])
+    cell = f"{100 * mean:.2f} ± {100 * std:.2f}"
+    assert cell in shown(PAIR)
+    assert f"**{cell}**" in report.markdown(PAIR)
+    assert r"\textbf{" + cell.replace("±", r"$\pm$") + "}" in report.latex(PAIR)
+    plain, sparse = csv_format.DictReader(io.StringIO(report.csv(PAIR)))
+    assert (float(sparse["average"]), float(sparse["average_std"])) == (mean, std)
+    assert float(plain["task_1"]) == metrics.spread([r.accuracy[-1, 0] for r in PAIR[:3]])[0]
+    assert (plain["seeds"], plain["failed"], plain["select"], plain["notes"]) == ("3", "0", "last", "")
+    assert max(map(len, shown(PAIR).splitlines())) <= 80
+
+
+def test_csv_says_in_which_scenario_tasks_were_evaluated():
+    results = [made(PLAIN), made(dataclasses.replace(PLAIN, scenario="class"))]
+    head, *_ = csv_format.reader(io.StringIO(report.csv(results)))
+    assert head[head.index("tasks") + 1] == "scenario"
+    assert [row["scenario"] for row in csv_format.DictReader(io.StringIO(report.csv(results)))] == ["task", "class"]
+
+
+def test_tables_keep_their_shape_whatever_the_labels_say():
+    results = [made(PLAIN), made(dataclasses.replace(SPARSE, model=NASTY))]
+    head, rule, *rows = report.markdown(results).split("\n\n")[0].splitlines()
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in (head, rule, *rows)} == {len(report.tables.columns(3)) + 1}
+    assert r"\$a\_b\$" in report.latex(results)
+    assert "[red]" in shown(results, 200)
+    assert next(iter(csv_format.reader(io.StringIO(report.csv(results)).readlines()[2:])))[3] == NASTY
+
+
+def test_a_single_run_shows_its_matrix():
+    text = shown(PAIR[:1])
+    assert "learnt" in text
+    for value in PAIR[0].accuracy.ravel():
+        assert f"{100 * value:.1f}" in text.split("learnt")[-1]
+    assert "learnt" not in shown(PAIR)
+
+
+@pytest.mark.parametrize("form", EVERY)
+def test_every_form_marks_selection_reduction_and_failure(form, tmp_path):
+    chosen = dataclasses.replace(SPARSE, select="best-on-test")
+    text = EVERY[form]([made(chosen), noted(PLAIN, 0), failed(PLAIN, 1)], tmp_path)
+    assert "best-on-test" in text
+    assert NOTE in text
+    assert "1 of 2" in text if form != "csv" else ",3,task,1,1,last," in text
+    clean = EVERY[form](PAIR[:1], tmp_path)
+    assert "best-on-test" not in clean
+    assert "reduced" not in clean
+    assert "failed" not in clean.replace("seeds,failed,select", "")
+
+
+@pytest.mark.parametrize("form", EVERY)
+@pytest.mark.parametrize(
+    "results",
+    [
+        [],
+        [failed(PLAIN, s) for s in range(2)],
+        [failed(PLAIN), made(SPARSE, tasks=2)],
+        [made(PLAIN, tasks=1)],
+        [made(PLAIN, tasks=11), made(PLAIN, 1, tasks=1)],
+        [made(PLAIN, accuracy=np.array([[0.9, math.nan], [0.8, 0.9]]), baseline=np.array([0.1, math.nan]), capacity=[])],
+        [made(PLAIN, accuracy=np.array([[0.9, 0.1], [math.nan, 0.9]]), baseline=np.full(2, 0.1))],
+        [made(dataclasses.replace(PLAIN, stream="joint"), accuracy=np.full((1, 3), 0.9))],
+        [made(dataclasses.replace(PLAIN, sparsify=SLNID(10.0**-i)), s) for i in range(1, 9) for s in (0, 1)],
+        [
+            made(PLAIN, about={}),
+            made(SPARSE, about={"notes": None}, capacity=[{"free_parameters": 1.0, "parameters": {}, "neurons": {}}] * 3),
+        ],
+    ],
+    ids="none failed half-failed one-task uneven nan holes joint many bare".split(),
+)
+def test_every_form_takes_every_result(form, results, tmp_path):
+    text = EVERY[form](results, tmp_path)
+    assert not re.search(r"\bnan\b|\bNone\b", re.sub(r"is nan[:;,]", "", text))
+    if form == "page":
+        reader = Reader(text)
+        assert len(reader.ids) == len(set(reader.ids))
