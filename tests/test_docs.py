@@ -304,14 +304,16 @@ def rivals() -> dict[tuple[str, str], Any]:
 
 
 def test_table_of_methods_is_the_recorded_one() -> None:
-    cells, rows = rivals(), block("docs/choosing.md", "rivals").splitlines()[2:]
-    columns = [f"{data}{lost}{term}" for data in ("pMNIST 128", "CIFAR 256") for term in ("", " + SLNID") for lost in ("", " lost")]
-    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in dict.fromkeys(name for name, _ in cells)]
-    for row in rows:
-        name, *values = row.strip("| ").split(" | ")
-        for column, value in zip(columns, values, strict=False):
-            cell = cells.get((name, column))
-            assert value.strip() == (f"{number(cell['mean'])} ± {number(cell['std'])}" if cell else ""), (name, column)
+    cells = rivals()
+    for table, data in (("rivals-mnist", "pMNIST 128"), ("rivals-cifar", "CIFAR 256")):
+        rows = block("docs/choosing.md", table).splitlines()[2:]
+        columns = [f"{data}{lost}{term}" for term in ("", " + SLNID") for lost in ("", " lost")]
+        assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in dict.fromkeys(name for name, _ in cells)]
+        for row in rows:
+            name, *values = row.strip("| ").split(" | ")
+            for column, value in zip(columns, values, strict=False):
+                cell = cells.get((name, column))
+                assert value.strip() == (f"{number(cell['mean'])} ± {number(cell['std'])}" if cell else ""), (name, column)
 
 
 def test_strengths_of_methods_are_the_chosen_ones() -> None:
