@@ -30,7 +30,7 @@ def test_a_warning_is_one_line_without_a_path(stream: str, tmp_path: Path, worke
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["runs"]) == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("note: PackNet evaluates a task with what it kept for that task")
+    assert line.startswith("note: PackNet evaluates a task with the parameters it keeps for that task")
     assert ".py" not in line
 
 

@@ -40,7 +40,7 @@ def test_as_task_is_evaluating() -> None:
 def test_draw_gates_sets_the_numbers_that_gates_start_from() -> None:
     model, (x, y) = made(), data(0)[0]
     keeper = selfless.attach(model, HAT(0.2, s_max=50.0), layers=["body.1", "body.3"], heads=NAMES)
-    with pytest.warns(DeprecationWarning, match=r"keeper\.draw_gates will go: seed torch"):
+    with pytest.warns(DeprecationWarning, match=r"keeper\.draw_gates will be removed: seed torch"):
         keeper.draw_gates(torch.linspace(-2, 2, 40))
     keeper.begin_epoch(0, 1, batches=1)
     assert torch.equal(keeper.state["embedding"]["all"], torch.linspace(-2, 2, 40))

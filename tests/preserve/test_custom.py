@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from selfless import MAS, SLNI, SLNID, SNI, SNID, L1Rep, Run
 from selfless.cli import app
 from selfless.engine.learner import Learner
 from selfless.preserve import Preserver, State
+from selfless.preserve.capabilities import Projects
 from selfless.runner.store import Store
 from selfless.sparsify import Sparsifier
 
@@ -169,3 +171,36 @@ def test_a_method_that_nobody_else_can_import_is_refused_before_it_is_recorded(t
 def test_what_is_not_there_is_said(text: str, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         Run(sparsify=text)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Capped(Preserver, Projects):
+    """Weights no larger than the strength: a function other than the penalty reads it."""
+
+    name: ClassVar[str] = "capped"
+    strength: float = 1.0
+
+    def project(self, state: State, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {n: p.clamp(-self.strength, self.strength) for n, p in parameters.items()}
+
+
+def test_runs_of_a_method_that_reads_its_strength_do_not_share_a_fleet_with_other_strengths(tasks_npz: str) -> None:
+    runs = [Run(stream=tasks_npz, model="mlp-12", preserve=Capped(s), epochs=1, batch=10) for s in (0.01, 10.0)]
+    assert Capped.same_strength
+    assert not Close.same_strength
+    together = selfless.train(runs, workers=1)
+    for run, result in zip(runs, together, strict=True):
+        np.testing.assert_array_equal(selfless.train(run, workers=1).accuracy, result.accuracy)
+    assert together[0].average < together[1].average
+
+
+@dataclass(frozen=True)
+class Unmappable(Close):
+    def consolidate(self, state: State, parameters: Mapping[str, Tensor], omega: Mapping[str, Tensor]) -> State:
+        return {"anchor": {n: p.detach()[p.detach() > 0] for n, p in parameters.items()}}
+
+
+def test_a_method_that_cannot_be_mapped_over_members_is_named_with_the_remedy(tasks_npz: str) -> None:
+    run = Run(stream=tasks_npz, model="mlp-12", preserve=Unmappable(0.1), epochs=1, batch=10)
+    with pytest.raises(ValueError, match=r"Unmappable cannot be mapped over the members of a fleet.*torch\.where"):
+        selfless.train(run, workers=1)

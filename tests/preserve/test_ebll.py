@@ -88,7 +88,7 @@ def test_ebll_says_what_it_needs() -> None:
     keeper = selfless.attach(model, EBLL(steps=2), heads=NAMES)
     with pytest.raises(ValueError, match="needs labels"):
         keeper.consolidate([torch.randn(4, 6)], forward=lambda m, b: m(b, 0))
-    with pytest.raises(ValueError, match="no data"):
+    with pytest.raises(ValueError, match="batches are empty"):
         keeper.consolidate([], forward=lambda m, b: m(b[0], 0))
     assert keeper.tasks == 0
     for bad in ({"code": 0}, {"steps": 0}, {"drift": -1.0}, {"rate": 0.0}):

@@ -45,7 +45,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             )
             for s in sets
         ]
-        kinds = "permuted-, rotated-, split-, blurred- before a name; joint- before that: the upper bound"
+        kinds = f"{', '.join(f'{kind}-' for kind in data.KINDS)} before a name; joint- before that: the upper bound"
         _print_table(("name", "what", "train + test", "shape", "download", "where"), rows, f"Streams: {kinds}.\n")
         rows = [
             (

@@ -31,13 +31,14 @@ from selfless.data.sources import CATALOGUE, Check, Entry, Source, find_entry, s
 from selfless.data.sources.objects import OBJECTS, ObjectSet
 from selfless.data.sources.objects.checks import describe_reduction, verify_objects
 from selfless.data.sources.objects.preparing import all_prepared
-from selfless.data.streams import blurred, grouped, permuted, rotated, split
+from selfless.data.streams import KINDS, blurred, grouped, permuted, rotated, split
 from selfless.data.tasks import Stream, Task, joint
 from selfless.data.verify import verify
 from selfless.data.weights import checksum, find_pretrained, locate_weights
 
 __all__ = [
     "CATALOGUE",
+    "KINDS",
     "OBJECTS",
     "Altered",
     "Augment",

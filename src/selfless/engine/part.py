@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ class Part:
 
     def __init__(self, term: Preserver, stack: Stack, trained: Tensors) -> None:
         self.term, self.stack, self.trained = term, stack, trained
-        self.state: State = torch.func.vmap(term.init)(self.values())
+        self.state: State = self._over_members(term.init)(self.values())
         self.is_wired = False
         self._share = torch.zeros(())
 
@@ -67,6 +68,24 @@ class Part:
             self.state = {g: {n: torch.stack([s[g][n] for s in states]) for n in ts} for g, ts in states[0].items()}
             self.is_wired = True
 
+    def _over_members(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function mapped over the members; where vmap cannot map it, an error names the preserver and the remedy."""
+        mapped = torch.func.vmap(function)
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return mapped(*arguments)
+            except RuntimeError as error:
+                if "vmap" not in str(error) and "functorch" not in str(error):
+                    raise
+                reason = str(error).strip().splitlines()[0]
+                raise ValueError(
+                    f"{self.term.label} cannot be mapped over the members of a fleet ({reason}). Write its functions without boolean "
+                    "indexing, .item() and `if tensor`: torch.where, masks and topk do the same (docs/methods.md)"
+                ) from error
+
+        return call
+
     # ---------------------------------------------------------------------------------------------------------------- an epoch
     @torch.no_grad()
     def begin_epoch(self, seeds: Tensor, task: int, epoch: int, epochs: int) -> bool:
@@ -75,10 +94,10 @@ class Part:
         if isinstance(self.term, Gated) and epoch == 0:
             one = {g: {n: t[0] for n, t in ts.items()} for g, ts in self.state.items()}
             noise = rng.normal(rng.stream_key(seeds, "gates", task, epoch), self.term.gate_count(one))
-            self.state, replaced = torch.func.vmap(self.term.start_gates)(self.state, noise), True
+            self.state, replaced = self._over_members(self.term.start_gates)(self.state, noise), True
         if isinstance(self.term, Phased) and self.starts_phase(epoch, epochs):
             term = self.term
-            begin = torch.func.vmap(lambda state, params: term.begin_phase(state, params, epoch, epochs))
+            begin = self._over_members(lambda state, params: term.begin_phase(state, params, epoch, epochs))
             self.state, changed = begin(self.state, self.values())
             for name, value in changed.items():
                 self.trained[name].copy_(value)
@@ -108,7 +127,7 @@ class Part:
         places = cursor * sum(sizes) + torch.arange(sum(sizes), device=cursor.device)
         masks = (rng.uniform_at(key, places) < self.term.drop_rate).split(sizes, 1)
         off = {n: mask for names, mask in zip(layers.values(), masks, strict=True) for n in names}
-        found: Tensors = torch.func.vmap(self.term.drop_nodes)(self.state, leaves, off)
+        found: Tensors = self._over_members(self.term.drop_nodes)(self.state, leaves, off)
         return found
 
     def open_gates(self, cursor: Tensor, last: int) -> None:
@@ -116,14 +135,14 @@ class Part:
         if isinstance(self.term, Gated):
             term = self.term
             self._share = (cursor / last if last else torch.ones_like(cursor, dtype=torch.float32)).float().squeeze(0)
-            found = torch.func.vmap(lambda state: term.gate(state, self._share))(self.state)
+            found = self._over_members(lambda state: term.gate(state, self._share))(self.state)
             self.stack.gates = {n: g.detach().requires_grad_() for n, g in found.items()}
 
     def gate_cost(self, rates: Tensor) -> Tensor | None:
         """Σ_f rate_f · gate_penalty_f; None without gates."""
         if not isinstance(self.term, Gated):
             return None
-        return torch.dot(rates, torch.func.vmap(self.term.gate_penalty)(self.state, self.stack.gates))
+        return torch.dot(rates, self._over_members(self.term.gate_penalty)(self.state, self.stack.gates))
 
     def step_gates(self, grads: Sequence[Tensor | None], lr: Tensor) -> None:
         """Take the training step of the gates; `grads` are the gradients of the stack's gates, times the rate of each member."""
@@ -139,7 +158,7 @@ class Part:
             new = term.step_gates(state, gradients, self._share, rate)
             return {group: new[group] for group in self.step_groups}
 
-        self._write(torch.func.vmap(step)(self.state, unscaled, lr))
+        self._write(self._over_members(step)(self.state, unscaled, lr))
 
     def close_gates(self, task: int | None, tasks: int) -> None:
         """Set the gates that a task is evaluated with; None means the current task. `tasks` tasks have ended.
@@ -148,7 +167,7 @@ class Part:
         """
         if isinstance(self.term, Gated) and self.is_wired and (tasks or task is None):
             term, used = self.term, None if task is None else min(task, tasks - 1)
-            self.stack.gates = torch.func.vmap(lambda state: term.hard_gate(state, used))(self.state)
+            self.stack.gates = self._over_members(lambda state: term.hard_gate(state, used))(self.state)
 
     def distillation(
         self, params: Tensors, buffers: Tensors, x: Tensor, outputs: tuple[Tensor, list[Tensor]], past: Sequence[range], rates: Tensor
@@ -169,7 +188,7 @@ class Part:
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
         if isinstance(self.term, Projects):
-            for name, corrected in torch.func.vmap(self.term.project)(self.state, self.values()).items():
+            for name, corrected in self._over_members(self.term.project)(self.state, self.values()).items():
                 self.trained[name].copy_(corrected)
 
     def observe(self, before: Tensors, gradients: Tensors) -> None:
@@ -208,12 +227,12 @@ class Part:
             logits = features @ weight.mT + (0 if bias is None else bias[:, head].detach().unsqueeze(1))
             return F.cross_entropy(logits.flatten(0, 1), y, reduction="sum") / logits.shape[1]
 
-        self.state = torch.func.vmap(self.term.add_encoder)(self.state, self.term.fit(features(), task))
+        self.state = self._over_members(self.term.add_encoder)(self.state, self.term.fit(features(), task))
 
     def consolidate(self, omega: Tensors) -> None:
         """Compute the state after a task."""
         if self.state:
-            self.state = torch.func.vmap(self.term.consolidate)(self.state, self.values(), omega)
+            self.state = self._over_members(self.term.consolidate)(self.state, self.values(), omega)
 
     def evaluated_parameters(self, task: int | None, tasks: int) -> Tensors:
         """Return the parameters that a task is evaluated with; only those that differ from the trained ones.
@@ -223,5 +242,5 @@ class Part:
         if task is None or not isinstance(self.term, Evaluates) or not tasks:
             return {}
         term, used = self.term, min(task, tasks - 1)  # a task that has not been trained yet is evaluated like the newest
-        found: Tensors = torch.func.vmap(lambda state, params: term.evaluated_parameters(state, params, used))(self.state, self.values())
+        found: Tensors = self._over_members(lambda state, params: term.evaluated_parameters(state, params, used))(self.state, self.values())
         return found

@@ -9,8 +9,10 @@ that does more than a penalty inherits capabilities (`selfless.preserve.capabili
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, ClassVar
 
 import torch
@@ -31,6 +33,16 @@ class Group:
     changes_in_step: bool = False  # a training step changes it; the tensors must keep their shapes in a step
 
 
+def _reads_strength(cls: type) -> bool:
+    """Return whether a function that the class defines, other than `__post_init__`, reads `strength`."""
+    functions = [getattr(member, "fget", member) for name, member in cls.__dict__.items() if name != "__post_init__"]
+    return any(_names_strength(function.__code__) for function in functions if inspect.isfunction(function))
+
+
+def _names_strength(code: CodeType) -> bool:
+    return "strength" in code.co_names or any(_names_strength(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+
+
 @dataclass(frozen=True)
 class Preserver(Term):
     """A method that adds λ_Ω · penalty(θ) to the loss; 0 before the end of the first task. The base class preserves nothing."""
@@ -46,6 +58,8 @@ class Preserver(Term):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adopt_old_names(cls)
+        if "same_strength" not in cls.__dict__ and _reads_strength(cls):
+            cls.same_strength = True  # a fleet calls the functions of one member's term for all members
 
     @property
     def objective(self) -> Objective:
