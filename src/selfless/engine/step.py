@@ -144,7 +144,7 @@ class Step:
 
     # --------------------------------------------------------------------------------------------------------------- the loss
     def _task_loss(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (logits of the head, their gradient) for Σ_f lr_f mean CE. The gradient is lr_f/B (softmax − 1_y).
+        """Return (logits, their gradient) for Σ_f lr_f mean CE within the head. The gradient is lr_f/B (softmax − 1_y).
 
         Also add to the sums of losses and of correct predictions.
         """
