@@ -268,12 +268,18 @@ def records(profile: str) -> list[Any]:
     return [load(path) for path in sorted((RECORDED / "experiments").glob(f"*-{profile}.json"))]
 
 
-def test_tables_are_those_of_the_recorded_experiments() -> None:
+@pytest.mark.slow
+def test_tables_are_those_of_the_recorded_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run `make tables` after every change of the records or of the report."""
     from typer.testing import CliRunner
 
     from selfless.cli import app
+    from selfless.report import experiments
+    from selfless.runner.store import Store
 
+    results, found = Store(RECORDED).all(), experiments.load(RECORDED)  # read once for the three forms
+    monkeypatch.setattr(Store, "all", lambda self: results)
+    monkeypatch.setattr(experiments, "load", lambda folder: found)
     for form, suffix in (("md", "md"), ("csv", "csv"), ("latex", "tex")):
         made = CliRunner().invoke(app, ["report", str(RECORDED), "--format", form])
         assert made.stdout == read(RECORDED / f"tables.{suffix}"), f"run make tables: tables.{suffix} is old"

@@ -129,6 +129,7 @@ FLEETS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape", "options"), FLEETS, ids=lambda v: str(v))
 def test_a_fleet_of_three_equals_three_networks(name, shape, options):
     members = [build(name, outputs=4, input_shape=shape, seed=s, **options).double() for s in range(3)]
@@ -149,6 +150,7 @@ def test_a_fleet_of_three_equals_three_networks(name, shape, options):
             assert_close(gradients[key][s], parameter.grad, msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape", "options"), FLEETS, ids=lambda v: str(v))
 def test_compiles_without_a_graph_break(name, shape, options):
     model, x = build(name, outputs=4, input_shape=shape, seed=0, **options), images(shape)
@@ -179,6 +181,7 @@ def torchvision_state(*parts: str) -> dict[str, torch.Tensor]:
     return {key: torch.full((1,), 0.01 * (i + 1)).expand(shape) for i, (key, shape) in enumerate(shapes.items())}
 
 
+@pytest.mark.slow
 def test_alexnet_is_torchvisions_with_its_weights(tmp_path):
     torch.save(torchvision_state(), tmp_path / "alexnet.pth")
     model = build("alexnet", outputs=1000, input_shape=IMAGENET, seed=0, weights=tmp_path / "alexnet.pth")
@@ -192,6 +195,7 @@ def test_alexnet_is_torchvisions_with_its_weights(tmp_path):
     assert not any(isinstance(m, nn.Dropout) for m in model.modules())
 
 
+@pytest.mark.slow
 def test_alexnet_with_a_new_head_and_random_fc(tmp_path):
     torch.save(torchvision_state(), tmp_path / "alexnet.pth")
     plain = build("alexnet", outputs=5, input_shape=TINY, seed=3).state_dict()
@@ -201,6 +205,7 @@ def test_alexnet_with_a_new_head_and_random_fc(tmp_path):
             assert torch.equal(value, plain[key]) is key.startswith(kept)
 
 
+@pytest.mark.slow
 def test_alexnet_convolutions_alone(tmp_path):
     convolutions = {key: value.contiguous() for key, value in torchvision_state("features").items()}
     save_file(convolutions, tmp_path / "conv.safetensors")
@@ -212,6 +217,7 @@ def test_alexnet_convolutions_alone(tmp_path):
         build("alexnet", outputs=2, input_shape=TINY, weights=tmp_path / "conv.npz")
 
 
+@pytest.mark.slow
 def test_alexnet_refuses_weights_that_do_not_fit(tmp_path):
     def refused(state, match, shape=TINY, **options):
         torch.save(state, tmp_path / "w.pth")

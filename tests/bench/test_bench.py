@@ -103,6 +103,7 @@ def test_synthetic_images_are_balanced_and_fill_every_task() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------- parts
+@pytest.mark.slow
 def test_steps(tiny: Plan) -> None:
     rows = list(steps.run(tiny))
     assert [(r["network"], r["members"]) for r in rows] == [(n, m) for n in ("mlp-128", "cnn-256") for m in (0, 0, 1, 2)]
@@ -114,6 +115,7 @@ def test_steps(tiny: Plan) -> None:
         assert r["times_eager"] == pytest.approx(r["members"] * r["eager_step_seconds"] / r["seconds"])
 
 
+@pytest.mark.slow
 def test_importance(tiny: Plan) -> None:
     rows = list(importance.run(tiny))
     engine, eager = [r for r in rows if "members" in r], [r for r in rows if "members" not in r]
@@ -123,6 +125,7 @@ def test_importance(tiny: Plan) -> None:
     positive([r for r in eager if "per sample" in r["what"]], "of_forward_backward", "times_loop")
 
 
+@pytest.mark.slow
 def test_penalty(tiny: Plan) -> None:
     rows = list(penalty.run(tiny))
     formula, share = ([r for r in rows if r["kind"] == kind] for kind in ("formula", "share"))
@@ -149,6 +152,7 @@ def test_growth(tiny: Plan) -> None:
     positive(rows, "seconds")
 
 
+@pytest.mark.slow
 def test_whole_sequences(tiny: Plan, tmp_path: Path) -> None:
     sources = [synthetic_source(mlp(), 40), synthetic_source(cnn(), 20)]
     for source in sources:
@@ -170,6 +174,7 @@ def test_parts_on_a_gpu(tiny: Plan, part: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- all together
+@pytest.mark.slow
 def test_everything_is_written_and_drawn(tiny: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SELFLESS_COMMIT", "abc1234")
     said: list[str] = []
@@ -199,6 +204,7 @@ def test_a_fleet_is_drawn_with_its_eager_line(tiny: Plan) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- the command line
+@pytest.mark.slow
 def test_json_is_one_object(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: dataclasses.replace(tiny, penalty_widths=(16,)))
     done = runner.invoke(app, ["bench", "--quick", "--only", "penalty", "--device", "cpu", "--threads", "1", "--json"])
@@ -208,6 +214,7 @@ def test_json_is_one_object(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None
     assert [(r["n"], r["kind"]) for r in found["penalty"]] == [(16, "formula"), (16, "share")]
 
 
+@pytest.mark.slow
 def test_a_table_for_people(tiny: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfless.bench.plan.plan", lambda *_, **__: dataclasses.replace(tiny, penalty_widths=(16,)))
     done = runner.invoke(app, ["bench", "--only", "penalty,sequence", "--device", "cpu", "--out", str(tmp_path)])

@@ -15,6 +15,7 @@ from tests.cli.small_commands import small
 runner = CliRunner()
 
 
+@pytest.mark.slow
 def test_report_and_capacity_read_what_was_recorded(stream: str, tmp_path: Path) -> None:
     runner.invoke(app, small(stream, tmp_path, "--sparsify", "slnid:1e-2"))
     page = runner.invoke(app, ["report", str(tmp_path)])

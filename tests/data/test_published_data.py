@@ -40,6 +40,7 @@ def test_permuted_mnist_is_ready_quickly() -> None:
     torch.testing.assert_close(x.flatten(1), plain[:, made.tasks[1].train.pixels])
 
 
+@pytest.mark.slow
 def test_cifar_100() -> None:
     source = here("cifar-100")
     assert source.train[0].shape == (50000, 3, 32, 32)

@@ -49,6 +49,7 @@ def test_its_layers_run_on_the_stack_in_their_order() -> None:
     assert not is_native(nn.Sequential(nn.Sequential(nn.Linear(2, 2), shared), shared))
 
 
+@pytest.mark.slow
 def test_a_member_of_a_fleet_is_the_run_alone(photos: str) -> None:
     runs = [run(photos, seed=s, sparsify=SLNID(1e-3 * (s + 1))) for s in range(2)]
     together = Learner(runs)
@@ -63,6 +64,7 @@ def test_a_member_of_a_fleet_is_the_run_alone(photos: str) -> None:
         assert set(together.fleet.alpha) == {"classifier.2", "classifier.5"}
 
 
+@pytest.mark.slow
 def test_its_importances_are_the_exact_ones(photos: str) -> None:
     """Ω of the engine, layer by layer on the stack, against `selfless.importance` on the network itself."""
     learner = Learner([run(photos, stream_options={}, tasks=1)])
@@ -100,6 +102,7 @@ def test_every_task_has_a_head_of_its_own(photos: str) -> None:
     assert result.accuracy.shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_dropout_is_off_unless_asked_for(photos: str) -> None:
     assert not any(isinstance(m, nn.Dropout) for m in Learner([run(photos)]).fleet.stack.module.modules())
     dropped = run(photos, sparsify="none", model_options=NARROW | {"dropout": 0.5})
@@ -120,6 +123,7 @@ def test_dropout_is_off_unless_asked_for(photos: str) -> None:
     assert [len(f) for f in fleets([run(photos, stream="objects:birds", seed=s) for s in range(2)])] == [2]
 
 
+@pytest.mark.slow
 def test_weights_of_ones_own_are_part_of_the_cache(photos: str, tmp_path: Path) -> None:
     def save(value: float) -> None:
         state = build("alexnet", outputs=1, input_shape=(3, 64, 64), **NARROW).features.state_dict()

@@ -74,6 +74,7 @@ PRESERVERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(PRESERVERS)), ids=lambda place: str(PRESERVERS[place]))
 def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, place: int) -> None:
     """Other seeds, strengths, rates and sparsifiers beside it change nothing. Two members of each fleet are trained alone, others in turn:
@@ -100,6 +101,7 @@ def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, place: int) -> Non
         assert_allclose(together[m].accuracy, result.accuracy, atol=0.026)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_members_may_differ_in_sigma_and_in_epochs(tasks_npz: str, schedule: Any) -> None:
     """Wide enough (150) that inhibition goes by factors, whose number depends on σ; a member that is done waits unchanged."""
@@ -134,6 +136,7 @@ def test_a_diverging_member_fails_alone(tasks_npz: str) -> None:
     assert_allclose(good.accuracy, Learner(runs[:1]).learn()[0].accuracy, atol=0.026)
 
 
+@pytest.mark.slow
 def test_a_member_that_has_stopped_records_nothing_more(tasks_npz: str) -> None:
     runs = [small(tasks_npz, schedule="plateau", epochs=16, lr=lr) for lr in (0.0, 0.05)]
     together, alone = Learner(runs).learn()[0], Learner(runs[:1]).learn()[0]

@@ -107,6 +107,7 @@ def test_schedules(tasks_npz: str) -> None:
     assert plateau.fleet.lr.item() == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preserve", "sparsify", "head"),
     [

@@ -31,6 +31,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("members", "afters", "change"),
     [  # a task has three events: two epochs and an evaluation

@@ -124,6 +124,7 @@ def test_a_member_of_a_fleet_is_the_run_alone_in_the_class_scenario_too(tasks_np
         assert abs(together[m].accuracy - alone.accuracy).max() <= 0.026
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "outputs", "heads", "old"),  # the columns each task is trained among, and those of the old tasks, each once
     [

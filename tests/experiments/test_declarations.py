@@ -112,6 +112,7 @@ def test_shared_cells_are_equal_runs(profile: str) -> None:
     assert together == count([experiment("fig-2", profile)], 5)
 
 
+@pytest.mark.slow
 def test_the_counts_fit_one_machine() -> None:
     """On one H200 a CIFAR sequence takes about 4 s in a fleet, a permuted-MNIST one 0.1 s: `all` must end within twenty minutes."""
 

@@ -49,6 +49,7 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_runs(name: str, out: Path) -> None:
@@ -86,6 +87,7 @@ def times(record: dict[str, Any], out: Path) -> dict[str, int]:
     return {str(file): file.stat().st_mtime_ns for file in files if file.exists()}
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["fig-2", "ewc", "rule-of-thumb"])
 def test_the_authors_settings_run_too(name: str, out: Path) -> None:
@@ -95,6 +97,7 @@ def test_the_authors_settings_run_too(name: str, out: Path) -> None:
     assert (out / "experiments" / f"{name}-paper-quick.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_the_report_of_what_was_reproduced(tmp_path: Path) -> None:
     need("fig-4-top")
@@ -119,6 +122,7 @@ def test_the_report_of_what_was_reproduced(tmp_path: Path) -> None:
     assert forced.exit_code == 0, forced.output
 
 
+@pytest.mark.slow
 def test_the_list_says_how_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SELFLESS_DATA", str(tmp_path))  # no object sets
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -170,6 +174,7 @@ def test_missing_data_stops_one_experiment_not_the_others(tmp_path: Path, monkey
     assert "selfless data fetch cifar-100" in json.loads(alone.stdout)["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_tune_finds_the_strength_that_keeps_the_first_task(tmp_path: Path) -> None:
     need("fig-2")

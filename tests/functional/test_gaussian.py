@@ -54,6 +54,7 @@ def test_the_features_give_the_kernel(n: int, ratio: float) -> None:
     assert features.shape[1] <= 2 * (2 / ratio + 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "sigma"), [(1000, 0.3), (1000, 1.0), (5000, 3.0)])
 def test_a_narrow_kernel_is_a_band(n: int, sigma: float) -> None:
     h = relu(4, n)

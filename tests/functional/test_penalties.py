@@ -161,6 +161,7 @@ def test_vmap_and_grad(name: str, n: int) -> None:
         assert_close(g, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside Dynamo itself
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("n", WIDE)

@@ -180,6 +180,7 @@ def test_exact_fisher_is_the_expectation_over_classes(case: str) -> None:
         assert_close(got[name], want[name], **CLOSE)
 
 
+@pytest.mark.slow
 def test_sampled_fisher_tends_to_the_exact_one() -> None:
     model, batches = fill(CASES["mlp"][0]()), CASES["mlp"][1]()
     want = importance.ewc(model, batches, fisher="exact")["4.weight"]

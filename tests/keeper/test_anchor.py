@@ -22,8 +22,10 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("strength", [0.0, 1e-6, 1.0, 1e4, 1e12])
+@pytest.mark.parametrize(
+    ("optimizer", "strength"),
+    [(name, strength) for i, name in enumerate(OPTIMIZERS) for strength in (0.0, (1e-6, 1.0, 1e4)[i % 3], 1e12)],
+)
 def test_implicit_anchor_is_stable_at_any_strength(optimizer: str, strength: float) -> None:
     model = seeded()
     keeper = selfless.attach(model, MAS(strength), layers=["fc1"])
@@ -58,6 +60,7 @@ def test_explicit_anchor_diverges_where_the_implicit_one_does_not() -> None:
     assert finite == [True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "adam", "adamw"])
 def test_implicit_agrees_with_explicit_for_small_steps(optimizer: str) -> None:
     """As lr·λ·Ω → 0 the implicit anchor pulls as hard as the explicit penalty does, whatever the optimizer.

@@ -99,6 +99,7 @@ def test_autocast_and_grad_scaler() -> None:
     assert all(t.dtype == torch.float32 for t in keeper.state["omega"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")  # both inside Dynamo itself
 @pytest.mark.parametrize("in_place", [False, True])
 def test_compiled_models(in_place: bool) -> None:
@@ -144,6 +145,7 @@ def test_activation_checkpointing_counts_once() -> None:
     assert_close(ends[0], ends[1])
 
 
+@pytest.mark.slow
 def test_less_forgetting_with_than_without() -> None:
     def forgotten(preserve: Any) -> float:
         model = seeded(Net, 1)

@@ -103,6 +103,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_methods_of_a_module_of_ones_own_are_named_recorded_and_found_again(tasks_npz: str, mine: Path) -> None:
     """Also in worker processes; and a subclass that inherits a name is not taken for its parent."""
     own = f"{mine.stem}:Fading:0.1,decay=0.7", f"{mine.stem}:Loud:0.001"
@@ -118,6 +119,7 @@ def test_methods_of_a_module_of_ones_own_are_named_recorded_and_found_again(task
     assert "1 of 1 run recorded" in CliRunner().invoke(app, ["run", *words, "--out", "out"]).output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [SNI, SNID, SLNI, SLNID, L1Rep])
 def test_a_formula_of_ones_own_is_not_the_parents(tasks_npz: str, base: type[Sparsifier]) -> None:
     """Alone in the engine, which takes R = hᵀSh by S where it may: as the parent at as much of the strength."""

@@ -43,6 +43,7 @@ def test_ebll_is_the_papers_two_losses_written_out() -> None:
     assert keeper.penalty((x, y)).item() == pytest.approx(want, rel=1e-5)  # the distillation is in float32
 
 
+@pytest.mark.slow
 def test_ebll_keeps_the_codes_of_old_tasks_on_new_inputs() -> None:
     """At the same strength its code of the first task drifts less than under LwF, and the new task is learnt."""
     x, drift, encoder = torch.cat([x for x, _ in data(1)]), dict[str, float](), torch.empty(0)

@@ -38,6 +38,7 @@ def test_hat_moves_its_embeddings_as_the_papers_code_does() -> None:
     assert_close(preserve.gate_penalty(used, gates), sum(given.sigmoid()[i] for i in free) / len(free))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_hat_protects_to_the_bit(optimizer: str) -> None:
     """Old tasks' logits with their own gates, after momentum, weight decay and Adam; the loss of neurons is paid for in free ones."""

@@ -89,6 +89,7 @@ def test_lwf_in_a_loop_needs_the_batch_and_remembers_how_tasks_were_run() -> Non
     assert not keeper.collector.take()  # the pass that compares is not one of the loop's
 
 
+@pytest.mark.slow
 def test_a_warm_up_that_a_loop_leaves_out_is_told_with_the_remedy() -> None:
     def train(kept: Any, heads: Any, turn: bool) -> None:
         model = made()
@@ -103,7 +104,7 @@ def test_a_warm_up_that_a_loop_leaves_out_is_told_with_the_remedy() -> None:
                 opt.step()
             keeper.consolidate(data(t), forward=lambda m, b, t=t: m(b[0], t))
 
-    for kept in (LwF(0.1, warmup=1), EBLL(0.1, code=3)):
+    for kept in (LwF(0.1, warmup=1), EBLL(0.1, code=3, steps=5)):
         train(kept, NAMES, turn=True)
         with pytest.warns(UserWarning, match=r"call keeper.begin_epoch\(epoch, epochs\)"):
             train(kept, NAMES, turn=False)

@@ -124,6 +124,7 @@ def test_settings_that_cells_share_are_told_once(records: list[reporting.Record]
     assert reporting.settings(records[0] | {"cells": []}) == ([], {})
 
 
+@pytest.mark.slow
 def test_other_runs_come_after_the_experiments(records: list[reporting.Record], tmp_path: Path) -> None:
     other = fabricated(Run(model="mlp-9", seed=3), 0.7)
     mixed: list[Result] = [*Store(tmp_path).all(), other]
@@ -180,6 +181,7 @@ def test_quick_versions_judge_no_claims(tmp_path: Path) -> None:
     assert sum(reporting.tally([quick]).values()) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_is_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole experiment, both profiles' shapes being the same, on made-up results; what comes from checkpoints is made up too."""

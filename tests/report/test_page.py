@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.report.page_reader import Reader
 from tests.report.samples import NASTY, PAIR, PLAIN, failed, made, page
 
@@ -26,6 +28,7 @@ def test_the_page_needs_nothing_but_itself(tmp_path):
     assert reader.tags.count("svg") == 6  # four figures, two matrices
 
 
+@pytest.mark.slow
 def test_the_same_results_make_the_same_page(tmp_path):
     assert page(PAIR[:1], tmp_path) == page(PAIR[:1], tmp_path)
 

@@ -30,6 +30,7 @@ def test_a_fleet_is_cut_to_what_fits(tasks_npz: str, tmp_path: Path, monkeypatch
     assert memory.most(runs, lambda runs: Learner(runs), "cpu") == 12
 
 
+@pytest.mark.slow
 def test_rehearsing_measures_a_step(tasks_npz: str) -> None:
     runs = [Run(stream=tasks_npz, model="mlp-2048", batch=50, lr=lr) for lr in (0.01, 0.02)]
     parameters = sum(p.numel() for p in Learner(runs[:1]).fleet.params.values())
@@ -38,6 +39,7 @@ def test_rehearsing_measures_a_step(tasks_npz: str) -> None:
     assert one < two < 2.5 * one
 
 
+@pytest.mark.slow
 def test_a_fleet_too_large_for_the_memory_is_halved(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [Run(stream=tasks_npz, **(BASE | {"epochs": 1, "lr": 0.01 * (i + 1)})) for i in range(5)]
     learn = Learner.learn
@@ -80,6 +82,7 @@ def dropping(outputs, input_shape):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["control", "dropping"])
 def test_networks_that_cannot_share_a_fleet_train_alone(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / "loners.py").write_text(ODD)

@@ -212,6 +212,7 @@ def test_an_archived_result_of_other_data_is_trained_again(tmp_path: Path) -> No
 
 
 # ---------------------------------------------------------------------------------------------------------------- reports
+@pytest.mark.slow
 def test_reports_are_the_same_from_an_archive(tmp_path: Path) -> None:
     reproduce(small(), seeds=3, out=tmp_path, train=trainer(score))
     other = fabricated(dataclasses.replace(RUNS[0], model="mlp-9"), 0.7)

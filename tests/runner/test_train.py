@@ -38,7 +38,7 @@ def test_results_are_recorded_and_not_trained_again(tasks_npz: str, tmp_path: Pa
     assert len((folder / "log.jsonl").read_text().splitlines()) == 9
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_refused_run_leaves_no_folder(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     (tmp_path / "unfit.py").write_text("from torch import nn\n\ndef build(outputs, input_shape):\n    return nn.Conv2d(7, outputs, 1)\n")
     monkeypatch.chdir(tmp_path)
@@ -83,6 +83,7 @@ def test_nothing_is_kept_without_out(tasks_npz: str, tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_workers_give_the_numbers_of_one_process(tasks_npz: str, tmp_path: Path) -> None:
     runs = [Run(stream=tasks_npz, seed=s, **(BASE | {"epochs": 1})) for s in range(2)]
     one, two = selfless.train(runs, out=tmp_path / "a", workers=1), selfless.train(runs, out=tmp_path / "b", workers=2)
@@ -91,11 +92,13 @@ def test_workers_give_the_numbers_of_one_process(tasks_npz: str, tmp_path: Path)
         np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.026)
 
 
+@pytest.mark.slow
 def test_a_workers_error_is_the_users_message(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no stream is called 'permuted-mnits'"):
         selfless.train([Run(stream="permuted-mnits", seed=s) for s in range(2)], out=tmp_path)
 
 
+@pytest.mark.slow
 def test_missing_data_is_missing_data_also_when_a_worker_says_so(tmp_path: Path) -> None:
     from selfless.data import DataError
 
@@ -152,6 +155,7 @@ def test_fleets_one_after_another_load_a_set_once(tmp_path: Path, monkeypatch: p
     assert loaded() is None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("always")
 def test_a_workers_warning_names_the_caller_of_train(tasks_npz: str, tmp_path: Path) -> None:
     runs = [Run(stream=tasks_npz, scenario="class", seed=s, **(BASE | {"epochs": 1, "preserve": "packnet:0.5"})) for s in range(2)]
@@ -160,6 +164,7 @@ def test_a_workers_warning_names_the_caller_of_train(tasks_npz: str, tmp_path: P
     assert {warning.filename for warning in found} == {__file__}
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_reported_with_its_method(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "deadly.py").write_text("import os, signal\ndef build(outputs, input_shape):\n    os.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -155,6 +155,7 @@ prepare_objects("letters", data_dir=sys.argv[1], workers=0)
 """
 
 
+@pytest.mark.slow
 def test_a_kill_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = many(tmp_path)
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
