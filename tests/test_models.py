@@ -335,7 +335,7 @@ def test_a_custom_network_and_its_hidden_layers(build_custom):
         ("wrong_name", ValueError, "'fc9' of hidden is not in the model"),
         ("clash", TypeError, "tuple of module names"),
         ("functional", ValueError, "no activation modules"),
-        ("shared", ValueError, "one activation module after two"),
+        ("shared", ValueError, "are the same activation module"),
         ("positional", ValueError, "needs 'num_classes'"),
         ("", ValueError, "module:factory"),
     ],
