@@ -45,6 +45,8 @@ from selfless.models import build
 from selfless.preserve.capabilities import Encodes
 from tests.engine.small_runs import small
 
+pytestmark = pytest.mark.slow
+
 
 def own_rows(keeper: selfless.Keeper, heads: list[range]) -> None:
     """Whose head each row of the output layer is: `heads=` speaks of whole parameters."""

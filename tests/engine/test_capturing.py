@@ -23,6 +23,8 @@ from selfless.engine.rates import Rates
 from selfless.engine.step import Step
 from tests.test_contracts import PRESERVE
 
+pytestmark = pytest.mark.slow
+
 PASSING = ("_share", "_task_gradient", "fleet")  # made by a step for itself; the way back to the fleet
 ROWS = {name: preserve for name, preserve in PRESERVE.items() if preserve.capturable}
 

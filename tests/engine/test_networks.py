@@ -24,6 +24,8 @@ from selfless.engine.native.forward import inhibited
 from selfless.engine.native.options import PairGradient
 from tests.engine.small_runs import small
 
+pytestmark = pytest.mark.slow
+
 
 def test_convolutions_and_batch_norm_in_a_fleet(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "mynets.py").write_text(

@@ -21,6 +21,8 @@ from selfless.models import build
 from selfless.runner.plan import fleets
 from tests import oracles
 
+pytestmark = pytest.mark.slow
+
 
 def small(data: str, **changes: Any) -> Run:
     base = {"stream": data, "model": "mlp-12", "preserve": MAS(0.1), "sparsify": NoSparsifier(), "epochs": 2, "batch": 50, "lr": 0.05}

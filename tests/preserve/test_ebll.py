@@ -15,6 +15,8 @@ from selfless import EBLL, LwF
 from tests import oracles
 from tests.preserve.heads import NAMES, accuracy, data, learn, made
 
+pytestmark = pytest.mark.slow
+
 
 def test_ebll_is_the_papers_two_losses_written_out() -> None:
     """The encoder that a task leaves behind, and what the drift of its code costs."""

@@ -24,6 +24,8 @@ from tests.fabricated import A, B, score, small, trainer
 from tests.fabricated import result as fabricated
 from tests.report.page_reader import Reader
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def records(tmp_path: Path) -> list[reporting.Record]:

@@ -117,7 +117,11 @@ def test_networks_that_do_not_fit_are_named(tasks_npz: str, tmp_path: Path, monk
         "def normed(outputs, input_shape):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))\n"
     )
-    for name, message in (("few", r"must return a tensor of shape \(2, 6\)"), ("shape", "cannot run on images"), ("boom", "raised KeyError")):
+    for name, message in (
+        ("few", r"must return a tensor of shape \(2, 6\)"),
+        ("shape", "cannot run on images"),
+        ("boom", "raised KeyError"),
+    ):
         with pytest.raises(ValueError, match=message):
             selfless.train(Run(stream=tasks_npz, model=f"oddnets:{name}"))
     runs = [Run(stream=tasks_npz, **(BASE | {"model": "oddnets:normed", "lr": lr})) for lr in (1e30, 0.05)]
