@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test lint docs bench tables clean help
+.PHONY: setup demo check test lint docs bench tables clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -31,8 +31,12 @@ lint: $(STAMP)  ## ruff and mypy --strict
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+PYTEST := $(BIN)/python -m pytest -n 2 --maxschedchunk=2
+check: lint     ## lint, types and the fast tests: before every commit
+	@$(PYTEST) -m "not slow"
+
 test: lint      ## every test, lint and types included
-	@$(BIN)/python -m pytest -n 2 --maxschedchunk=2
+	@$(PYTEST) --durations=20
 
 docs: $(STAMP)  ## run every snippet of README.md and docs/
 	@$(BIN)/python -m pytest tests/test_docs.py
