@@ -31,11 +31,12 @@ lint: $(STAMP)  ## ruff and mypy --strict
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-check: lint     ## lint, types and the fast tests: before each commit
-	@$(BIN)/python -m pytest -n 2 -m "not slow"
+PYTEST := $(BIN)/python -m pytest -n 2 --maxschedchunk=2
+check: lint     ## lint, types and the fast tests: before every commit
+	@$(PYTEST) -m "not slow"
 
 test: lint      ## every test, lint and types included
-	@$(BIN)/python -m pytest -n 2 --maxschedchunk=2 --durations=20
+	@$(PYTEST) --durations=20
 
 docs: $(STAMP)  ## run every snippet of README.md and docs/
 	@$(BIN)/python -m pytest tests/test_docs.py

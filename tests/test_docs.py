@@ -348,6 +348,7 @@ def test_values_with_a_spread_are_the_recorded_ones(page: Path) -> None:
     assert [value for value in re.findall(f"{SPREAD}|{INTERVAL}", read(page)) if value not in known] == []
 
 
+@pytest.mark.slow
 def test_every_reported_run_is_there_and_gives_the_reported_value() -> None:
     from selfless.runner.store import Store
 

@@ -236,6 +236,7 @@ def test_alexnet_refuses_weights_that_do_not_fit(tmp_path):
         build("alexnet", outputs=2, input_shape=TINY, weights=tmp_path / "w.bin")
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_alexnet_imagenet_convolutions():
     path = Path(os.environ.get("SELFLESS_DATA", "")) / "alexnet" / "alexnet_imagenet_features.npz"

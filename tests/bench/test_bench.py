@@ -144,6 +144,7 @@ def test_the_dense_form_is_the_same_penalty() -> None:
     torch.testing.assert_close(dense, h.grad, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_growth(tiny: Plan) -> None:
     rows = list(scaling.run(tiny))
     assert [r["n"] for r in rows if r["kind"] == "width"] == [16, 32, 16, 32]

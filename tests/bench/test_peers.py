@@ -71,6 +71,7 @@ def test_workers_share_a_fleet(custom_stream: str) -> None:
     assert found["accuracy"] == pytest.approx(alone["accuracy"])
 
 
+@pytest.mark.slow
 def test_ratios_are_to_what_the_peer_answers(
     quick: Plan, fake_environment: Path, custom_stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_run_over_the_objects(three_sets: Path, tmp_path: Path, monkeypatch: p
     assert joint.accuracy.shape == (1, 2)
 
 
+@pytest.mark.slow
 def test_alexnet_fits_the_stream(three_sets: Path) -> None:
     from selfless.models import build
 

@@ -19,6 +19,7 @@ def here(name: str) -> Source:
         pytest.skip(f"{name} is not on this machine; set SELFLESS_DATA or run: selfless data fetch {name}")
 
 
+@pytest.mark.slow
 def test_mnist() -> None:
     source = here("mnist")
     assert source.train[0].shape == (60000, 1, 28, 28)
@@ -28,6 +29,7 @@ def test_mnist() -> None:
     assert verify("mnist")[0].status == "ok"
 
 
+@pytest.mark.slow
 def test_permuted_mnist_is_ready_quickly() -> None:
     source = here("mnist")
     start = time.perf_counter()

@@ -54,14 +54,13 @@ def test_a_member_of_a_fleet_is_the_run_alone(photos: str) -> None:
     runs = [run(photos, seed=s, sparsify=SLNID(1e-3 * (s + 1))) for s in range(2)]
     together = Learner(runs)
     together.learn()
-    for m, one in enumerate(runs):
-        alone = Learner([one])
-        alone.learn()
-        for name, p in alone.fleet.params.items():
-            assert_close(together.fleet.params[name][m], p[0], rtol=1e-3, atol=1e-5)
-        for name, omega in alone.fleet.state["omega"].items():
-            assert_close(together.fleet.state["omega"][name][m], omega[0], rtol=1e-3, atol=1e-4)
-        assert set(together.fleet.alpha) == {"classifier.2", "classifier.5"}
+    alone = Learner(runs[1:])
+    alone.learn()
+    for name, p in alone.fleet.params.items():
+        assert_close(together.fleet.params[name][1], p[0], rtol=1e-3, atol=1e-5)
+    for name, omega in alone.fleet.state["omega"].items():
+        assert_close(together.fleet.state["omega"][name][1], omega[0], rtol=1e-3, atol=1e-4)
+    assert set(together.fleet.alpha) == {"classifier.2", "classifier.5"}
 
 
 @pytest.mark.slow
@@ -78,6 +77,7 @@ def test_its_importances_are_the_exact_ones(photos: str) -> None:
         assert_close(omega[0], exact[name], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_task_has_a_head_of_its_own(photos: str) -> None:
     """Five columns, two of them the first task's: learning the second leaves them as they were, and moves everything before."""
     first = Learner([run(photos, preserve=NoPreserver(), tasks=2)])
@@ -105,7 +105,7 @@ def test_every_task_has_a_head_of_its_own(photos: str) -> None:
 @pytest.mark.slow
 def test_dropout_is_off_unless_asked_for(photos: str) -> None:
     assert not any(isinstance(m, nn.Dropout) for m in Learner([run(photos)]).fleet.stack.module.modules())
-    dropped = run(photos, sparsify="none", model_options=NARROW | {"dropout": 0.5})
+    dropped = run(photos, tasks=1, sparsify="none", model_options=NARROW | {"dropout": 0.5})
     learner = Learner([dropped])
     module = learner.fleet.stack.module
     assert [m.p for m in module.modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]

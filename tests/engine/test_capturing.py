@@ -59,8 +59,7 @@ def in_the_second_task(data: str, preserve: Any, members: int = 2) -> Fleet:
     return fleet
 
 
-@pytest.mark.parametrize("members", [1, 2])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(("name", "members"), [(name, 1 + place % 2) for place, name in enumerate(ROWS)])
 def test_a_step_writes_in_place_and_can_be_undone(tasks_npz: str, name: str, members: int) -> None:
     fleet = in_the_second_task(tasks_npz, ROWS[name], members)
     places = {n: t.data_ptr() for n, t in held(fleet)}

@@ -140,6 +140,7 @@ def test_a_run_that_blows_up_in_its_last_step_has_failed(tasks_npz: str) -> None
     assert "not finite after task 1" in result.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sparsify", "schedule"), [(SLNID(0.05), "cosine"), (L1Rep(0.05), "constant")], ids=str)
 def test_a_ramp_begins_at_nothing_and_ends_at_the_strength(
     tasks_npz: str, monkeypatch: pytest.MonkeyPatch, sparsify: Any, schedule: str

@@ -60,6 +60,7 @@ def test_channels_inhibit_each_other_at_every_position(dtype: torch.dtype) -> No
     assert_close(x.grad.float(), want, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preserve", [LwF(0.5), EBLL(0.5, steps=10), IMM(0.1, drop=0.3), PackNet(0.5), HAT(0.1, s_max=50.0), LocalMAS(0.01)], ids=str
 )

@@ -57,6 +57,7 @@ def test_verdicts_are_mostly_right_and_seldom_wrong(gap: float, right: str) -> N
     assert found.count(wrong) <= 2  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_interval_covers_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(3)
     inside = 0

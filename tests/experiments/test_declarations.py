@@ -93,6 +93,7 @@ def test_competitors_are_tried_over_the_papers_decades() -> None:
             assert {run.sparsify.strength for run in cell("fig-2", row, "pMNIST 128", profile).candidates} == set(DECADES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 def test_shared_cells_are_equal_runs(profile: str) -> None:
     for (a, b), row, column in [

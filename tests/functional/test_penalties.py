@@ -109,6 +109,7 @@ def test_weights() -> None:
     assert f.orth_reg(torch.eye(4)) < f.orth_reg(torch.ones(4, 4)) / 100
 
 
+@pytest.mark.slow
 def test_no_square_matrix_at_sixteen_thousand_neurons() -> None:
     """An N×N float32 tensor would take 1 GiB; M·N is 2 MiB."""
     n = 16384

@@ -42,6 +42,7 @@ class Close(Preserver):
         return {"anchor": {n: p.detach().clone() for n, p in parameters.items()}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", ["implicit", "explicit"])
 def test_it_acts_in_a_fleet(tasks_npz: str, anchor: Literal["implicit", "explicit"]) -> None:
     runs = [Run(stream=tasks_npz, model="mlp-12", preserve=Close(s), epochs=3, batch=10, lr=0.05, anchor=anchor) for s in (0.0, 1e-3, 10.0)]
@@ -131,7 +132,7 @@ def test_a_formula_of_ones_own_is_not_the_parents(tasks_npz: str, base: type[Spa
 
     ends = []
     for sparsify in (Half(0.02), base(0.01), base(0.02)):
-        learner = Learner([Run(stream=tasks_npz, model="mlp-12", preserve=MAS(0.1), sparsify=sparsify, epochs=3, batch=10, lr=0.05)])
+        learner = Learner([Run(stream=tasks_npz, model="mlp-12", preserve=MAS(0.1), sparsify=sparsify, epochs=1, batch=10, lr=0.05)])
         learner.learn()
         ends.append(learner.fleet.params["fc1.weight"].detach().clone())
     assert_close(ends[0], ends[1], rtol=1e-3, atol=1e-4)

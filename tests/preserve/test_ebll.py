@@ -63,7 +63,7 @@ def test_ebll_keeps_the_codes_of_old_tasks_on_new_inputs() -> None:
     assert drift["ebll"] < 0.5 * drift["lwf"]
 
 
-@pytest.mark.parametrize("width", [16, 256, 4096])
+@pytest.mark.parametrize("width", [16, 256, pytest.param(4096, marks=pytest.mark.slow)])
 def test_ebll_codes_tell_samples_apart_at_any_width(width: int) -> None:
     """A code that is 0 or 1 whatever comes in would cost nothing when it drifts."""
     draw = torch.Generator().manual_seed(0)
@@ -75,6 +75,7 @@ def test_ebll_codes_tell_samples_apart_at_any_width(width: int) -> None:
     assert float(codes.std(0).mean()) > 0.05
 
 
+@pytest.mark.slow
 def test_ebll_codes_what_the_task_needs() -> None:
     """Through its code the task is still solved: reconstructed features give the head what it reads."""
     model = made()

@@ -15,6 +15,7 @@ from tests import oracles
 from tests.preserve.heads import NAMES, accuracy, data, learn, made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_packnet_leaves_old_tasks_as_they_were_to_the_bit(optimizer: str) -> None:
     """Momentum, weight decay and Adam's own ideas notwithstanding; and new tasks are learnt."""

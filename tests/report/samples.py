@@ -4,6 +4,7 @@ import dataclasses
 import io
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from selfless import MAS, SLNID, report
@@ -56,3 +57,4 @@ EVERY = {
     "csv": lambda results, folder: report.csv(results),
     "page": page,
 }
+FORMS = [form if form != "page" else pytest.param(form, marks=pytest.mark.slow) for form in EVERY]  # a page draws its figures

@@ -104,6 +104,7 @@ def test_the_page_links_to_every_run_and_to_nothing_else(records: list[reporting
         assert word in text
 
 
+@pytest.mark.slow
 def test_claims_of_our_own_are_counted_apart(records: list[reporting.Record], tmp_path: Path) -> None:
     own = [*small().claims[:2], Claim("Ours: SLNID is not behind", (at_least(A, B),), ours=True)]
     record = records[0] | judge_again(records[0], dataclasses.replace(small(), claims=tuple(own)))
@@ -161,6 +162,7 @@ def test_many_columns_are_several_tables_in_a_terminal(records: list[reporting.R
     assert [line.count("±") for line in shown] == [4] * 2 * len(cells) + [1]
 
 
+@pytest.mark.slow
 def test_quick_versions_judge_no_claims(tmp_path: Path) -> None:
     """No verdict in any form; the same record, not quick, has them."""
     reproduce(small(quick=True), seeds=2, out=tmp_path, train=trainer(score))

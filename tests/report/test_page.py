@@ -12,6 +12,7 @@ from tests.report.page_reader import Reader
 from tests.report.samples import NASTY, PAIR, PLAIN, failed, made, page
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_but_itself(tmp_path):
     for result in PAIR[1:]:
         folder = tmp_path / "runs" / result.run.key
@@ -33,6 +34,7 @@ def test_the_same_results_make_the_same_page(tmp_path):
     assert page(PAIR[:1], tmp_path) == page(PAIR[:1], tmp_path)
 
 
+@pytest.mark.slow
 def test_the_page_escapes_what_it_is_given(tmp_path):
     run = dataclasses.replace(PLAIN, stream=NASTY, model=NASTY)
     results = [

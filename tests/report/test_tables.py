@@ -11,7 +11,7 @@ import pytest
 
 from selfless import SLNID, metrics, report
 from tests.report.page_reader import Reader
-from tests.report.samples import EVERY, NASTY, NOTE, PAIR, PLAIN, SPARSE, failed, made, noted, shown
+from tests.report.samples import EVERY, FORMS, NASTY, NOTE, PAIR, PLAIN, SPARSE, failed, made, noted, shown
 
 
 def test_tables_carry_the_numbers_of_metrics():
@@ -51,7 +51,7 @@ def test_a_single_run_shows_its_matrix():
     assert "learnt" not in shown(PAIR)
 
 
-@pytest.mark.parametrize("form", EVERY)
+@pytest.mark.parametrize("form", FORMS)
 def test_every_form_marks_selection_reduction_and_failure(form, tmp_path):
     chosen = dataclasses.replace(SPARSE, select="best-on-test")
     text = EVERY[form]([made(chosen), noted(PLAIN, 0), failed(PLAIN, 1)], tmp_path)
@@ -64,7 +64,7 @@ def test_every_form_marks_selection_reduction_and_failure(form, tmp_path):
     assert "failed" not in clean.replace("seeds,failed,select", "")
 
 
-@pytest.mark.parametrize("form", EVERY)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "results",
     [

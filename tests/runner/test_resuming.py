@@ -103,6 +103,7 @@ def test_force_trains_again_after_another_process(tasks_npz: str, tmp_path: Path
     assert epochs(tmp_path) == [3 * EPOCHS]
 
 
+@pytest.mark.slow
 def test_a_stopped_fleet_goes_on_whatever_else_is_done(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its members are read from its file, not planned anew from the runs that are missing."""
     monkeypatch.setattr("selfless.engine.checkpoint.SAVING", float("inf"))  # after every epoch, also on a busy machine

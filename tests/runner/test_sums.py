@@ -70,6 +70,7 @@ def test_the_tables_name_every_part_of_a_sum(recorded: Path, form: str) -> None:
         assert {line.count(",") for line in rows} == {text.splitlines()[0].count(",")}
 
 
+@pytest.mark.slow
 def test_the_page_names_every_part_of_a_sum(recorded: Path, tmp_path: Path) -> None:
     done = runner.invoke(app, ["report", str(recorded)])
     assert done.exit_code == 0, done.output

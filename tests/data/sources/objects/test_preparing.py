@@ -120,6 +120,7 @@ def many(root: Path, count: int = 150, *, broken: int | None = None) -> Path:
     return made.put(root, "letters", files, packed=True)
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_bytes_as_none(tmp_path: Path) -> None:
     folder = many(tmp_path)
     with_workers = prepare_objects("letters", data_dir=tmp_path, workers=2)
@@ -131,6 +132,7 @@ def test_workers_give_the_same_bytes_as_none(tmp_path: Path) -> None:
     assert without.about["images_sha256"] == with_workers.about["images_sha256"]
 
 
+@pytest.mark.slow
 def test_an_image_that_cannot_be_read(tmp_path: Path) -> None:
     many(tmp_path, broken=97)
     for workers in (2, 0):
