@@ -45,7 +45,7 @@ def test_a_refused_run_leaves_no_folder(tasks_npz: str, tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     runs = [Run(stream=tasks_npz, seed=seed, **BASE | {"model": "unfit:build"}) for seed in range(2)]
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match="unfit:build names no hidden activation module"):  # the user's message, also from a worker
+    with pytest.raises(ValueError, match="unfit:build has no hidden activation module"):  # the user's message, also from a worker
         selfless.train(runs, out=out, workers=workers)
     assert not out.exists() or list(out.iterdir()) == []
 
