@@ -10,6 +10,11 @@ pytest_plugins = ["tests.data.fixtures"]
 torch.set_num_threads(1)  # pytest runs one worker per core; more threads would slow all of them down
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with slow tests, so that the workers of pytest-xdist end at about the same time."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def tasks_npz(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small stream: three tasks of two classes each, six by six pixels.
