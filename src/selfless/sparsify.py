@@ -16,7 +16,7 @@ from torch import Tensor
 from selfless import functional
 from selfless.functional import Discount, PairForm
 from selfless.functional.gaussian import resolve_sigma
-from selfless.terms import Term, check_choice, check_positive
+from selfless.terms import Strength, Term, check_choice, check_positive
 
 Reads = Literal["activations", "weights", "parameters"]
 
@@ -26,7 +26,7 @@ class Sparsifier(Term):
     """A term λ_SSL Σ_l R(H_l) of the loss; λ_SSL is `strength`."""
 
     role: ClassVar[str] = "sparsifier"
-    strength: float
+    strength: Strength
     reads: ClassVar[Reads] = "activations"
     discounted: ClassVar[bool] = False  # True if α lowers the penalty of neurons that earlier tasks need
 
@@ -59,6 +59,7 @@ class NoSparsifier(Sparsifier):
 class _Inhibition:
     """Common part of SNI, SNID, SLNI and SLNID: R = 1/M Σ_m hᵀSh with S from `form`; if `absolute`, |h| replaces h."""
 
+    auto_share: ClassVar[float | None] = 0.2  # docs/choosing.md: measured on five networks
     absolute: bool
 
     def form(self, n: int, alpha: Tensor | None) -> PairForm:
@@ -77,7 +78,7 @@ class SNI(_Inhibition, Sparsifier):
     """Inhibition between all neurons of a layer (`functional.sni`)."""
 
     name: ClassVar[str] = "sni"
-    strength: float = 1e-3
+    strength: Strength = 1e-3
     absolute: bool = False
 
     def form(self, n: int, alpha: Tensor | None) -> PairForm:
@@ -90,7 +91,7 @@ class SNID(_Inhibition, Sparsifier):
 
     name: ClassVar[str] = "snid"
     discounted: ClassVar[bool] = True
-    strength: float = 1e-3
+    strength: Strength = 1e-3
     discount: Discount = "product"
     absolute: bool = False
 
@@ -107,7 +108,7 @@ class SLNI(_Inhibition, Sparsifier):
     """Inhibition between neighbouring neurons (`functional.slni`). `sigma` is in neurons; None is the paper's N/6."""
 
     name: ClassVar[str] = "slni"
-    strength: float = 1e-3
+    strength: Strength = 1e-3
     sigma: float | None = None
     absolute: bool = False
 
@@ -125,7 +126,7 @@ class SLNID(_Inhibition, Sparsifier):
 
     name: ClassVar[str] = "slnid"
     discounted: ClassVar[bool] = True
-    strength: float = 1e-3
+    strength: Strength = 1e-3
     sigma: float | None = None
     discount: Discount = "product"
     absolute: bool = False

@@ -2,6 +2,7 @@
 
 slnid:1e-3            a term of this package at strength 1e-3
 slnid:1e-3,sigma=4    with an option
+slnid:auto            at the strength that is measured in the first task (`selfless.functional.scale`)
 mine:Close:0.1        a custom class, `Close` of the module mine.py
 lwf:1+mas:0.1         a sum: `LwF(1) + MAS(0.1)`, each part with its own strength and state
 """
@@ -18,26 +19,60 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from operator import attrgetter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+
+Strength: TypeAlias = float | Literal["auto"]
 
 
 @dataclass(frozen=True)
 class Term:
-    """One method with its options, as a frozen value: runs with equal terms are equal. `strength` (λ) is a finite number ≥ 0."""
+    """One method with its options, as a frozen value: runs with equal terms are equal. `strength` (λ) is a finite number ≥ 0.
 
-    strength: float
+    A term with an `auto_share` ρ also takes the strength "auto": λ is then ρ divided by the size of the term, measured in the first task.
+    """
+
+    strength: Strength
     name: ClassVar[str] = ""
     role: ClassVar[str] = ""  # "preserver" or "sparsifier": only terms of the same role can be summed
     later: ClassVar[tuple[str, ...]] = ()  # options added after runs were recorded; at their default they do not enter the run's key
+    auto_share: ClassVar[float | None] = None  # ρ of the strength "auto"; None: the term needs a number
+    why_no_auto: ClassVar[str] = "no scale was measured for it"
 
     def __post_init__(self) -> None:
         value = self.strength
         label = type(self).__name__
+        if value == "auto":
+            if self.auto_share is None:
+                default = next(f.default for f in dataclass_fields(self) if f.name == "strength")
+                raise ValueError(
+                    f"{label}: strength 'auto' is not possible, because {self.why_no_auto}; write a number, as {label}({default:g})"
+                )
+            return
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{label}: strength must be a plain number, not {value!r} of type {type(value).__name__}")
+            raise TypeError(f"{label}: strength must be a plain number or 'auto', not {value!r} of type {type(value).__name__}")
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"{label}: strength is {value}; it must be finite and ≥ 0 (0 switches the term off)")
         object.__setattr__(self, "strength", float(value))
+
+    @property
+    def is_auto(self) -> bool:
+        """True if the strength is "auto"."""
+        return self.strength == "auto"
+
+    @property
+    def is_on(self) -> bool:
+        """True unless the strength is 0."""
+        return self.strength != 0
+
+    @property
+    def share(self) -> float:
+        """ρ of the strength "auto"."""
+        return self.auto_share or 0.0
+
+    @property
+    def fixed_strength(self) -> float:
+        """The strength as a number; 0 for "auto", before it is measured."""
+        return 0.0 if self.strength == "auto" else self.strength
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -45,8 +80,8 @@ class Term:
         return (self,)
 
     def neutral(self) -> Term:
-        """Return the same term at strength 0, which the members of a fleet have in common."""
-        return replace(self, strength=0.0)
+        """Return the same term at strength 0, which the members of a fleet have in common; a term with "auto" stays as it is."""
+        return self if self.is_auto else replace(self, strength=0.0)
 
     def __add__(self, other: object) -> Term:
         """Return the sum of two terms of the same role: `LwF(1) + MAS(0.1)`."""
@@ -78,18 +113,19 @@ class Term:
             return self.name
         default = type(self)()  # type: ignore[call-arg]
         others = [f.name for f in dataclass_fields(self) if f.name != "strength" and getattr(self, f.name) != getattr(default, f.name)]
-        return ",".join([f"{self.spelling()}:{self.strength:g}", *(f"{name}={_spell(getattr(self, name))}" for name in others)])
+        return ",".join([f"{self.spelling()}:{_spell(self.strength)}", *(f"{name}={_spell(getattr(self, name))}" for name in others)])
 
 
 @dataclass(frozen=True)
 class Sum(Term):
     """Several terms of one role. Code that uses a term loops over `parts`; each part has its own strength and state."""
 
-    strength: float = field(default=0.0, init=False, compare=False)  # the largest strength of the parts: 0 only if all are 0
+    strength: Strength = field(default=0.0, init=False, compare=False)  # the largest strength of the parts: 0 only if all are 0
     terms: tuple[Term, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "strength", max(term.strength for term in self.terms))
+        is_auto = any(term.is_auto for term in self.terms)
+        object.__setattr__(self, "strength", "auto" if is_auto else max(term.fixed_strength for term in self.terms))
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -170,7 +206,7 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
     """Read one term; `what` is "preserver" or "sparsifier", for messages."""
     head, *options = text.strip().split(",")
     name, _, strength = head.partition(":")
-    if name not in kinds and strength[:1].isalpha():
+    if name not in kinds and strength[:1].isalpha() and strength != "auto":
         attribute, _, strength = strength.partition(":")
         name = f"{name}:{attribute}"
         kinds = {name: _import_term(name, what)}
@@ -182,7 +218,7 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
         raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}")
     values: dict[str, Any] = {}
     if strength:
-        values["strength"] = _parse_number(strength, f"the strength in {text!r}")
+        values["strength"] = strength if strength == "auto" else _parse_number(strength, f"the strength in {text!r}")
     for option in options:
         key, value = _parse_option(option, kinds[name], name, text)
         if key in values:
@@ -231,7 +267,7 @@ def _parse_number(text: str, where: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{where} is {text!r}, which is not a number; write for example 1e-3") from None
+        raise ValueError(f"{where} is {text!r}, which is not a number; write for example 1e-3 or auto") from None
 
 
 class NotHere(ValueError):

@@ -66,7 +66,7 @@ def _check_layers(runs: Sequence[Run], layers: Sequence[str]) -> None:
     run = runs[0]
     if layers:
         return
-    if any(term.strength > 0 and term.reads != "parameters" for r in runs for term in r.sparsify.parts):
+    if any(term.is_on and term.reads != "parameters" for r in runs for term in r.sparsify.parts):
         raise ValueError(f"{run.model} has no hidden activation module, which {run.sparsify} needs; use nn.ReLU() modules")
     if any(isinstance(term, Encodes) for term in run.preserve.parts):
         raise ValueError(f"{run.model} has no hidden activation module, which {run.preserve} needs; use nn.ReLU() modules")

@@ -215,6 +215,21 @@ class Fleet:
             self.alpha[name] = a if old is None else old + a if self.run.alpha == "sum" else old + (a - old) / (self.tasks + 1)
         self.tasks += 1
         self.step.shares = [{} for _ in self.parts]
+        self.rates.auto.end_task()
+        self._set_measured()
+
+    def _set_measured(self) -> None:
+        """Set λ of strengths "auto" to the measured ones."""
+        self.rates.set_auto()
+        for part, strength in zip(self.parts, self.rates.preserve, strict=True):
+            if part.measured is not None:
+                strength.copy_(part.measured)
+
+    def strengths(self, m: int) -> dict[str, float]:
+        """Return λ of every term of member m, by name; 0 for "auto" before it is measured."""
+        found = {part.term.name: s for part, s in zip(self.parts, self.rates.preserve, strict=True)}
+        found |= {slot.kinds[m].name: self.rates.full(k) for k, slot in enumerate(self.slots)}
+        return {name: float(s[m]) for name, s in found.items() if name != "none"}
 
     def _shuffled(self, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Cycle over the task's data in batches, in one order drawn for this purpose."""
@@ -264,6 +279,7 @@ class Fleet:
         flat |= {f"momentum.{n}": v for n, v in self.momentum.items()} | {f"alpha.{n}": a for n, a in self.alpha.items()}
         for number, part in zip(self._numbers, self.parts, strict=True):
             flat |= {f"state.{number}{g}.{n}": t for g, ts in part.state.items() for n, t in ts.items()}
+        flat |= self.rates.auto.tensors() | {f"scale.preserve.{k}": p.measured for k, p in enumerate(self.parts) if p.measured is not None}
         return {n: t.detach() for n, t in flat.items()} | {"lr": self.lr, "step_number": self.step_number}
 
     @property
@@ -278,6 +294,7 @@ class Fleet:
                     t.copy_(tensors[f"{group}.{n}"])
             self.lr.copy_(tensors["lr"])
             self.step_number.copy_(tensors["step_number"])
+            self.rates.auto.restore(tensors)
         self.alpha = {n.removeprefix("alpha."): t.to(self.device) for n, t in tensors.items() if n.startswith("alpha.")}
         for number, part in zip(self._numbers, self.parts, strict=True):
             state: State = {group: {} for group in part.state}
@@ -287,5 +304,8 @@ class Fleet:
                 if key.startswith(start) and group not in part.term.retired:
                     state.setdefault(group, {})[name] = t.to(self.device)
             part.state = state
+        for k, part in enumerate(self.parts):
+            part.measured = tensors[f"scale.preserve.{k}"].to(self.device) if f"scale.preserve.{k}" in tensors else None
+        self._set_measured()
         self.tasks = tasks
         self.step.shares = [{} for _ in self.parts]

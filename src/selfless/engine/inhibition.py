@@ -27,7 +27,8 @@ class Slot:
 
     def __init__(self, kinds: Sequence[Sparsifier]) -> None:
         self.kinds = list(kinds)
-        self.groups = _group(self.kinds)  # members whose penalty is added to the loss
+        self.neighbours = _group(self.kinds)
+        self.groups = self.neighbours  # members whose penalty is added to the loss
         self.by_layer: dict[str, PairGradient] = {}  # gradients of all other members, which are added in the backward pass
         self._unscaled: dict[str, PairGradient] = {}
 
@@ -36,8 +37,8 @@ class Slot:
         self.by_layer, self._unscaled = {}, {}
         forms = {name: _forms(self.kinds, n, alpha.get(name), like) for name, n in widths.items()}
         members = {m for m in range(len(self.kinds)) if all(rows[m] is not None for rows in forms.values())} if forms else set()
-        self.groups = [(kind, group) for kind, group in _group(self.kinds) if group.start not in members]
-        if not any(self.kinds[m].strength for m in members):
+        self.groups = [(kind, group) for kind, group in self.neighbours if group.start not in members]
+        if not any(self.kinds[m].is_on for m in members):
             return
         for name, rows in forms.items():
             chosen = [form if m in members else None for m, form in enumerate(rows)]
@@ -62,7 +63,7 @@ class Slot:
 
     def is_on(self, members: slice) -> bool:
         """Return True if any of these members has a strength above 0."""
-        return any(kind.strength for kind in self.kinds[members])
+        return any(kind.is_on for kind in self.kinds[members])
 
 
 def slots(terms: Sequence[Term]) -> list[Slot]:
@@ -95,7 +96,7 @@ def _forms(kinds: Sequence[Sparsifier], n: int, alpha: Tensor | None, like: Tens
         dense = [None if f is None else (f.matrix(like), None) for f in found]
         return dense
     wide: list[Form | None] = [None if f is None else f.factors(like) for f in found]
-    if like.is_cuda and n <= MOST_DENSE and any(form is None and kind.strength for form, kind in zip(wide, kinds, strict=True)):
+    if like.is_cuda and n <= MOST_DENSE and any(form is None and kind.is_on for form, kind in zip(wide, kinds, strict=True)):
         dense = [None if f is None else (f.matrix(like), None) for f in found]
         return dense
     return wide

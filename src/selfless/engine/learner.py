@@ -262,7 +262,8 @@ class Learner:
                 "tasks": [task.name for task in self.streams[m].evaluate],
                 "notes": list(self.streams[m].notes),
                 "parameters": sum(p[0].numel() for p in self.fleet.params.values()),
-            },
+            }
+            | ({"strengths": self.fleet.strengths(m)} if run.preserve.is_auto or run.sparsify.is_auto else {}),
         )
 
     def _memory(self) -> dict[str, float] | None:
@@ -274,7 +275,7 @@ class Learner:
 
     def member_tensors(self, m: int) -> dict[str, Tensor]:
         """Return the final parameters, Ω, θ* and α of one member, for its own checkpoint."""
-        prefixes = ("params.", "buffers.", "alpha.", "state.")
+        prefixes = ("params.", "buffers.", "alpha.", "state.", "scale.")
         tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(prefixes)}
         return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
 

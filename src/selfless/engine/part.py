@@ -38,6 +38,7 @@ class Part:
     def __init__(self, term: Preserver, stack: Stack, trained: Tensors) -> None:
         self.term, self.stack, self.trained = term, stack, trained
         self.state: State = self._over_members(term.init)(self.values())
+        self.measured: Tensor | None = None  # λ (F,) of the strength "auto", from the end of the first task on
         self.is_wired = False
         self._share = torch.zeros(())
 
@@ -233,6 +234,8 @@ class Part:
         """Compute the state after a task."""
         if self.state:
             self.state = self._over_members(self.term.consolidate)(self.state, self.values(), omega)
+        if self.term.is_auto and self.measured is None:
+            self.measured = self._over_members(self.term.auto_strength)(self.state)
 
     def evaluated_parameters(self, task: int | None, tasks: int) -> Tensors:
         """Return the parameters that a task is evaluated with; only those that differ from the trained ones.

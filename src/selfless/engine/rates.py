@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from selfless.engine.auto import AutoStrengths
 from selfless.engine.inhibition import Slot
 from selfless.engine.native.hardware import kernels
 from selfless.spec import Run
@@ -22,16 +23,18 @@ class Rates:
         self.base = torch.tensor([r.lr for r in runs], device=device)
         self.lr = self.base.clone()
         self.ratio = torch.ones(len(runs), device=device)  # the rate of this step / the rate of the last step
-        self.sparsify = [torch.tensor([kind.strength for kind in slot.kinds], device=device) for slot in slots]  # λ of this epoch
+        self.auto = AutoStrengths(slots, device)
+        self.sparsify = [torch.tensor([kind.fixed_strength for kind in slot.kinds], device=device) for slot in slots]  # λ of this epoch
+        self.grown = torch.tensor([0.0 if r.ramp else 1.0 for r in runs], device=device)  # the share of λ in this epoch
         self.lr_lambda = [self.lr * strength for strength in self.sparsify]
         parts = range(len(runs[0].preserve.parts))
-        self.preserve = [torch.tensor([r.preserve.parts[k].strength for r in runs], device=device) for k in parts]
+        self.preserve = [torch.tensor([r.preserve.parts[k].fixed_strength for r in runs], device=device) for k in parts]
         self.pull = [torch.zeros(len(runs), device=device) for _ in parts]  # c = 2 lr λ_Ω/(1 − μ) of the implicit anchor
         self.factors: Tensor | None = None  # (F, steps) of a cosine schedule
 
     def changing(self) -> list[Tensor]:
         """Return the tensors that a step changes."""
-        return [self.lr, self.ratio, *self.lr_lambda, *self.pull]
+        return [self.lr, self.ratio, *self.lr_lambda, *self.pull, *self.sparsify, *self.auto.tensors().values()]
 
     def begin_task(self, steps: int, cosine: bool) -> None:
         """Start a task with the learning rates of the runs; an epoch has `steps` steps."""
@@ -49,10 +52,22 @@ class Rates:
         """Set λ of an epoch for runs whose λ grows over their first epochs; return True if there are any."""
         if not any(r.ramp for r in self.runs):
             return False
+        shares = [min(1.0, epoch / r.ramp) if r.ramp else 1.0 for r in self.runs]
+        self.grown.copy_(torch.tensor(shares))
         for slot, strength in zip(self.slots, self.sparsify, strict=True):
-            shares = [min(1.0, epoch / r.ramp) if r.ramp else 1.0 for r in self.runs]
-            strength.copy_(torch.tensor([kind.strength * share for kind, share in zip(slot.kinds, shares, strict=True)]))
+            strength.copy_(torch.tensor([kind.fixed_strength * share for kind, share in zip(slot.kinds, shares, strict=True)]))
+        self.set_auto()
         return True
+
+    def set_auto(self) -> None:
+        """Set λ of the sparsifiers with strength "auto" to what their scales say now."""
+        for k, share in self.auto.shares.items():
+            self.sparsify[k].copy_(torch.where(share > 0, self.auto.strengths(k) * self.grown, self.sparsify[k]))
+
+    def full(self, slot: int) -> Tensor:
+        """λ of the sparsifiers in a slot (F,), without the ramp."""
+        fixed = torch.tensor([kind.fixed_strength for kind in self.slots[slot].kinds], device=self.device)
+        return fixed + self.auto.strengths(slot) if slot in self.auto.scales else fixed
 
     def step_lambda(self, part: int) -> Tensor:
         """lr λ_Ω/(1 − μ) of one preserver: how far a constant gradient of 1 in its penalty moves a parameter per step."""
@@ -60,11 +75,15 @@ class Rates:
 
     def refresh(self) -> None:
         """Recompute the values that depend on the rates."""
+        self.refresh_sparsity()
+        for k, pull in enumerate(self.pull):
+            pull.copy_(2 * self.step_lambda(k))
+
+    def refresh_sparsity(self) -> None:
+        """Recompute lr·λ of the sparsifiers."""
         for slot, lr_lambda, strength in zip(self.slots, self.lr_lambda, self.sparsify, strict=True):
             lr_lambda.copy_(self.lr * strength)
             slot.scale(lr_lambda)
-        for k, pull in enumerate(self.pull):
-            pull.copy_(2 * self.step_lambda(k))
 
     def advance(self, step_number: Tensor) -> bool:
         """Set the rates of this step in a cosine schedule. Return True if the caller must still refresh the values that depend on them."""

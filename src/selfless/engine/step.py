@@ -90,6 +90,8 @@ class Step:
                 other |= part.dropped_parameters(fleet.params, self.drop_key, self.cursor)
         with self.precision():
             logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._pair_gradients(), other)
+        if fleet.tasks == 0 and fleet.rates.auto.scales:
+            self._measure_scales(hidden)
         if fleet.rates.advance(self.step_number):
             fleet.refresh_shares()
         head_logits, logit_grads = self._task_loss(logits, y)
@@ -203,6 +205,20 @@ class Step:
                     self._cache_kernel(kind, x)
                     terms.append(torch.dot(lr_lambda[members], each(kind.penalty, x, alpha)))
         return terms
+
+    @torch.no_grad()
+    def _measure_scales(self, hidden: list[Tensor]) -> None:
+        """Pass R of this step to the scales of strengths "auto", and set λ to what they say."""
+        fleet, rates = self.fleet, self.fleet.rates
+        for k in rates.auto.scales:
+            sizes = torch.zeros_like(rates.sparsify[k])
+            for kind, members in fleet.slots[k].neighbours:
+                if kind.is_auto:
+                    found = self._read(kind, members, [h.detach() for h in hidden], fleet.params)
+                    sizes[members] = torch.stack([each(kind.penalty, x, alpha) for x, alpha in found]).sum(0)
+            rates.auto.follow(k, sizes)
+        rates.set_auto()
+        rates.refresh_sparsity()
 
     def _read(self, kind: Sparsifier, members: slice, hidden: list[Tensor], leaves: Tensors) -> list[tuple[Tensor, Tensor | None]]:
         """Return the tensors that a sparsifier reads of these members, with their α."""

@@ -13,8 +13,8 @@ from selfless.experiments.base import Cell, Choice
 from selfless.spec import Result, Run
 
 NUMBERS: dict[str, Callable[[Run], float]] = {
-    "λ_Ω": lambda run: run.preserve.strength,
-    "λ": lambda run: run.sparsify.strength,
+    "λ_Ω": lambda run: run.preserve.fixed_strength,
+    "λ": lambda run: run.sparsify.fixed_strength,
     "lr": lambda run: run.lr,
 }
 
@@ -86,7 +86,7 @@ def _rule(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> 
     reference = next((m for run, m in zip(candidates, means, strict=True) if run.sparsify.strength == 0), math.nan)
     if math.isnan(reference):
         raise ValueError("the rule of thumb compares with no regularisation; give one candidate the sparsifier 'none'")
-    inhibited = [i for i, run in enumerate(candidates) if run.sparsify.strength > 0 and not math.isnan(means[i])]
+    inhibited = [i for i, run in enumerate(candidates) if run.sparsify.is_on and not math.isnan(means[i])]
     kept = [i for i in inhibited if means[i] >= reference - choice.tolerance]
     largest = choice.by == "rule-largest" and bool(kept)
     return (max if largest else min)(kept or inhibited, key=lambda i: candidates[i].sparsify.strength, default=None)

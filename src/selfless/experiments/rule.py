@@ -50,6 +50,6 @@ def tuning(base: Run, strengths: tuple[float, ...], choice: Choice) -> Cell:
     """Return a cell that the rule chooses for, for any run of a user."""
     from selfless.sparsify import SLNID, NoSparsifier
 
-    kind = base.sparsify if base.sparsify.strength > 0 else SLNID()
+    kind = base.sparsify if base.sparsify.is_on else SLNID()
     penalties = [NoSparsifier(), *(dataclasses.replace(kind, strength=strength) for strength in strengths)]
     return Cell("rule", "task 1", tuple(dataclasses.replace(base, sparsify=penalty) for penalty in penalties), choice=choice)

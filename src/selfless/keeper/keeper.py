@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.capacity import THRESHOLD, Capacity, count_free
+from selfless.functional.scale import Scale, known_strength, settle, start_scale
 from selfless.importance import measure
 from selfless.importance.reducer import MEMORY
 from selfless.keeper import state as saving
@@ -50,6 +51,7 @@ class Keeper(OldNames):
     states   the state of each preserver
     alpha    the importance α of neurons, by layer
     tasks    the number of tasks that have ended
+    scales   the scale of each sparsifier with strength "auto", by its number
     """
 
     def __init__(self, model: nn.Module, preserve: Term, sparsify: Term, layers: Layers, heads: Sequence[str], check_finite: bool) -> None:
@@ -65,7 +67,8 @@ class Keeper(OldNames):
         self._attached = True
         self._has_penalty, self._has_step, self._has_epoch = False, False, False  # True if this task had a call or step
         self._sparsifiers: tuple[Sparsifier, ...] = sparsify.parts
-        reads = {term.reads for term in self._sparsifiers if term.strength > 0}
+        self.scales: dict[int, Scale] = {i: start_scale(torch.zeros(())) for i, t in enumerate(self._sparsifiers) if t.is_auto}
+        reads = {term.reads for term in self._sparsifiers if term.is_on}
         compiled = self.model is not model or model._compiled_call_impl is not None
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
         self.parts: list[Part] = [Part(term, self.model, self._parameters(), taps, self.heads) for term in preserve.parts]
@@ -113,7 +116,7 @@ class Keeper(OldNames):
         training = torch.is_grad_enabled() and self.model.training
         self._warn_eval_mode()
         found = self.collector.take()
-        costs = inhibition(self._sparsifiers, self.collector, found, self.alpha, parameters, training)
+        costs = inhibition(self._sparsifiers, self.collector, found, self.alpha, parameters, training, self.scales, self.tasks == 0)
         for part in self.parts:
             costs += part.costs(parameters, self.tasks, self.implicit, training, self.forwards, batch)
             if isinstance(part.term, Distils):
@@ -176,6 +179,8 @@ class Keeper(OldNames):
             part.end_task(state)
         self._has_penalty, self._has_step, self._has_epoch = False, False, False
         self.tasks += 1
+        self.scales = {i: settle(scale) for i, scale in self.scales.items()}
+        self._warn_unscaled()
         self.forwards.append(forward)
         self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
 
@@ -243,6 +248,15 @@ class Keeper(OldNames):
             threshold,
         )
 
+    @property
+    def strengths(self) -> dict[str, float | None]:
+        """The strength λ of every term by name: for "auto" the measured one, None until it is measured in the first task."""
+        found: dict[str, float | None] = {part.term.name: part.known_strength for part in self.parts if part.term.name != "none"}
+        for i, term in enumerate(self._sparsifiers):
+            if term.name != "none":
+                found[term.name] = known_strength(self.scales[i], term.share) if i in self.scales else term.fixed_strength
+        return found
+
     # ------------------------------------------------------------------------------------------------------------ state, ends
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the keeper as flat named tensors, which safetensors can save."""
@@ -250,7 +264,8 @@ class Keeper(OldNames):
         distils = any(isinstance(term, Distils) for term in terms)
         called = [forward is not None for forward in self.forwards] if distils and self.tasks else None
         begun = any(part.path_started for part in self.parts)
-        return saving.flatten(terms, saving.Learned(self.states, self.alpha, self.tasks, begun, called))
+        measured = [part.measured for part in self.parts]
+        return saving.flatten(terms, saving.Learned(self.states, self.alpha, self.tasks, begun, called, self.scales, measured))
 
     def load_state_dict(self, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None = None) -> None:
         """Load a `state_dict`. It is checked first; if it does not fit this model, an error is raised and nothing changes.
@@ -260,6 +275,7 @@ class Keeper(OldNames):
         terms = [part.term for part in self.parts]
         new = saving.unflatten(state, terms)
         saving.check(new, terms, {n: p.shape for n, p in self.model.named_parameters()}, self.taps)
+        saving.check_scales(new, terms, self._sparsifiers)
         calls: list[Forward | None] = list(forwards) if forwards is not None else [None] * new.tasks
         if len(calls) != new.tasks or (forwards is None and any(new.called or ())):
             raise ValueError(
@@ -267,8 +283,9 @@ class Keeper(OldNames):
                 "pass forwards=[one per task] to load_state_dict"
             )
         self.forwards, self.alpha, self.tasks = calls, new.alpha, new.tasks
-        for part, saved in zip(self.parts, new.states, strict=True):
-            part.load(saved, self._parameters(), new.begun)
+        self.scales |= {i: scale for i, scale in new.scales.items() if i in self.scales}
+        for part, saved, measured in zip(self.parts, new.states, new.measured, strict=True):
+            part.load(saved, self._parameters(), new.begun, measured)
         self.follow_device()
 
     def detach(self) -> None:
@@ -292,7 +309,10 @@ class Keeper(OldNames):
     def __repr__(self) -> str:
         anchor = "implicit" if self.implicit else "explicit"
         layers = ", ".join(self.taps) or "none"
-        return f"Keeper({self.preserve!r}, {self.sparsify!r}, layers=[{layers}], anchor={anchor}, tasks={self.tasks})"
+        auto = self.preserve.is_auto or self.sparsify.is_auto
+        strengths = ", ".join(f"{n}: {'not yet measured' if s is None else f'{s:.3g}'}" for n, s in self.strengths.items()) if auto else ""
+        measured = f", strengths={{{strengths}}}" if auto else ""
+        return f"Keeper({self.preserve!r}, {self.sparsify!r}, layers=[{layers}], anchor={anchor}, tasks={self.tasks}{measured})"
 
     # ------------------------------------------------------------------------------------------------------ parameters and layers
     def _parameters(self) -> dict[str, nn.Parameter]:
@@ -311,12 +331,13 @@ class Keeper(OldNames):
             parameters[name].copy_(value)
 
     def _measured_taps(self) -> dict[str, Tap]:
-        return {n: t for n, t in self.taps.items() if t.complete or self.sparsify.strength == 0}
+        return {n: t for n, t in self.taps.items() if t.complete or not self.sparsify.is_on}
 
     def follow_device(self) -> None:
         """Move the state to the device of the model."""
         device = next(self.model.parameters()).device
         self.alpha = {n: t.to(device) for n, t in self.alpha.items()}
+        self.scales = {i: {n: t.to(device) for n, t in scale.items()} for i, scale in self.scales.items()}
         for part in self.parts:
             part.move_to(device)
 
@@ -333,15 +354,24 @@ class Keeper(OldNames):
                 raise ValueError(f"heads= names {head!r} for task {self.tasks + 1}, but no trainable parameter of the model is in it")
 
     def _warn_eval_mode(self) -> None:
-        reads = any(term.strength > 0 and term.reads == "activations" for term in self._sparsifiers)
+        reads = any(term.is_on and term.reads == "activations" for term in self._sparsifiers)
         if torch.is_grad_enabled() and not self.model.training and reads:
             warnings.warn("in eval mode keeper.penalty() does not include the sparsifier; call model.train() before training", stacklevel=3)
+
+    def _warn_unscaled(self) -> None:
+        for i, scale in self.scales.items():
+            if not bool(scale["settled"]):
+                warnings.warn(
+                    f"{type(self._sparsifiers[i]).__name__}('auto') found no positive R in the first task, so its strength stays 0; add "
+                    "keeper.penalty() to the loss, and use absolute=True for activations with a sign",
+                    stacklevel=3,
+                )
 
     def _warn_forgotten(self, forward: Forward | None) -> None:
         """Warn if this task was trained without a call that a term needs."""
         if not self._has_step:
             return
-        needed = [type(term).__name__ for term in self._sparsifiers if term.strength > 0]
+        needed = [type(term).__name__ for term in self._sparsifiers if term.is_on]
         needed += [type(part.term).__name__ for part in self.parts if part.needs_penalty(self.tasks, self.implicit)]
         if needed and not self._has_penalty:
             warnings.warn(f"this task was trained without keeper.penalty(), which {needed[0]} needs in the loss", stacklevel=3)

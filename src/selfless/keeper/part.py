@@ -47,6 +47,7 @@ class Part:
         self.path_started = False  # True after the first penalty() of the task
         self.has_own_heads = False  # True if the heads of single tasks are known
         self.draw_noise: Callable[[int], Tensor] = torch.randn
+        self.measured: Tensor | None = None  # λ of the strength "auto", from the end of the first task on
         self._shares: tuple[Any, dict[str, Tensor]] | None = None
         self._state: State = term.init(parameters)
         self.place_heads(parameters)
@@ -69,7 +70,17 @@ class Part:
 
     @property
     def is_on(self) -> bool:
-        return self.term.strength > 0
+        return self.term.is_on
+
+    @property
+    def strength(self) -> Tensor | float:
+        """λ: a number, or for "auto" the measured one."""
+        return self.term.fixed_strength if self.measured is None else self.measured
+
+    @property
+    def known_strength(self) -> float | None:
+        """λ as a number; None for "auto" until the first task has ended."""
+        return None if self.term.is_auto and self.measured is None else float(self.strength)
 
     # ------------------------------------------------------------------------------------------------------------- in the loss
     def costs(self, parameters: Parameters, tasks: int, implicit: bool, training: bool, forwards: Any, batch: Any) -> list[Tensor]:
@@ -77,13 +88,13 @@ class Part:
         term, found = self.term, list[Tensor]()
         if self.is_on and tasks and term.penalises and not (implicit and isinstance(term, Anchored)):
             self.check_shapes(parameters)
-            found.append(term.strength * term.penalty(self.state, parameters))
+            found.append(self.strength * term.penalty(self.state, parameters))
         if self.gates is not None and training and isinstance(term, Gated):
             self.gates.follow(self.state)
-            found.append(term.strength * term.gate_penalty(self.state, self.gates.leaves()))
+            found.append(self.strength * term.gate_penalty(self.state, self.gates.leaves()))
         if isinstance(term, Distils) and self.is_on and tasks:
             self.check_shapes(parameters)
-            found.append(term.strength * distillation(self.model, term, self.state, forwards, batch))
+            found.append(self.strength * distillation(self.model, term, self.state, forwards, batch))
         return found
 
     def needs_penalty(self, tasks: int, implicit: bool) -> bool:
@@ -117,7 +128,7 @@ class Part:
         anchor, key = self.term.anchor(self.state), _plain_steps(optimizer, names)
         if key is None or self._shares is None or self._shares[0] != key:
             self.check_shapes(parameters)
-            steps = {n: s * self.term.strength for n, s in step_sizes(optimizer, names).items()}
+            steps = {n: s * self.strength for n, s in step_sizes(optimizer, names).items()}
             self._shares = (key, anchor.shares(steps))
         for name, share in self._shares[1].items():
             p, star = parameters[name], anchor.star[name]
@@ -175,6 +186,8 @@ class Part:
         """End the task with the state that `next_state` returned."""
         self._shares, self.path_started = None, False
         self.state = state
+        if self.term.is_auto and self.measured is None:
+            self.measured = self.term.auto_strength(state)
 
     def evaluated_parameters(self, parameters: Parameters, task: int) -> dict[str, Tensor]:
         """Return the parameters that a task is evaluated with; only those that differ from the current ones."""
@@ -211,13 +224,14 @@ class Part:
 
     def move_to(self, device: torch.device) -> None:
         """Move the state to a device."""
+        self.measured = None if self.measured is None else self.measured.to(device)
         if any(t.device != device for tensors in self.state.values() for t in tensors.values()):
             self._shares = None
             self.state = {g: {n: t.to(device) for n, t in tensors.items()} for g, tensors in self.state.items()}
 
-    def load(self, state: State, parameters: Parameters, path_started: bool) -> None:
+    def load(self, state: State, parameters: Parameters, path_started: bool, measured: Tensor | None) -> None:
         """Use a state that was saved."""
-        self._shares, self.path_started = None, path_started
+        self._shares, self.path_started, self.measured = None, path_started, measured
         self.state = state
         if self.path is not None:
             self.path.follow(parameters)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from selfless.functional.scale import Scale
 from selfless.network.layers import Tap
 from selfless.preserve import Preserver, State
+from selfless.sparsify import Sparsifier
 
 PLAIN = ("tasks", "method", "begun", "called")
 
@@ -19,7 +21,8 @@ class Learned:
     """The states of the preservers, α, and the progress of the keeper.
 
     `begun` is True if the current task has started. `called` says for each task if consolidate() had a forward=, which cannot be saved;
-    None if no preserver needs it.
+    None if no preserver needs it. `scales` and `measured` are those of the strength "auto": of each sparsifier by its number, and λ of each
+    preserver, None if it has none.
     """
 
     states: list[State]
@@ -27,6 +30,8 @@ class Learned:
     tasks: int
     begun: bool
     called: list[bool] | None = None
+    scales: dict[int, Scale] = field(default_factory=dict)
+    measured: list[Tensor | None] = field(default_factory=list)
 
 
 def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
@@ -39,6 +44,8 @@ def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
         for name, t in tensors.items()
     }
     found |= {f"alpha.{name}": t for name, t in learned.alpha.items()}
+    found |= {f"scale.sparsify.{i}.{name}": t for i, scale in learned.scales.items() for name, t in scale.items()}
+    found |= {f"scale.preserve.{i}": t for i, t in enumerate(learned.measured) if t is not None}
     method = torch.tensor(list(_method(terms).encode()), dtype=torch.uint8)
     plain = {"tasks": torch.tensor(learned.tasks), "method": method, "begun": torch.tensor(int(learned.begun))}
     if learned.called is not None:
@@ -55,18 +62,27 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
         raise ValueError(f"the state is of preserver {method!r}, but this keeper has {_method(terms)!r}; attach with the same one")
     states: list[State] = [{group.name: {} for group in term.groups} for term in terms]
     alpha: dict[str, Tensor] = {}
+    scales: dict[int, Scale] = {}
+    measured: list[Tensor | None] = [None for _ in terms]
     for key, tensor in flat.items():
         kind, _, rest = key.partition(".")
         if not isinstance(tensor, Tensor) or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
             raise ValueError(f"{key!r} in the state is not a tensor of finite numbers; the file is damaged or from a run that diverged")
         if kind == "alpha":
             alpha[rest] = tensor.detach().clone()
+        elif kind == "scale":
+            role, number, *name = rest.split(".")
+            if role == "preserve":
+                measured[int(number)] = tensor.detach().clone()
+            else:
+                scales.setdefault(int(number), {})[name[0]] = tensor.detach().clone()
         elif kind == "preserve":
             _put(states, terms, key, rest, tensor)
         elif key not in PLAIN:
             raise ValueError(f"the state has {key!r}, which is unknown to this keeper; was it saved by another version?")
     called = [bool(c) for c in flat["called"].tolist()] if "called" in flat else None
-    return Learned(states, alpha, int(flat["tasks"]), "begun" in flat and bool(int(flat["begun"])), called)
+    begun = "begun" in flat and bool(int(flat["begun"]))
+    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured)
 
 
 def _method(terms: Sequence[Preserver]) -> str:
@@ -100,6 +116,14 @@ def check(learned: Learned, terms: Sequence[Preserver], shapes: Mapping[str, tor
                 f"layer {name!r} has {width} neurons, but its importance in the state has shape {tuple(a.shape)}; "
                 "build the model the state was saved with"
             )
+
+
+def check_scales(learned: Learned, terms: Sequence[Preserver], sparsifiers: Sequence[Sparsifier]) -> None:
+    """Raise ValueError if a term with strength "auto" finds no measured strength in a state in which the first task has ended."""
+    missing = [t.label for t, found in zip(terms, learned.measured, strict=True) if t.is_auto and found is None]
+    missing += [t.label for i, t in enumerate(sparsifiers) if t.is_auto and i not in learned.scales]
+    if learned.tasks and missing:
+        raise ValueError(f"the state has no measured strength of {missing[0]}('auto'); it was saved with a number: attach with that number")
 
 
 def _check_shapes(term: Preserver, state: State, shapes: Mapping[str, torch.Size]) -> None:

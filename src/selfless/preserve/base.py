@@ -21,7 +21,7 @@ from torch import Tensor
 from selfless.importance import Estimator, FunctionNorm, Objective
 from selfless.preserve.capabilities import Distils, Evaluates, Freezes, Gated, Phased, Projects, State, Tensors
 from selfless.preserve.deprecated import adopt_old_names
-from selfless.terms import Term
+from selfless.terms import Strength, Term
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Preserver(Term):
     """A method that adds λ_Ω · penalty(θ) to the loss; 0 before the end of the first task. The base class preserves nothing."""
 
     role: ClassVar[str] = "preserver"
-    strength: float
+    strength: Strength
     groups: ClassVar[tuple[Group, ...]] = ()  # the groups of its state
     retired: ClassVar[tuple[str, ...]] = ()  # groups that earlier versions saved; they are skipped when a state is read
     measures: ClassVar[bool] = False  # True if `consolidate` needs Ω, measured on the task's data
@@ -87,6 +87,10 @@ class Preserver(Term):
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """Return the state after a task that ended at `parameters`, with the importances `omega` measured on it."""
         return state
+
+    def auto_strength(self, state: State) -> Tensor:
+        """Return λ of the strength "auto", given the state at the end of the first task."""
+        raise NotImplementedError(f"{type(self).__name__} has an auto_share, so it must define auto_strength")
 
     def importance(self, state: State) -> Tensors | None:
         """Return Ω by name, from which `capacity` counts free parameters; None if the method has no Ω."""
@@ -128,7 +132,7 @@ class Preserver(Term):
                 f"Use one of them, or {self.name} with a method that only penalises weights (mas, ewc, si)"
             )
         if isinstance(self, Freezes) and isinstance(other, Phased) and other.warms_up(1):
-            remedy = f"{other.name}:{other.strength:g},warmup=0"
+            remedy = f"{other.name}:{other.fixed_strength:g},warmup=0"
             raise ValueError(f"{pair} with a warm-up: the warm-up of {other.name} freezes weights that {self.name} resets; write {remedy}")
 
 

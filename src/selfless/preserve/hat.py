@@ -42,6 +42,7 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
         Group("embedding", like_parameter=False, changes_in_step=True),
     )
     retired: ClassVar[tuple[str, ...]] = ("fresh",)
+    why_no_auto: ClassVar[str] = "its strength weighs the share of gates that are open, which has no unit"
     strength: float = 0.75
     s_max: float = 400.0
     clamp: float = 50.0

@@ -37,6 +37,8 @@ class IMM(Quadratic, Drops, Evaluates, KnowsHeads):
     name: ClassVar[str] = "imm"
     later: ClassVar[tuple[str, ...]] = ("alpha",)
     groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("merged"), Group("mass"), HEAD, COUNT)
+    auto_share: ClassVar[float | None] = None
+    why_no_auto: ClassVar[str] = "its L2-transfer treats all parameters alike (Ω = 1)"
     strength: float = 1e-3
     merge: Literal["mean", "mode"] = "mode"
     fisher: Fisher = "empirical"

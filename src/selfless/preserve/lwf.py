@@ -10,7 +10,7 @@ from torch import Tensor
 
 from selfless.preserve.base import COUNT, HEAD, Group, Preserver, count_tasks, widened
 from selfless.preserve.capabilities import Distils, KnowsHeads, Phased, Projects, State, Tensors
-from selfless.terms import check_count, check_positive
+from selfless.terms import Strength, check_count, check_positive
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,13 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
 
     name: ClassVar[str] = "lwf"
     groups: ClassVar[tuple[Group, ...]] = (Group("anchor"), Group("held"), HEAD, COUNT)
-    strength: float = 1.0
+    strength: Strength = 1.0
     temperature: float = 2.0
     warmup: int = 0
 
     def __post_init__(self) -> None:
+        if self.strength == "auto":  # the divergence has the unit of the loss already
+            object.__setattr__(self, "strength", 1.0)
         super().__post_init__()
         check_positive(self, "temperature")
         check_count(self, "warmup")

@@ -31,6 +31,7 @@ class PackNet(Preserver, Evaluates, Freezes, KnowsHeads, Phased, Projects):
     groups: ClassVar[tuple[Group, ...]] = (Group("owner"), Group("anchor"), Group("pruned"), HEAD, COUNT)
     by_task: ClassVar[bool] = True
     same_strength: ClassVar[bool] = True
+    why_no_auto: ClassVar[str] = "its strength is the share of weights that is pruned, which has no unit"
     strength: float = 0.5
     retrain: float = 1 / 3
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from selfless.functional import Anchor
+from selfless.functional import Anchor, anchor_value
 from selfless.importance import Estimator, Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
 from selfless.preserve.base import Group, Preserver, widened
 from selfless.preserve.capabilities import Anchored, Observes, State, Tensors
-from selfless.terms import check_choice, check_positive
+from selfless.terms import Strength, check_choice, check_positive
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Quadratic(Preserver, Anchored):
     """A preserver with Ω and θ* by parameter name. Parameters that are added later are free (Ω = 0) until their first task ends."""
 
     groups: ClassVar[tuple[Group, ...]] = (Group("omega"), Group("anchor"))
+    auto_share: ClassVar[float | None] = 30.0  # docs/choosing.md: measured on five networks
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -46,6 +47,12 @@ class Quadratic(Preserver, Anchored):
             "anchor": state["anchor"] | {name: widened(parameters[name]) for name in omega},
         }
 
+    def auto_strength(self, state: State) -> Tensor:
+        """λ = ρ / Σ_k Ω_k θ*_k²: with every parameter at 0, the penalty would be ρ."""
+        omega, star = state["omega"], state["anchor"]
+        size = torch.stack([anchor_value(star[name], o, torch.zeros_like(o)) for name, o in omega.items()]).sum()
+        return (self.share / size.clamp(min=torch.finfo(size.dtype).tiny)).float()
+
     def check_state(self, state: State) -> None:
         unpaired = sorted(state["omega"].keys() ^ state["anchor"].keys())
         if unpaired:
@@ -58,7 +65,7 @@ class MAS(Quadratic):
 
     name: ClassVar[str] = "mas"
     measures: ClassVar[bool] = True
-    strength: float = 0.1
+    strength: Strength = 0.1
     estimator: Estimator = "per-sample"
 
     def __post_init__(self) -> None:
@@ -78,7 +85,7 @@ class LocalMAS(Quadratic):
 
     name: ClassVar[str] = "mas-local"
     measures: ClassVar[bool] = True
-    strength: float = 0.1
+    strength: Strength = 0.1
 
     @property
     def objective(self) -> Objective:
@@ -101,7 +108,7 @@ class EWC(Quadratic):
     groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("offset", like_parameter=False))
     measures: ClassVar[bool] = True
     later: ClassVar[tuple[str, ...]] = ("alpha",)
-    strength: float = 10.0
+    strength: Strength = 10.0
     mode: Literal["online", "per-task"] = "online"
     decay: float = 1.0
     fisher: Fisher = "empirical"
@@ -169,7 +176,7 @@ class SI(Quadratic, Observes):
 
     name: ClassVar[str] = "si"
     groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("path", changes_in_step=True), Group("start"))
-    strength: float = 1.0
+    strength: Strength = 1.0
     damping: float = 0.1
 
     def __post_init__(self) -> None:

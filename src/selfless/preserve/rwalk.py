@@ -11,7 +11,7 @@ from torch import Tensor
 from selfless.preserve.base import Group, widened
 from selfless.preserve.capabilities import Observes, State, Tensors
 from selfless.preserve.quadratic import Quadratic
-from selfless.terms import check_count, check_positive
+from selfless.terms import Strength, check_count, check_positive
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RWalk(Quadratic, Observes):
         *(Group(name, changes_in_step=True) for name in ("path", "fisher", "score", "start")),
         Group("window", like_parameter=False, changes_in_step=True),
     )
-    strength: float = 1.0
+    strength: Strength = 1.0
     average: float = 0.9
     every: int = 10
     damping: float = 1e-3
