@@ -1,4 +1,4 @@
-"""Data: published sets by name, a user's own data, and streams of tasks made of them.
+"""Data: published sets by name, a user's own data, and streams of tasks made from them.
 
     from selfless.data import stream
 
