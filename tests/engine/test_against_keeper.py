@@ -114,6 +114,7 @@ COMMON: list[tuple[Any, Any, str]] = [
     (EBLL(1.0, code=5, steps=10, warmup=0) + EWC(1.0), NoSparsifier(), "implicit"),
     (MAS(0.1), SLNID(1e-2), "maxout"),
     (RWalk(1.0, every=3), SLNID(1e-2), "implicit"),
+    (MAS("auto"), SLNID("auto"), "implicit"),
     (PackNet(0.5, retrain=0.5), SLNID(1e-2), "implicit"),
     (IMM(0.1, drop=0.4), L2Param(1e-2), "explicit"),
 ]

@@ -55,8 +55,3 @@ def settle(scale: Mapping[str, Tensor]) -> Scale:
 def scaled_strength(scale: Mapping[str, Tensor], share: float) -> Tensor:
     """λ = ρ / R₁; 0 until R has settled."""
     return torch.where(scale["settled"] > 0, share / scale["peak"].clamp(min=torch.finfo(torch.float32).tiny), 0.0)
-
-
-def known_strength(scale: Mapping[str, Tensor], share: float) -> float | None:
-    """Return λ of one scale as a number; None until R has settled."""
-    return float(scaled_strength(scale, share)) if bool(scale["settled"] > 0) else None

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from selfless.functional.scale import Scale, follow, scaled_strength
 from selfless.keeper.activations import Collector
+from selfless.keeper.scales import Scales
 from selfless.sparsify import Sparsifier
 
 
@@ -19,22 +19,14 @@ def inhibition(
     alpha: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor],
     training: bool,
-    scales: dict[int, Scale],
-    first_task: bool,
+    scales: Scales,
 ) -> list[Tensor]:
-    """Return λ Σ_l R of every sparsifier: over the activations `found`, over weights, or over all parameters.
-
-    `scales` has the scale of every sparsifier with strength "auto", by its number; in the first task it follows R.
-    """
-    costs = []
-    for i, term in enumerate(terms):
-        if not term.is_on or (not training and term.reads == "activations"):
-            continue
-        size = _sum(term, collector, found, alpha, parameters)
-        if i in scales and training and first_task:
-            scales[i] = follow(scales[i], size)
-        costs.append((scaled_strength(scales[i], term.share) if i in scales else term.fixed_strength) * size)
-    return costs
+    """Return λ Σ_l R of every sparsifier: over the activations `found`, over weights, or over all parameters."""
+    return [
+        scales.weigh(i, _sum(term, collector, found, alpha, parameters), training)
+        for i, term in enumerate(terms)
+        if term.is_on and (training or term.reads != "activations")
+    ]
 
 
 def _sum(

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from selfless.capacity import THRESHOLD, Capacity, count_free
-from selfless.functional.scale import Scale, known_strength, settle, start_scale
 from selfless.importance import measure
 from selfless.importance.reducer import MEMORY
 from selfless.keeper import state as saving
@@ -35,6 +34,7 @@ from selfless.keeper.deprecated import OldNames
 from selfless.keeper.inhibition import explain_infinite, inhibition
 from selfless.keeper.optimizers import forget_optimizers, watch_optimizers
 from selfless.keeper.part import Part
+from selfless.keeper.scales import Scales
 from selfless.network.calling import Forward, check_batches, unwrap
 from selfless.network.layers import Layers, Tap, is_automatic
 from selfless.network.roles import within
@@ -51,7 +51,6 @@ class Keeper(OldNames):
     states   the state of each preserver
     alpha    the importance α of neurons, by layer
     tasks    the number of tasks that have ended
-    scales   the scale of each sparsifier with strength "auto", by its number
     """
 
     def __init__(self, model: nn.Module, preserve: Term, sparsify: Term, layers: Layers, heads: Sequence[str], check_finite: bool) -> None:
@@ -67,7 +66,7 @@ class Keeper(OldNames):
         self._attached = True
         self._has_penalty, self._has_step, self._has_epoch = False, False, False  # True if this task had a call or step
         self._sparsifiers: tuple[Sparsifier, ...] = sparsify.parts
-        self.scales: dict[int, Scale] = {i: start_scale(torch.zeros(())) for i, t in enumerate(self._sparsifiers) if t.is_auto}
+        self.scales = Scales(self._sparsifiers)
         reads = {term.reads for term in self._sparsifiers if term.is_on}
         compiled = self.model is not model or model._compiled_call_impl is not None
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
@@ -116,7 +115,7 @@ class Keeper(OldNames):
         training = torch.is_grad_enabled() and self.model.training
         self._warn_eval_mode()
         found = self.collector.take()
-        costs = inhibition(self._sparsifiers, self.collector, found, self.alpha, parameters, training, self.scales, self.tasks == 0)
+        costs = inhibition(self._sparsifiers, self.collector, found, self.alpha, parameters, training, self.scales)
         for part in self.parts:
             costs += part.costs(parameters, self.tasks, self.implicit, training, self.forwards, batch)
             if isinstance(part.term, Distils):
@@ -179,8 +178,7 @@ class Keeper(OldNames):
             part.end_task(state)
         self._has_penalty, self._has_step, self._has_epoch = False, False, False
         self.tasks += 1
-        self.scales = {i: settle(scale) for i, scale in self.scales.items()}
-        self._warn_unscaled()
+        self.scales.end_task()
         self.forwards.append(forward)
         self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
 
@@ -251,11 +249,7 @@ class Keeper(OldNames):
     @property
     def strengths(self) -> dict[str, float | None]:
         """The strength λ of every term by name: for "auto" the measured one, None until it is measured in the first task."""
-        found: dict[str, float | None] = {part.term.name: part.known_strength for part in self.parts if part.term.name != "none"}
-        for i, term in enumerate(self._sparsifiers):
-            if term.name != "none":
-                found[term.name] = known_strength(self.scales[i], term.share) if i in self.scales else term.fixed_strength
-        return found
+        return self.scales.strengths(self.parts)
 
     # ------------------------------------------------------------------------------------------------------------ state, ends
     def state_dict(self) -> dict[str, Tensor]:
@@ -265,7 +259,7 @@ class Keeper(OldNames):
         called = [forward is not None for forward in self.forwards] if distils and self.tasks else None
         begun = any(part.path_started for part in self.parts)
         measured = [part.measured for part in self.parts]
-        return saving.flatten(terms, saving.Learned(self.states, self.alpha, self.tasks, begun, called, self.scales, measured))
+        return saving.flatten(terms, saving.Learned(self.states, self.alpha, self.tasks, begun, called, self.scales.found, measured))
 
     def load_state_dict(self, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None = None) -> None:
         """Load a `state_dict`. It is checked first; if it does not fit this model, an error is raised and nothing changes.
@@ -283,7 +277,7 @@ class Keeper(OldNames):
                 "pass forwards=[one per task] to load_state_dict"
             )
         self.forwards, self.alpha, self.tasks = calls, new.alpha, new.tasks
-        self.scales |= {i: scale for i, scale in new.scales.items() if i in self.scales}
+        self.scales.load(new.scales, new.tasks)
         for part, saved, measured in zip(self.parts, new.states, new.measured, strict=True):
             part.load(saved, self._parameters(), new.begun, measured)
         self.follow_device()
@@ -309,10 +303,8 @@ class Keeper(OldNames):
     def __repr__(self) -> str:
         anchor = "implicit" if self.implicit else "explicit"
         layers = ", ".join(self.taps) or "none"
-        auto = self.preserve.is_auto or self.sparsify.is_auto
-        strengths = ", ".join(f"{n}: {'not yet measured' if s is None else f'{s:.3g}'}" for n, s in self.strengths.items()) if auto else ""
-        measured = f", strengths={{{strengths}}}" if auto else ""
-        return f"Keeper({self.preserve!r}, {self.sparsify!r}, layers=[{layers}], anchor={anchor}, tasks={self.tasks}{measured})"
+        strengths = self.scales.describe(self.parts)
+        return f"Keeper({self.preserve!r}, {self.sparsify!r}, layers=[{layers}], anchor={anchor}, tasks={self.tasks}{strengths})"
 
     # ------------------------------------------------------------------------------------------------------ parameters and layers
     def _parameters(self) -> dict[str, nn.Parameter]:
@@ -337,7 +329,7 @@ class Keeper(OldNames):
         """Move the state to the device of the model."""
         device = next(self.model.parameters()).device
         self.alpha = {n: t.to(device) for n, t in self.alpha.items()}
-        self.scales = {i: {n: t.to(device) for n, t in scale.items()} for i, scale in self.scales.items()}
+        self.scales.move_to(device)
         for part in self.parts:
             part.move_to(device)
 
@@ -357,15 +349,6 @@ class Keeper(OldNames):
         reads = any(term.is_on and term.reads == "activations" for term in self._sparsifiers)
         if torch.is_grad_enabled() and not self.model.training and reads:
             warnings.warn("in eval mode keeper.penalty() does not include the sparsifier; call model.train() before training", stacklevel=3)
-
-    def _warn_unscaled(self) -> None:
-        for i, scale in self.scales.items():
-            if not bool(scale["settled"]):
-                warnings.warn(
-                    f"{type(self._sparsifiers[i]).__name__}('auto') found no positive R in the first task, so its strength stays 0; add "
-                    "keeper.penalty() to the loss, and use absolute=True for activations with a sign",
-                    stacklevel=3,
-                )
 
     def _warn_forgotten(self, forward: Forward | None) -> None:
         """Warn if this task was trained without a call that a term needs."""
