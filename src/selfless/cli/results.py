@@ -55,7 +55,11 @@ def _print_table(results: Sequence[Result], out: Path) -> None:
     console.print(report.terminal(results))
     console.print(str(report.headline(results)))
     for result in results:
-        console.print(f"[dim]{result.run.method}, seed {result.run.seed}:[/dim] {out / result.run.key}", highlight=False, soft_wrap=True)
+        strengths = ", ".join(f"{name}:{value:.3g}" for name, value in result.about.get("strengths", {}).items())
+        measured = f" (measured: {strengths})" if strengths else ""
+        console.print(
+            f"[dim]{result.run.method}, seed {result.run.seed}{measured}:[/dim] {out / result.run.key}", highlight=False, soft_wrap=True
+        )
 
 
 def load_results(folder: Path) -> list[Result]:

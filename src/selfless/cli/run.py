@@ -16,6 +16,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   selfless run                                                     [dim]# five permuted-MNIST tasks with MAS[/dim]
   selfless run --sparsify slnid:1e-3 --seeds 5                     [dim]# mean ± std over five seeds[/dim]
+  selfless run --preserve mas:auto --sparsify slnid:auto           [dim]# strengths measured in the first task[/dim]
   selfless run --preserve mas:0.1,estimator=per-batch              [dim]# the authors' estimate of Ω[/dim]
   selfless run --stream split-cifar-100 --model cnn-256 --tasks 10 --epochs 50 --preserve mas:1 --sparsify slnid:3e-3
   selfless run --preserve lwf:1 --stream split-mnist --scenario class            [dim]# one head over all classes seen so far[/dim]
