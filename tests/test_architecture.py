@@ -64,7 +64,7 @@ def test_a_runtime_asks_for_capabilities_and_names_no_method(room: str) -> None:
 
 
 DATA = """errors paths checksums progress rng archives images sources verify fetch cache objects weights rotation augment part tasks
-description streams custom object_stream named traits digests""".split()
+description streams custom object_stream given named traits digests""".split()
 OBJECT_SETS = "files listing base matlab flowers scenes birds cars aircraft actions letters svhn __init__ fitting preparing checks".split()
 
 

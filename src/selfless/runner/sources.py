@@ -12,6 +12,7 @@ from pathlib import Path
 
 from selfless.data import checksum
 from selfless.data.digests import Contents, stream_contents
+from selfless.network.given import PREFIX as GIVEN
 from selfless.spec import Run
 
 
@@ -40,6 +41,8 @@ def made_from(run: Run, data_dir: Path | str | None = None, contents: Contents |
 def _network_files(run: Run) -> list[Path]:
     """Return the file of a custom network `module:function`, if it is below the working directory."""
     module, colon, _ = run.model.partition(":")
+    if run.model.startswith(GIVEN):  # its name contains a digest
+        return []
     path = module.replace(".", "/")
     return [file for file in (Path(f"{path}.py"), Path(path) / "__init__.py") if file.is_file()] if colon else []
 
