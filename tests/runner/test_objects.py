@@ -89,6 +89,22 @@ def test_a_list_of_runs_shares_one_stream_and_one_module(tasks_npz: str, tmp_pat
     np.testing.assert_allclose(alone.accuracy, found[1].accuracy, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_worker_processes_get_the_stream_as_files(tasks_npz: str, tmp_path: Path) -> None:
+    runs = [Run(**SMALL, seed=k) for k in range(2)]
+    found = train(runs, stream=pairs(tasks_npz), out=tmp_path, workers=2)
+    named = [train(run, stream=tasks_npz) for run in runs]
+    assert all(np.array_equal(a.accuracy, b.accuracy) for a, b in zip(found, named, strict=True))
+    assert [r.about["fleet"] for r in found] == [1, 1]
+
+
+def test_a_network_that_cannot_travel_is_trained_here_and_said(tasks_npz: str) -> None:
+    runs = [Run(stream=tasks_npz, **SMALL, seed=k) for k in range(2)]
+    with pytest.warns(UserWarning, match="Sequential was passed as an object, which worker processes cannot build"):
+        found = train(runs, model=build(6, (1, 6, 6)), workers=2)
+    assert len(found) == 2
+
+
 def test_what_cannot_be_named_is_trained_each_time_and_said(tasks_npz: str, tmp_path: Path) -> None:
     unnamed = Run(stream=tasks_npz, **SMALL | {"model": lambda outputs, input_shape: build(outputs, input_shape)})
     events: list[Any] = []
@@ -111,7 +127,7 @@ def test_objects_that_changed_are_refused(tasks_npz: str) -> None:
 
 
 def test_wrong_objects_get_one_sentence() -> None:
-    with pytest.raises(TypeError, match="a stream is made of a list of tasks"):
+    with pytest.raises(TypeError, match="stream is a int; it must be a name, a Stream, or a list of tasks"):
         Run(stream=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="model is a float"):
         Run(model=0.5)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ How to add a stream or a data source: see `named`. Bottom up:
     verify, fetch, cache, objects, weights                        data sets, object sets and pretrained networks by name
     rotation, augment, part                                       images as tensors
     tasks, streams, custom, object_stream, given, named           streams of tasks; `named` is on top
+    carrying                                                      a stream as files, for worker processes
     description                                                   what a trained network must know of its data
     traits                                                        facts about a stream by name, without loading it
 
@@ -20,6 +21,7 @@ Other rooms import from `selfless.data` itself. `data` imports only `selfless.fi
 
 from selfless.data.augment import Augment
 from selfless.data.cache import holding, load, offer
+from selfless.data.carrying import read_stream, write_stream
 from selfless.data.custom import from_arrays, from_datasets, from_folders, from_npz
 from selfless.data.description import DataDescription, TaskDescription, describe
 from selfless.data.errors import Altered, DataError, MissingData
@@ -87,6 +89,7 @@ __all__ = [
     "prepare_objects",
     "prepared_objects",
     "present_objects",
+    "read_stream",
     "rotated",
     "sources",
     "split",
@@ -94,4 +97,5 @@ __all__ = [
     "stream_names",
     "verify",
     "verify_objects",
+    "write_stream",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -26,6 +26,8 @@ def name_stream(stream: Any) -> tuple[str, Stream | None]:
     """Return (name, object) of a stream, of a list of tasks, or of a name; None if the object of a name is nowhere."""
     if isinstance(stream, str):
         return stream, _GIVEN.get(stream)
+    if not isinstance(stream, Stream | Sequence):
+        raise TypeError(f"stream is a {type(stream).__name__}; it must be a name, a Stream, or a list of tasks (train, test)")
     made = stream if isinstance(stream, Stream) else from_datasets(stream)
     name = f"{PREFIX}{re.sub(r'[^A-Za-z0-9._-]+', '-', made.name)}:{digest_stream(made)[:16]}"
     held = _GIVEN.get(name)

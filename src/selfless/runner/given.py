@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from selfless import data
 from selfless.network import given
 from selfless.spec import Run
+
+_UNPACKED: dict[str, data.Stream] = {}  # in a worker process: the streams of its parent
 
 
 def check_objects(runs: Sequence[Run]) -> None:
@@ -25,11 +28,29 @@ def check_objects(runs: Sequence[Run]) -> None:
 
 
 def can_travel(runs: Sequence[Run]) -> bool:
-    """Return True if worker processes can load what the runs need; say so if they cannot."""
-    held = sorted({name for run in runs for name in (run.stream, run.model) if name.removeprefix("joint-").startswith(given.PREFIX)})
+    """Return True if worker processes can build the networks of the runs; say so if they cannot."""
+    held = sorted({run.model for run in runs if run.model.startswith(given.PREFIX)})
     if held:
         warnings.warn(
-            f"{held[0]} was passed as an object, which worker processes cannot load: all runs train in this process (workers=1)",
+            f"the network {held[0].split(':')[1]} was passed as an object, which worker processes cannot build: all runs train in this "
+            "process; put a function that makes it into a module (mynet.py) to use every core",
             stacklevel=5,
         )
     return not held
+
+
+def pack_streams(runs: Sequence[Run], folder: Path) -> dict[str, str]:
+    """Write the streams that were passed as objects, for worker processes; return {name: folder}."""
+    found = {name: data.name_stream(name)[1] for name in {run.stream.removeprefix("joint-") for run in runs}}
+    packed = {name: folder / str(i) for i, (name, stream) in enumerate(found.items()) if stream is not None}
+    for name, place in packed.items():
+        data.write_stream(found[name], place)  # type: ignore[arg-type]  # not None
+    return {name: str(place) for name, place in packed.items()}
+
+
+def unpack_streams(packed: Mapping[str, str]) -> None:
+    """Make the streams that another process wrote known in this one, for as long as it runs."""
+    for name, place in packed.items():
+        if name not in _UNPACKED:
+            _UNPACKED[name] = data.read_stream(Path(place))
+            data.name_stream(_UNPACKED[name])

@@ -26,7 +26,7 @@ from selfless.engine.build import CannotShareFleet
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
 from selfless.network.given import is_unnamed, name_network
-from selfless.runner.given import can_travel, check_objects
+from selfless.runner.given import can_travel, check_objects, pack_streams
 from selfless.runner.machine import core_count, suitable_threads
 from selfless.runner.machine import machine as machine
 from selfless.runner.machine import resolve_device as resolve_device
@@ -248,7 +248,6 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
         "force": options.force,
         "path": [entry for entry in sys.path if entry],
     }
-    jobs = [shared | {"runs": [run.as_dict() for run in runs]} for runs in parts]
 
     def receive(job: int, message: dict[str, Any]) -> None:
         runs = parts[job]
@@ -262,7 +261,10 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
             options.watch([runs[i] for i in message["members"]], Event(**message["event"]))
 
     try:
-        Pool([sys.executable, "-m", "selfless.runner.worker"], processes).run(jobs, receive)
+        with tempfile.TemporaryDirectory(prefix="selfless-") as folder:
+            packed = pack_streams([run for runs in parts for run in runs], Path(folder))
+            jobs = [shared | {"runs": [run.as_dict() for run in runs], "streams": packed} for runs in parts]
+            Pool([sys.executable, "-m", "selfless.runner.worker"], processes).run(jobs, receive)
     except WorkerDied as death:
         message = f"the worker that trained {parts[death.job][0].method} ended with status {death.status}; see its message above"
         raise RuntimeError(message) from death
