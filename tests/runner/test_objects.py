@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,21 @@ def test_what_cannot_be_named_is_trained_each_time_and_said(tasks_npz: str, tmp_
     assert len(Store(tmp_path).all()) == 1
     named = train(Run(stream=tasks_npz, **SMALL | {"model": build}))
     assert np.array_equal(result.accuracy, named.accuracy)
+
+
+def test_a_function_of_a_module_elsewhere_is_kept_with_its_file(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from torch import nn\ndef make(outputs):\n    return nn.Sequential(nn.Flatten(), nn.Linear(36, {}), nn.ReLU(), nn.Linear({}, outputs))\n"
+    (tmp_path / "lib").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    found = []
+    for width in (4, 4, 5):
+        (tmp_path / "lib" / "nets_elsewhere.py").write_text(text.format(width, width))
+        sys.modules.pop("nets_elsewhere", None)
+        module = importlib.import_module("nets_elsewhere")
+        found.append(train(Run(stream=tasks_npz, **SMALL | {"model": module.make}), out=tmp_path / "out"))
+    assert [r.run.model for r in found] == ["nets_elsewhere:make"] * 3
+    assert [r.about["parameters"] for r in found] == [178, 178, 221]
+    assert found[0].about["seconds"] == found[1].about["seconds"], "the second was not trained"
 
 
 def test_objects_that_changed_are_refused(tasks_npz: str) -> None:

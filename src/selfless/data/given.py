@@ -79,7 +79,7 @@ def _content_of_half(task: Task, half: str) -> Iterator[Any]:
     data = getattr(task, half)
     parts: tuple[Part, ...] = () if data is None else data.parts
     for part in parts:
-        yield _text(half, len(part), str(part.images.dtype), part.mean, part.std)
+        yield _text(half, len(part), str(part.images.dtype), part.mean, part.std, part.weights is not None)
         yield part.targets.numpy()
         if part.weights is not None:
             yield part.weights.contiguous().numpy()

@@ -21,8 +21,8 @@ def check_objects(runs: Sequence[Run]) -> None:
         given.check_unchanged(model)
         if given.is_unnamed(model):
             warnings.warn(
-                f"the network {model.split(':')[1]} cannot be imported by name, so it is trained each time and its records are not looked "
-                "up; put it into a module (mynet.py) to have it cached",
+                f"the network {model.split(':')[1]} cannot be imported by name, so it is trained each time, in this process, and its "
+                "records are not looked up; put a function that makes it into a module (mynet.py)",
                 stacklevel=4,
             )
 
@@ -30,7 +30,7 @@ def check_objects(runs: Sequence[Run]) -> None:
 def can_travel(runs: Sequence[Run]) -> bool:
     """Return True if worker processes can build the networks of the runs; say so if they cannot."""
     held = sorted({run.model for run in runs if run.model.startswith(given.PREFIX)})
-    if held:
+    if held and not given.is_unnamed(held[0]):  # of the others `check_objects` has said it
         warnings.warn(
             f"the network {held[0].split(':')[1]} was passed as an object, which worker processes cannot build: all runs train in this "
             "process; put a function that makes it into a module (mynet.py) to use every core",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import inspect
 from pathlib import Path
 
@@ -39,12 +40,17 @@ def made_from(run: Run, data_dir: Path | str | None = None, contents: Contents |
 
 
 def _network_files(run: Run) -> list[Path]:
-    """Return the file of a custom network `module:function`, if it is below the working directory."""
+    """Return the file of a custom network `module:function`: below the working directory, else where Python finds the module."""
     module, colon, _ = run.model.partition(":")
-    if run.model.startswith(GIVEN):  # its name contains a digest
+    if not colon or run.model.startswith(GIVEN):  # the name of a given network contains a digest
         return []
     path = module.replace(".", "/")
-    return [file for file in (Path(f"{path}.py"), Path(path) / "__init__.py") if file.is_file()] if colon else []
+    if here := [file for file in (Path(f"{path}.py"), Path(path) / "__init__.py") if file.is_file()]:
+        return here
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(module)
+        return [Path(spec.origin)] if spec is not None and spec.origin is not None and Path(spec.origin).is_file() else []
+    return []
 
 
 def _method_files(run: Run) -> list[Path]:

@@ -118,6 +118,7 @@ X, Y = images(), np.arange(24) % 2
 GOOD = (X, Y)
 WRONG: dict[str, tuple[Any, str]] = {
     "iterable": ([(Flow(), GOOD)], r"task 1, train is a Flow, whose items cannot be read by number; .*list\(dataset\)"),
+    "loader": ([(torch.utils.data.DataLoader(Pictures()), GOOD)], "a DataLoader, which gives batches; pass its data set"),
     "half labels": ([((X, Y + 0.5), GOOD)], "task 1, train: labels must be whole numbers"),
     "half label": ([([(X[0], 0.5)], GOOD)], "label 0 is 0.5; labels must be whole numbers"),
     "text label": ([([(X[0], "cat")], GOOD)], "label 0 is 'cat'; .*number the classes first"),
@@ -192,6 +193,10 @@ def test_hugging_face_pictures(hub: Any) -> None:
     assert [task.classes for task in made.tasks] == [("bee", "cat")] * 2
     assert [len(part) for part in (made.tasks[0].train, made.tasks[0].test, made.tasks[0].held_out)] == [12, 4, 4]  # type: ignore[arg-type]
     assert torch.equal(inputs(made, 0), torch.from_numpy(x).permute(0, 3, 1, 2))
+    turned = data.with_transform(lambda rows: {"pixel_values": [np.asarray(one)[::-1] for one in rows["img"]], "label": rows["label"]})
+    made = selfless.stream([(turned, data.select(range(4)))])
+    assert made.tasks[0].classes == ("bee", "cat")
+    assert torch.equal(inputs(made, 0), torch.from_numpy(x).permute(0, 3, 1, 2).flip(2)), "as the transform gives them"
     by_name = selfless.stream([(data, data)], input="img", label="coarse")
     assert by_name.tasks[0].classes == ("5",)
     with pytest.raises(ValueError, match="has no 'image' for input=; it has img, coarse"):

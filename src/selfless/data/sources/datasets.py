@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from selfless.data.images import fit_image
 from selfless.data.sources.arrays import as_images, as_labels
@@ -98,6 +98,8 @@ def _check_labels(y: Any, n: int, what: str) -> Tensor:
 # ---- items -------------------------------------------------------------------------------------------------------------------
 def _read_items(dataset: Any, what: str, how: Reading) -> tuple[Any, Any]:
     """Return the inputs and labels of a map-style data set, item by item."""
+    if isinstance(dataset, DataLoader):
+        raise TypeError(f"{what} is a DataLoader, which gives batches; pass its data set: loader.dataset")
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise TypeError(
             f"{what} is a {type(dataset).__name__}, whose items cannot be read by number; pass a data set with a length and items, a pair "
@@ -176,14 +178,18 @@ def _read_hugging_face(dataset: Any, what: str, how: Reading) -> Table:
     if not hasattr(dataset, "__len__"):
         raise TypeError(f"{what} is streamed, but training reads a task many times; load it without streaming=True, or take a part of it")
     kinds = {name: type(feature).__name__ for name, feature in dataset.features.items()}
+    if dataset.format["type"] == "custom":  # a transform makes the items; it may rename their entries
+        x, y = _read_items(dataset, what, how)
+        label = _find_column(list(dataset[0]), how.label, LABELS, "label", what)
+        tokens = how.tokens if how.tokens is not None else how.input in (None, TOKENS) and TOKENS in dataset[0]
+        return Table(_as_inputs(x, what, tokens), _check_labels(y, len(x), what), _label_names(dataset, label))
     classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
     label = _find_column(list(kinds), how.label or (classes[0] if len(classes) == 1 else None), LABELS, "label", what)
     others = [name for name in kinds if name != label]
     pictures = [name for name in others if kinds[name] == "Image"]
     column = _find_column(others, how.input or (pictures[0] if len(pictures) == 1 else None), INPUTS, "input", what)
-    feature = dataset.features[label]
-    names = tuple(feature.names) if kinds[label] == "ClassLabel" else None
-    if getattr(feature, "dtype", "") == "string":
+    names = _label_names(dataset, label)
+    if getattr(dataset.features[label], "dtype", "") == "string":
         raise ValueError(f"{what}: the column {label!r} holds text; number it with dataset.class_encode_column({label!r})")
     if getattr(dataset.features[column], "dtype", "") == "string":
         raise ValueError(
@@ -199,6 +205,12 @@ def _read_hugging_face(dataset: Any, what: str, how: Reading) -> Table:
         raise ValueError(f"{what}: the inputs in {column!r} differ in shape; pad or cut them to one length (padding='max_length')")
     tokens = how.tokens if how.tokens is not None else column == TOKENS
     return Table(_as_inputs(values, what, tokens), _check_labels(arrays[label], len(values), what), names)
+
+
+def _label_names(dataset: Any, label: str) -> tuple[str, ...] | None:
+    """Return the names of the classes if the column is a ClassLabel."""
+    names = getattr(dataset.features.get(label), "names", None)
+    return None if names is None else tuple(names)
 
 
 @dataclass(frozen=True)
