@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 from selfless import MAS, Run, stream, train
 from selfless.runner import Store
+from tests.runner.small_runs import NET
 
 SMALL: dict[str, Any] = {"model": "mlp-6", "preserve": MAS(0.1), "epochs": 1, "batch": 50, "lr": 0.05}
 
@@ -120,16 +121,16 @@ def test_what_cannot_be_named_is_trained_each_time_and_said(tasks_npz: str, tmp_
 
 
 def test_a_function_of_a_module_elsewhere_is_kept_with_its_file(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "from torch import nn\ndef make(outputs):\n    return nn.Sequential(nn.Flatten(), nn.Linear(36, {}), nn.ReLU(), nn.Linear({}, outputs))\n"
     (tmp_path / "lib").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "lib")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file that is written twice in a second would be read from its old bytes
     found = []
     for width in (4, 4, 5):
-        (tmp_path / "lib" / "nets_elsewhere.py").write_text(text.format(width, width))
+        (tmp_path / "lib" / "nets_elsewhere.py").write_text(NET.format(width))
         sys.modules.pop("nets_elsewhere", None)
         module = importlib.import_module("nets_elsewhere")
-        found.append(train(Run(stream=tasks_npz, **SMALL | {"model": module.make}), out=tmp_path / "out"))
-    assert [r.run.model for r in found] == ["nets_elsewhere:make"] * 3
+        found.append(train(Run(stream=tasks_npz, **SMALL | {"model": module.build}), out=tmp_path / "out"))
+    assert [r.run.model for r in found] == ["nets_elsewhere:build"] * 3
     assert [r.about["parameters"] for r in found] == [178, 178, 221]
     assert found[0].about["seconds"] == found[1].about["seconds"], "the second was not trained"
 
