@@ -39,9 +39,9 @@ def from_arrays(
     seed: int = 0,
     **options: Any,
 ) -> Stream:
-    """Make a stream of arrays or tensors.
+    """Make a stream from arrays or tensors.
 
-    With `task` (one number per image) these are the tasks; without, any `kind` of stream is made of all images. Without x_test, a
+    With `task` (one number per image) these are the tasks; without it, a stream of any `kind` is made from all images. Without x_test, a
     random `test_share` of the training images is the test set. Without task_test, the tasks of test images follow from their classes.
     """
     made = read_arrays(
@@ -92,18 +92,18 @@ def from_datasets(
 ) -> Stream:
     """Make a stream of data sets, which are read into memory once.
 
-    A task is (train, test), (train, test, held-out), or a dictionary with `train`, `test` and, if you like, `held_out` (or `validation`),
+    A task is (train, test), (train, test, held-out), or a dictionary with `train`, `test` and optionally `held_out` (or `validation`),
     `name` and `classes`. Each data set is a `torch.utils.data.Dataset` with a length, a pair (inputs, labels) of arrays, a list of items,
     or a Hugging Face `datasets.Dataset`. With `tests`, the two arguments are the training and the test sets of all tasks in the same
     order, such as two Continuum scenarios.
 
     names           the names of the tasks
     head            "own": a new head over the classes of each task; "shared": one head over all classes
-    classes         the names of the labels 0, 1, …; without it, those of the data sets, else the numbers. A class is its name: tasks that
-                    have a class of the same name share it with head="shared"
-    input, label    the names of the columns, where they are not obvious
-    tokens          True: whole numbers are token numbers, kept as they are; without it, a column `input_ids` is
-    size, channels  fit pictures to this size, and make them grey (1) or coloured (3)
+    classes         the names of the labels 0, 1, …; default: those of the data sets, else the numbers. With head="shared", classes with
+                    the same name share an output column
+    input, label    the names of the columns, if they are not the usual ones
+    tokens          True: integers are token ids, kept as they are; default: True for a column `input_ids`
+    size, channels  fit images to this size, and make them grey (1) or RGB (3)
     mean, std       per channel, for pixels in [0, 1]
     """
     listed = _pair_up(tasks_given, tests)
@@ -165,7 +165,7 @@ def _open_task(task: Any, t: int) -> _Task:
         values = {{"validation": "held-out", "held_out": "held-out"}.get(str(key), str(key)): value for key, value in task.items()}
         unknown = set(values) - {"train", "test", "held-out", "name", "classes"}
         if not {"train", "test"} <= set(values) or (unknown and type(task) is dict):
-            raise ValueError(f"{form}, with 'held_out', 'name' and 'classes' if you like; it has {', '.join(map(str, task))}")
+            raise ValueError(f"{form}, and optionally 'held_out', 'name' and 'classes'; it has {', '.join(map(str, task))}")
         return _Task({half: values[half] for half in HALVES if half in values}, values.get("name"), values.get("classes"))
     if not isinstance(task, tuple | list) or len(task) not in (2, 3):
         raise TypeError(f"{form}, not {type(task).__name__}")
@@ -186,7 +186,7 @@ def _check_alike(tables: Mapping[str, Sequence[Table]], titles: Sequence[str]) -
         if (shape, dtype) != kind:
             raise ValueError(
                 f"the data sets must agree in shape and type: {first} has inputs {kind[0]} {str(kind[1])[6:]}, {other} {shape} "
-                f"{str(dtype)[6:]}; for pictures give size= and channels="
+                f"{str(dtype)[6:]}; for images give size= and channels="
             )
 
 
@@ -226,10 +226,10 @@ def from_folders(
     seed: int = 0,
     **options: Any,
 ) -> Stream:
-    """Make a stream of PATH/<task>/<train|test>/<class>/*.png, or of PATH/<task>/<class>/*.png.
+    """Make a stream from PATH/<task>/<train|test>/<class>/*.png, or of PATH/<task>/<class>/*.png.
 
     Without train and test folders, a random `test_share` of each class is for testing. Tasks come in natural order (task2 before
-    task10) or in `task_order`. Images keep their size if all have the same, else all get `size` (64 if not given), never distorted.
+    task10) or in `task_order`. Images keep their size if all have the same, else all get `size` (64 if not given), without distortion.
     They are grey only if every image is grey.
     """
     place = Path(path).expanduser()

@@ -95,9 +95,7 @@ def _given_stream(name: str, data_dir: Place, options: Options) -> Stream:
     return given_stream(name, **options)
 
 
-OTHER_STREAMS: dict[
-    str, Callable[[str, Place, Options], Stream]
-] = {  # what stands before the colon → (name, data folder, options) → stream
+OTHER_STREAMS: dict[str, Callable[[str, Place, Options], Stream]] = {  # the text before the colon → (name, data folder, options) → stream
     "folders": _folders_stream,
     "arrays": _arrays_stream,
     "objects": _objects_stream,

@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "iterable": ([(Flow(), GOOD)], r"task 1, train is a Flow, whose items cannot be read by number; .*list\(dataset\)"),
     "loader": ([(torch.utils.data.DataLoader(Pictures()), GOOD)], "a DataLoader, which gives batches; pass its data set"),
     "half labels": ([((X, Y + 0.5), GOOD)], "task 1, train: labels must be whole numbers"),
-    "half label": ([([(X[0], 0.5)], GOOD)], "label 0 is 0.5; labels must be whole numbers"),
+    "half label": ([([(X[0], 0.5)], GOOD)], "label 0 is 0.5; labels must be integers"),
     "text label": ([([(X[0], "cat")], GOOD)], "label 0 is 'cat'; .*number the classes first"),
     "one-hot": ([((X, np.eye(24, dtype=int)), GOOD)], "must be whole numbers, one per image"),
     "unlabelled": ([(GOOD, (X, Y - 1))], "task 1, test: a label is -1"),
@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "shapes of tasks": ([(GOOD, GOOD), ((X[:, :2], Y), GOOD)], r"agree in shape and type: task 1, train .* task 2, train \(3, 2, 5\)"),
     "types of tasks": ([(GOOD, GOOD), ((X / 255, Y), GOOD)], "uint8, task 2, train .* float32"),
     "new class": ([((X[::2], Y[::2]), GOOD)], "task 1 is tested on a class it is not trained on"),
-    "text": ([([("a word", 0)], GOOD)], "an input is text; turn it into token numbers"),
+    "text": ([([("a word", 0)], GOOD)], "an input is text; tokenize it to one length first"),
     "triple": ([([(X[0], 0, 1)], GOOD)], "an item must be .* not a tuple of 3"),
     "which": ([([{"a": X[0], "b": X[0], "label": 0}], GOOD)], "which of a, b, label is the input. Say so with input="),
     "bare arrays": ([GOOD], r"arrays come in pairs: \(\(x_train, y_train\), \(x_test, y_test\)\)"),
@@ -139,7 +139,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "empty": ([], "the list of tasks is empty"),
     "empty set": ([((X[:0], Y[:0]), GOOD)], "task 1, train is empty"),
     "no list": (3, "a list of tasks .*, not of a int"),
-    "large numbers": ([((X.astype(int) + 999, Y), GOOD)], "tokens=True for token numbers"),
+    "large numbers": ([((X.astype(int) + 999, Y), GOOD)], "tokens=True for token ids"),
 }
 
 
@@ -221,7 +221,7 @@ def test_hugging_face_tokens_and_numbers(hub: Any) -> None:
     coded = worded.class_encode_column("label")
     assert selfless.stream([(coded, coded)]).tasks[0].classes == ("no", "yes")
     unlabelled = hub.Dataset.from_dict({"x": [[0.5]] * 4, "label": [-1] * 4})
-    with pytest.raises(ValueError, match="a label is -1, so it is not labelled"):
+    with pytest.raises(ValueError, match="a label is -1, which means that there is no label"):
         selfless.stream([(unlabelled, unlabelled)])
 
 

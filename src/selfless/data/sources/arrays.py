@@ -83,7 +83,7 @@ def as_images(x: Any, what: str = "images") -> Tensor:
         elif t.numel() == 0 or (int(t.min()) >= 0 and int(t.max()) <= 255):
             t = t.to(torch.uint8)
         else:
-            raise ValueError(f"{what} hold whole numbers outside 0 … 255; give bytes (uint8) or floats, or tokens=True for token numbers")
+            raise ValueError(f"{what} hold whole numbers outside 0 … 255; give bytes (uint8) or floats, or tokens=True for token ids")
     if t.ndim == 2:
         t = t[:, None, None]
     elif t.ndim == 3:

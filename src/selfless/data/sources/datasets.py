@@ -23,8 +23,8 @@ from selfless.data.sources.arrays import as_images, as_labels
 
 LABELS = ("label", "labels", "target", "targets", "y")  # usual names of the column of labels
 INPUTS = ("input_ids", "pixel_values", "image", "img", "x")  # usual names of the column of inputs
-TOKENS = "input_ids"  # the column of token numbers, as tokenizers name it
-LARGEST = 2**24  # float32 holds every whole number up to this one
+TOKENS = "input_ids"  # the column of token ids, as tokenizers name it
+LARGEST = 2**24  # float32 represents every integer up to this one
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Reading:
     """How to read a data set.
 
     input, label   the names of the columns or entries; None: found by their names and types
-    tokens         True: whole numbers are token numbers, which are kept as they are; None: True for a column `input_ids`
-    size           pictures are fitted to this side or (height, width), never distorted; None: they must have one size
-    channels       pictures become grey (1) or coloured (3); None: as the pictures are
+    tokens         True: integers are token ids, which are kept as they are; None: True for a column `input_ids`
+    size           images are fitted to this side or (height, width) without distortion; None: they must have the same size
+    channels       images become grey (1) or RGB (3); None: they stay as they are
     """
 
     input: str | None = None
@@ -46,7 +46,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Images (n, C, H, W), labels (n,), and the names of the classes 0, 1, … where the data set has them."""
+    """Images (n, C, H, W), labels (n,), and the names of the classes 0, 1, … if the data set has them."""
 
     x: Tensor
     y: Tensor
@@ -72,7 +72,7 @@ def _is_pair(dataset: Any) -> bool:
 
 
 def _as_inputs(x: Any, what: str, tokens: bool) -> Tensor:
-    """Return inputs (n, C, H, W). Token numbers become float32, which holds them exactly; the network turns them back with `.long()`."""
+    """Return inputs (n, C, H, W). Token ids become float32, which is exact; the network converts them back with `.long()`."""
     if not len(x):
         raise ValueError(f"{what} is empty")
     if tokens:
@@ -81,7 +81,7 @@ def _as_inputs(x: Any, what: str, tokens: bool) -> Tensor:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{what}: sequences of tokens differ in length; pad them to one length") from error
         if numbers.is_floating_point() or int(numbers.max()) > LARGEST:
-            raise ValueError(f"{what}: tokens must be whole numbers up to {LARGEST}, not {numbers.dtype} up to {numbers.max()}")
+            raise ValueError(f"{what}: token ids must be integers up to {LARGEST}, not {numbers.dtype} up to {numbers.max()}")
         x = numbers.float()
     return as_images(x, what)
 
@@ -91,7 +91,7 @@ def _check_labels(y: Any, n: int, what: str) -> Tensor:
     if len(labels) != n:
         raise ValueError(f"{what} has {n} inputs and {len(labels)} labels; there must be one label for each input")
     if bool((labels < 0).any()):
-        raise ValueError(f"{what}: a label is {int(labels.min())}, so it is not labelled; use a split with labels")
+        raise ValueError(f"{what}: a label is {int(labels.min())}, which means that there is no label; use a split with labels")
     return labels
 
 
@@ -111,8 +111,8 @@ def _read_items(dataset: Any, what: str, how: Reading) -> tuple[Any, Any]:
     x, fitted = _as_array(first[0], what, how), None
     if not _is_same(x, _as_array(_split_item(dataset[0], dataset, what, how)[0], what, how)):
         warnings.warn(
-            f"{what} gives another input each time it is read, so it has a random transform; it is read once, and the inputs stay as "
-            "they are then. Remove the transform, and use Run(augment=…) instead",
+            f"{what} returns a different input each time, so it has a random transform, which would be drawn only once; remove it, "
+            "and use Run(augment=…) instead",
             stacklevel=2,
         )
     labels: list[int] = []
@@ -124,7 +124,7 @@ def _read_items(dataset: Any, what: str, how: Reading) -> tuple[Any, Any]:
         if one.shape != fitted.shape[1:] or one.dtype != fitted.dtype:
             raise ValueError(
                 f"{what}: input {i} has the shape {tuple(one.shape)}, input 0 {tuple(fitted.shape[1:])}; give size= and channels= to fit "
-                "pictures, or bring all inputs to one shape and type in the data set"
+                "images, or convert all inputs to one shape and type in the data set"
             )
         fitted[i] = one
         labels.append(_as_label(label, i, what))
@@ -144,15 +144,15 @@ def _split_item(item: Any, dataset: Any, what: str, how: Reading) -> tuple[Any, 
 
 
 def _as_array(x: Any, what: str, how: Reading) -> Tensor:
-    """Return one input as a tensor; a picture as bytes (C, H, W)."""
+    """Return one input as a tensor; an image as bytes (C, H, W)."""
     if isinstance(x, Image.Image):
         return torch.from_numpy(fit_image(x, how.size, how.channels))
     if isinstance(x, str):
-        raise ValueError(f"{what}: an input is text; turn it into token numbers of one length first, and give tokens=True")
+        raise ValueError(f"{what}: an input is text; tokenize it to one length first, and give tokens=True")
     try:
         return x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{what}: an input is a {type(x).__name__}, not a picture, an array or numbers of one shape") from error
+        raise ValueError(f"{what}: an input is a {type(x).__name__}, not an image, an array or a list of numbers") from error
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
@@ -160,12 +160,12 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
 
 
 def _as_label(label: Any, i: int, what: str) -> int:
-    """Return a label as a whole number; a number such as 1.5 is not cut off."""
+    """Return a label as an integer; a number such as 1.5 is an error."""
     try:
-        return operator.index(label)  # also tensors and arrays of one whole number
+        return operator.index(label)  # also tensors and arrays with one integer
     except (TypeError, ValueError):
         hint = "; number the classes first" if isinstance(label, str) else ""
-        raise ValueError(f"{what}: label {i} is {label!r}; labels must be whole numbers, one for each input{hint}") from None
+        raise ValueError(f"{what}: label {i} is {label!r}; labels must be integers, one for each input{hint}") from None
 
 
 # ---- Hugging Face ------------------------------------------------------------------------------------------------------------
@@ -186,8 +186,8 @@ def _read_hugging_face(dataset: Any, what: str, how: Reading) -> Table:
     classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
     label = _find_column(list(kinds), how.label or (classes[0] if len(classes) == 1 else None), LABELS, "label", what)
     others = [name for name in kinds if name != label]
-    pictures = [name for name in others if kinds[name] == "Image"]
-    column = _find_column(others, how.input or (pictures[0] if len(pictures) == 1 else None), INPUTS, "input", what)
+    images = [name for name in others if kinds[name] == "Image"]
+    column = _find_column(others, how.input or (images[0] if len(images) == 1 else None), INPUTS, "input", what)
     names = _label_names(dataset, label)
     if getattr(dataset.features[label], "dtype", "") == "string":
         raise ValueError(f"{what}: the column {label!r} holds text; number it with dataset.class_encode_column({label!r})")
