@@ -8,7 +8,7 @@ the first task λ stays as it is, so the objective is a fixed function.
 
 Why wait: without normalisation layers R hardly changes in the first steps, then grows a hundredfold in a few. λ = ρ/R of the first batch
 would prevent that growth, and the network would learn nothing. R has settled once it grew by less than `GROWTH` between two looks, at
-steps 64, 96, 144, … . If the first task ends earlier, it is trained without inhibition.
+steps 32, 48, 72, … . If the first task ends earlier, it is trained without inhibition.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-FIRST_LOOK, LATER, GROWTH, AVERAGE = 64.0, 1.5, 1.5, 0.1  # AVERAGE: the weight of the newest R in its moving average
+FIRST_LOOK, LATER, GROWTH, AVERAGE = 32.0, 1.5, 1.5, 0.1  # AVERAGE: the weight of the newest R in its moving average
 
 Scale = dict[str, Tensor]  # of one sparsifier, or of every member of a fleet: each tensor is () or (F,)
 
