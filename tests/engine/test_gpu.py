@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from selfless import EWC, HAT, MAS, SI, SLNID, DeCov, LwF, NoSparsifier, PackNet, Run, RWalk
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Event, Learner
+from selfless.functional import scale
 from tests.test_contracts import PRESERVE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -78,6 +79,13 @@ def test_a_captured_step_is_the_step(tasks_npz: str, monkeypatch: pytest.MonkeyP
     kinds = [SLNID(1e-2), NoSparsifier(), DeCov(1e-3)]
     runs = [small(tasks_npz, preserve=PRESERVE[name], sparsify=kinds[m], seed=m, schedule=schedule, epochs=3) for m in range(members)]
     captured_and_eager(runs, monkeypatch)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_captured_step_measures_strengths(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, schedule: Any) -> None:
+    monkeypatch.setattr(scale, "FIRST_LOOK", 2.0)
+    kinds, chosen = [SLNID("auto"), SLNID("auto", sigma=2.0), SLNID(1e-2)], {"preserve": MAS("auto"), "schedule": schedule}
+    captured_and_eager([small(tasks_npz, sparsify=kinds[m], seed=m, epochs=2, **chosen) for m in range(3)], monkeypatch)
 
 
 @pytest.mark.parametrize("preserve", [LwF(1.0, warmup=1), RWalk(0.5), PackNet(0.5), HAT(0.1, s_max=50.0)], ids=str)

@@ -215,6 +215,8 @@ class Step:
             for kind, members in fleet.slots[k].neighbours:
                 if kind.is_auto:
                     found = self._read(kind, members, [h.detach() for h in hidden], fleet.params)
+                    for x, _ in found:
+                        self._cache_kernel(kind, x)
                     sizes[members] = torch.stack([each(kind.penalty, x, alpha) for x, alpha in found]).sum(0)
             rates.auto.follow(k, sizes)
         rates.set_auto()
