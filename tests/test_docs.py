@@ -330,6 +330,15 @@ def test_strengths_of_methods_are_the_chosen_ones() -> None:
         assert [value.replace("`", "") for value in values] == [cells[name, column]["method"] for column in columns]
 
 
+def test_auto_beside_tuned_strengths_are_the_recorded_ones() -> None:
+    found = load("results/trials/auto/cpu.json")["summary"]
+    rows = [[cell.strip(" `") for cell in row.strip("| ").split(" | ")] for row in block("docs/choosing.md", "five-networks").splitlines()[2:]]
+    for row, one in zip(rows, found, strict=True):
+        assert row[:4] == [one["network"], f"{one['tuned']:.1f}", f"{one['auto']:.1f}", f"{one['gap']:+.1f}".replace("-", "−")]
+        for text, strengths in zip(row[4:], (one["tuned_strengths"], one["auto_strengths"]), strict=True):
+            assert text == ", ".join(f"{name}:{value:.2g}" for name, value in strengths.items())
+
+
 def lambda_grid() -> set[str]:
     """mean ± standard deviation of every setting of the trial."""
     rows = load("results/trials/lambda-grid.json")["rows"]

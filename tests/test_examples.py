@@ -50,6 +50,7 @@ def test_examples_are_short_and_all_tested() -> None:
     assert all(len(f.read_text(encoding="utf-8").splitlines()) <= LONGER.get(f.stem, 120) for f in files)
 
 
+@pytest.mark.slow
 def test_auto_beside_tuned_strengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every network learns with "auto", and the record says with which strengths. Short tasks say nothing about accuracy."""
     short = ["--size", "24", "--epochs", "1", "--anchors", "0.1", "--strengths", "1e-3", "--out", str(tmp_path / "auto.json")]
