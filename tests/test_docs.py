@@ -332,10 +332,13 @@ def test_strengths_of_methods_are_the_chosen_ones() -> None:
 
 def test_auto_beside_tuned_strengths_are_the_recorded_ones() -> None:
     found = load("results/trials/auto/cpu.json")["summary"]
-    rows = [[cell.strip(" `") for cell in row.strip("| ").split(" | ")] for row in block("docs/choosing.md", "five-networks").splitlines()[2:]]
+    rows = [
+        [cell.strip(" `") for cell in row.strip("| ").split(" | ")] for row in block("docs/choosing.md", "five-networks").splitlines()[2:]
+    ]
     for row, one in zip(rows, found, strict=True):
-        assert row[:4] == [one["network"], f"{one['tuned']:.1f}", f"{one['auto']:.1f}", f"{one['gap']:+.1f}".replace("-", "−")]
-        for text, strengths in zip(row[4:], (one["tuned_strengths"], one["auto_strengths"]), strict=True):
+        gap, *gaps = (f"{value:+.1f}".replace("-", "−") for value in (one["gap"], *one["gaps"]))
+        assert row[:5] == [one["network"], f"{one['tuned']:.1f}", f"{one['auto']:.1f}", gap, ", ".join(gaps)]
+        for text, strengths in zip(row[5:], (one["tuned_strengths"], one["auto_strengths"]), strict=True):
             assert text == ", ".join(f"{name}:{value:.2g}" for name, value in strengths.items())
 
 
