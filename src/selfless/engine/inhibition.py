@@ -6,14 +6,15 @@ penalty (S = 0) share the same operation: g + 2 lr λ Sh/M. For wide layers S = 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from selfless.engine.native.options import PairGradient
+from selfless.engine.native.options import PairGradient, Switch
 from selfless.functional import DENSE, PairForm
 from selfless.sparsify import NoSparsifier, Sparsifier
 from selfless.terms import Term
@@ -30,6 +31,7 @@ class Slot:
         self.groups = _group(self.kinds)  # members whose penalty is added to the loss
         self.by_layer: dict[str, PairGradient] = {}  # gradients of all other members, which are added in the backward pass
         self._unscaled: dict[str, PairGradient] = {}
+        self.switch = Switch()
 
     def prepare(self, widths: Mapping[str, int], alpha: Mapping[str, Tensor], like: Tensor) -> None:
         """Build the pair forms with the current α. Members without a pair form for every layer stay in `groups`."""
@@ -42,7 +44,7 @@ class Slot:
         for name, rows in forms.items():
             chosen = [form if m in members else None for m, form in enumerate(rows)]
             self._unscaled[name] = _stack(chosen, widths[name], like)
-            self.by_layer[name] = _empty_like(self._unscaled[name])
+            self.by_layer[name] = _empty_like(self._unscaled[name], self.switch)
 
     def scale(self, lr_lambda: Tensor) -> None:
         """Multiply by lr·λ of every member, (F,). This writes in place, as a captured step reads these tensors."""
@@ -69,6 +71,18 @@ def slots(terms: Sequence[Term]) -> list[Slot]:
     """Return one slot for each part of the longest sum. A member with fewer parts has NoSparsifier in the last slots."""
     count = max(len(term.parts) for term in terms)
     return [Slot([term.parts[k] if k < len(term.parts) else NoSparsifier() for term in terms]) for k in range(count)]
+
+
+@contextmanager
+def inhibition_off(slots: Sequence[Slot]) -> Iterator[None]:
+    """Inside `with`: backward passes do not add the gradients of the sparsifiers."""
+    for slot in slots:
+        slot.switch.on = False
+    try:
+        yield
+    finally:
+        for slot in slots:
+            slot.switch.on = True
 
 
 def _group(kinds: Sequence[Sparsifier]) -> list[tuple[Sparsifier, slice]]:
@@ -113,6 +127,6 @@ def _stack(forms: Sequence[Form | None], n: int, like: Tensor) -> PairGradient:
     return PairGradient(factors=torch.stack(factors), diagonal=torch.stack(diagonal))
 
 
-def _empty_like(form: PairGradient) -> PairGradient:
+def _empty_like(form: PairGradient, switch: Switch) -> PairGradient:
     tensors = [None if t is None else torch.empty_like(t) for t in (form.matrix, form.factors, form.diagonal)]
-    return PairGradient(*tensors)
+    return PairGradient(*tensors, switch)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -170,9 +171,9 @@ class Part:
             self.stack.gates = self._over_members(lambda state: term.hard_gate(state, used))(self.state)
 
     def distillation(
-        self, params: Tensors, buffers: Tensors, x: Tensor, outputs: tuple[Tensor, list[Tensor]], past: Sequence[range], rates: Tensor
+        self, params: Tensors, buffers: Tensors, x: Tensor, outputs: tuple[Tensor, list[Tensor]], past: Sequence[range]
     ) -> Tensor | None:
-        """Σ_f rate_f (Σ_old heads distil(z, z*) + code_drift(f, f*)); None if there is nothing to distil.
+        """D = Σ_old heads distil(z, z*) + code_drift(f, f*) of every member, (F,); None if there is nothing to distil.
 
         z and f are the logits and features in `outputs`, z* and f* those of the teacher.
         """
@@ -180,10 +181,25 @@ class Part:
             return None
         logits, hidden = outputs
         old_logits, old_hidden = self.stack.outputs(params | dict(self.term.teacher(self.state)), buffers, x)
-        costs = [each(self.term.distil, logits[..., h.start : h.stop], old_logits[..., h.start : h.stop]) for h in past]
+        costs = [each(self.term.distil, *pair).view(len(x), -1).sum(1) for pair in by_head(logits, old_logits, past)]
         if isinstance(self.term, Encodes):
             costs.append(each(self.term.code_drift, self.state, hidden[-1].flatten(2), old_hidden[-1].flatten(2)))
-        return torch.dot(rates, torch.stack(costs).sum(0))
+        return torch.stack(costs).sum(0)
+
+    @property
+    def is_damped(self) -> bool:
+        """True if the strength of the distillation is damped."""
+        return isinstance(self.term, Distils) and self.term.is_damped(self.state)
+
+    def measure_curvature(self, value: Tensor, gradients: Iterable[Tensor]) -> None:
+        """Measure κ of every member, from D (F,) and ∂D/∂θ."""
+        assert isinstance(self.term, Distils)
+        square = torch.stack([g.flatten(1).float().square().sum(1) for g in gradients]).sum(0)
+        self._write({"curvature": self.term.measure_curvature(self.state, value, square)["curvature"]})
+
+    def damping(self, step_lambda: Tensor) -> Tensor:
+        """Return the factor of the strength of every member, given lr λ (F,)."""
+        return self.term.damping(self.state, step_lambda) if isinstance(self.term, Distils) and self.is_damped else step_lambda.new_ones(())
 
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
@@ -244,3 +260,19 @@ class Part:
         term, used = self.term, min(task, tasks - 1)  # a task that has not been trained yet is evaluated like the newest
         found: Tensors = self._over_members(lambda state, params: term.evaluated_parameters(state, params, used))(self.state, self.values())
         return found
+
+
+def by_head(logits: Tensor, old: Tensor, heads: Sequence[range]) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of outputs (F·heads, M, C), of the network and of its teacher: one pair for all heads of the same width."""
+    pairs = []
+    for width in dict.fromkeys(len(head) for head in heads):
+        chosen = [head for head in heads if len(head) == width]
+        joined = all(a.stop == b.start for a, b in pairwise(chosen))
+
+        def cut(z: Tensor, chosen: Sequence[range] = chosen, width: int = width, joined: bool = joined) -> Tensor:
+            columns = [range(chosen[0].start, chosen[-1].stop)] if joined else chosen
+            z = torch.cat([z[..., c.start : c.stop] for c in columns], -1)
+            return z.unflatten(-1, (len(chosen), width)).transpose(1, 2).flatten(0, 1)
+
+        pairs.append((cut(logits), cut(old)))
+    return pairs

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from selfless.engine import rng
 from selfless.engine.batches import FleetData
+from selfless.engine.inhibition import inhibition_off
 from selfless.engine.native.hardware import kernels
 from selfless.engine.stack import Tensors, column, each
+from selfless.functional import measures_curvature
 from selfless.preserve.capabilities import Anchored, Observes
 from selfless.sparsify import Sparsifier
 
@@ -79,8 +81,12 @@ class Step:
         """The output columns of the task; all columns in joint training."""
         return slice(self.heads[0].start, self.heads[0].stop) if len(self.heads) == 1 else slice(0, None)
 
-    def __call__(self, size: int) -> None:
-        """Take one optimizer step on the next `size` samples of every member."""
+    def measures(self, number: int) -> bool:
+        """Return True if step `number` of the task, counted from 0, measures the curvature of a distillation."""
+        return bool(self.past) and any(part.is_damped for part in self.fleet.parts) and measures_curvature(number)
+
+    def __call__(self, size: int, measures: bool = False) -> None:
+        """Take one optimizer step on the next `size` samples of every member. `measures`: measure the curvature of distillation first."""
         fleet = self.fleet
         x, y = self._batch(size)
         other: Tensors = {}
@@ -93,8 +99,20 @@ class Step:
         if fleet.rates.advance(self.step_number):
             fleet.refresh_shares()
         head_logits, logit_grads = self._task_loss(logits, y)
-        penalty = self._penalty(x, logits, hidden)
+        costs = {
+            k: d
+            for k, p in enumerate(fleet.parts)
+            if (d := p.distillation(fleet.params, fleet.buffers, x, (logits, hidden), self.past)) is not None
+        }
+        own = self._measure_curvature(costs) if measures else {}
+        penalty = self._penalty(hidden, {k: cost for k, cost in costs.items() if k not in own})
         grads, gate_grads = self._gradients(head_logits, logit_grads, penalty)
+        for k, found in own.items():
+            weights = self._distillation_weights(k)
+            grads = [
+                g if d is None else d * column(weights, d) if g is None else g + d * column(weights, d)
+                for g, d in zip(grads, found, strict=True)
+            ]
         with torch.no_grad():
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
@@ -173,7 +191,23 @@ class Step:
                 found.setdefault(name, []).append(gradient)
         return found
 
-    def _penalty(self, x: Tensor, logits: Tensor, hidden: list[Tensor]) -> Tensor | None:
+    def _measure_curvature(self, costs: Mapping[int, Tensor]) -> dict[int, list[Tensor | None]]:
+        """Measure κ of each damped distillation. Return ∂D/∂θ of each, by the number of its preserver."""
+        fleet, found = self.fleet, dict[int, list[Tensor | None]]()
+        for k, cost in costs.items():
+            if fleet.parts[k].is_damped:
+                with inhibition_off(fleet.slots):
+                    found[k] = fleet.stack.gradients([cost.sum()], [None], fleet.params, retain=True)
+                with torch.no_grad():
+                    fleet.parts[k].measure_curvature(cost, [g for g in found[k] if g is not None])
+        return found
+
+    def _distillation_weights(self, part: int) -> Tensor:
+        """lr λ/(1 + lr λ κ) of every member, (F,)."""
+        step_lambda = self.fleet.lr * self.fleet.rates.preserve[part]
+        return step_lambda * self.fleet.parts[part].damping(step_lambda)
+
+    def _penalty(self, hidden: list[Tensor], distillations: Mapping[int, Tensor]) -> Tensor | None:
         """Return Σ_f lr_f (λ_SSL Σ_l R + the terms of the preservers); None if there are no terms."""
         fleet = self.fleet
         reads_parameters = any(self.explicit) or any(kind.reads != "activations" for slot in fleet.slots for kind, _ in slot.groups)
@@ -182,15 +216,10 @@ class Step:
         for k, part in enumerate(fleet.parts):
             if self.explicit[k] and fleet.tasks:
                 terms.append((fleet.lr * fleet.rates.preserve[k] * each(part.term.penalty, part.state, leaves)).sum())
-        total = torch.stack(terms).sum() if terms else None
-        for k, part in enumerate(fleet.parts):
-            rates = fleet.lr * fleet.rates.preserve[k]
-            for more in (
-                part.distillation(fleet.params, fleet.buffers, x, (logits, hidden), self.past, rates),
-                part.gate_cost(rates),
-            ):
-                total = more if total is None else total if more is None else total + more
-        return total
+        terms += [torch.dot(self._distillation_weights(k), cost) for k, cost in distillations.items()]
+        gates = [part.gate_cost(fleet.lr * fleet.rates.preserve[k]) for k, part in enumerate(fleet.parts)]
+        terms += [cost for cost in gates if cost is not None]
+        return torch.stack(terms).sum() if terms else None
 
     def _sparsity(self, hidden: list[Tensor], leaves: Tensors) -> list[Tensor]:
         """Return lr_f λ_f R of the sparsifiers whose gradient is not added in the backward pass."""

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from selfless.functional import Anchor
+from selfless.functional import Anchor, damping, largest_curvature
 from selfless.network.wiring import Wiring
 
 State = dict[str, dict[str, Tensor]]
@@ -72,7 +72,11 @@ class Observes(ABC):
 
 
 class Distils(ABC):
-    """Compares the outputs of old heads with those of a teacher network on the same batch."""
+    """Compares the outputs of old heads with those of a teacher network on the same batch.
+
+    With the group "curvature" in its state, {"largest": κ}, its strength is damped, so that no strength diverges
+    (`selfless.functional.damping`). Without that group the plain gradient is used.
+    """
 
     @abstractmethod
     def teacher(self, state: State) -> Tensors:
@@ -81,6 +85,21 @@ class Distils(ABC):
     @abstractmethod
     def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
         """Return the penalty on the outputs (M, C) of one old head, given those of the teacher; without the strength."""
+
+    @staticmethod
+    def is_damped(state: State) -> bool:
+        """Return True if the strength is damped."""
+        return bool(state.get("curvature"))
+
+    @staticmethod
+    def measure_curvature(state: State, value: Tensor, square: Tensor) -> State:
+        """Return the state with κ after a measurement: D is `value`, ‖∇D‖² is `square`."""
+        return {**state, "curvature": {"largest": largest_curvature(state["curvature"]["largest"], value, square)}}
+
+    @staticmethod
+    def damping(state: State, step_lambda: Tensor) -> Tensor:
+        """Return the factor of the strength, 1/(1 + lr λ κ); `step_lambda` is lr λ."""
+        return damping(step_lambda, state["curvature"]["largest"])
 
 
 class Encodes(Distils):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -100,7 +101,7 @@ class EWC(Quadratic):
     name: ClassVar[str] = "ewc"
     groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("offset", like_parameter=False))
     measures: ClassVar[bool] = True
-    later: ClassVar[tuple[str, ...]] = ("alpha",)
+    later: ClassVar[Mapping[str, Any]] = {"alpha": "loss"}
     strength: float = 10.0
     mode: Literal["online", "per-task"] = "online"
     decay: float = 1.0

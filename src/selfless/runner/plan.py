@@ -49,7 +49,7 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
     _check_whole("workers", how.get("workers"))
     how["budget"] = parse_size(how.get("budget"))
     seeds = values.pop("seeds", 1)
-    first = Run.from_dict(values)
+    first = Run.from_dict(values, recorded=False)
     _check_whole("seeds", seeds, f": how many seeds to run, from {first.seed} up")
     runs = [dataclasses.replace(first, seed=first.seed + i) for i in range(seeds)]
     return Plan(runs, TrainOptions(**({"out": "results"} | how), force=force))

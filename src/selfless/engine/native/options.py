@@ -28,6 +28,13 @@ class Measure:
         return g * rows.view(*rows.shape, *[1] * (g.dim() - 2)).to(g.dtype)
 
 
+class Switch:
+    """If not `on`, the penalties that hold this switch add nothing in a backward pass."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+
 @dataclass(frozen=True)
 class PairGradient:
     """The gradient 2Sh/M of R = 1/M Σ_m hᵀSh for every member: the stacked form of `functional.PairForm`.
@@ -39,9 +46,12 @@ class PairGradient:
     matrix: Tensor | None = None
     factors: Tensor | None = None
     diagonal: Tensor | None = None
+    switch: Switch = field(default_factory=Switch)
 
     def add_to(self, g: Tensor, h: Tensor) -> Tensor:
         """Return g + 2Sh/M for g, h (F, M, N)."""
+        if not self.switch.on:
+            return g
         share = 1 / h.shape[1]
         if self.matrix is not None:
             return torch.baddbmm(g, h, self.matrix.to(h.dtype), alpha=share)
