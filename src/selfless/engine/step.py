@@ -95,7 +95,7 @@ class Step:
             if fleet.tasks:
                 other |= part.dropped_parameters(fleet.params, self.drop_key, self.cursor)
         with self.precision():
-            logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._pair_gradients(), other)
+            logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._inhibition(), other)
         if fleet.rates.advance(self.step_number):
             fleet.refresh_shares()
         head_logits, logit_grads = self._task_loss(logits, y)
@@ -183,11 +183,11 @@ class Step:
             grads = e.div_(norm).scatter_add_(-1, label, torch.full_like(norm, -1.0)).mul_((lr / y.shape[1])[:, None, None])
         return logits, grads.to(logits.dtype)
 
-    def _pair_gradients(self) -> dict[str, list[Any]]:
-        """Return {layer: the gradients of pair forms to add in the backward pass}."""
+    def _inhibition(self) -> dict[str, list[Any]]:
+        """Return {layer: the gradients of sparsifiers to add in the backward pass}."""
         found: dict[str, list[Any]] = {}
         for slot in self.fleet.slots:
-            for name, gradient in slot.by_layer.items():
+            for name, gradient in slot.gradients():
                 found.setdefault(name, []).append(gradient)
         return found
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from selfless.engine.native.hardware import kernels
+from selfless.engine.native.hardware import HAS_OUT_DTYPE, kernels
 
 Tensors = dict[str, Tensor]
 
@@ -48,6 +49,11 @@ class PairGradient:
     diagonal: Tensor | None = None
     switch: Switch = field(default_factory=Switch)
 
+    @property
+    def any_precision(self) -> bool:
+        """True if `add_to` also accepts half precision."""
+        return self.matrix is not None
+
     def add_to(self, g: Tensor, h: Tensor) -> Tensor:
         """Return g + 2Sh/M for g, h (F, M, N)."""
         if not self.switch.on:
@@ -66,12 +72,41 @@ class PairGradient:
 
 
 @dataclass(frozen=True)
+class CovarianceGradient:
+    """The gradient 2/M (h − h̄)(C − diag C) of DeCov for every member. `weight` (F,) is λ times the learning rate."""
+
+    weight: Tensor
+    switch: Switch = field(default_factory=Switch)
+    any_precision: ClassVar[bool] = True
+
+    def add_to(self, g: Tensor, h: Tensor) -> Tensor:
+        """Return g + 2 weight/M (h − h̄)(C − diag C) for g, h (F, M, N)."""
+        if not self.switch.on:
+            return g
+        x = h - h.mean(1, keepdim=True)
+        pairs = bmm_wide(x.mT, x)  # M C
+        pairs.diagonal(dim1=1, dim2=2).zero_()
+        pairs *= (2 / h.shape[1] ** 2 * self.weight)[:, None, None]
+        return torch.baddbmm(g, x, pairs.to(x.dtype))
+
+
+def bmm_wide(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product with a float32 result, also for half precision."""
+    if a.dtype == torch.float32:
+        return torch.bmm(a, b)
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda and HAS_OUT_DTYPE else torch.bmm(a, b).float()
+
+
+Penalty = PairGradient | CovarianceGradient  # what a layer adds in the backward pass
+
+
+@dataclass(frozen=True)
 class ForwardOptions:
     """Options of one forward pass: keep the outputs of `layers` in `outputs`, inhibit them, measure importances."""
 
     layers: Collection[str] = ()
     outputs: Tensors = field(default_factory=dict)
-    inhibit: Mapping[str, Sequence[PairGradient]] = field(default_factory=dict)
+    inhibit: Mapping[str, Sequence[Penalty]] = field(default_factory=dict)
     measure: Measure | None = None  # what to compute instead of the gradient of parameters; None: the gradient
     weights: Measure | None = None  # has the weights of the samples for the probes
     probes: Mapping[str, Tensor] = field(default_factory=dict)  # layer → zeros (F, N), at the input of the activation
