@@ -203,9 +203,9 @@ class Step:
         return found
 
     def _distillation_weights(self, part: int) -> Tensor:
-        """lr λ/(1 + lr λ κ) of every member, (F,)."""
-        step_lambda = self.fleet.lr * self.fleet.rates.preserve[part]
-        return step_lambda * self.fleet.parts[part].damping(step_lambda)
+        """lr λ', with the damped strength λ' of every member, (F,)."""
+        rates = self.fleet.rates
+        return rates.lr * rates.preserve[part] * self.fleet.parts[part].damping(rates.step_lambda(part))
 
     def _penalty(self, hidden: list[Tensor], distillations: Mapping[int, Tensor]) -> Tensor | None:
         """Return Σ_f lr_f (λ_SSL Σ_l R + the terms of the preservers); None if there are no terms."""
