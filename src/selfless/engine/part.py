@@ -198,7 +198,7 @@ class Part:
         self._write({"curvature": self.term.measure_curvature(self.state, value, square)["curvature"]})
 
     def damping(self, step_lambda: Tensor) -> Tensor:
-        """Return the factor of the strength of every member, given lr λ (F,)."""
+        """Return the factor of the strength of every member, given step λ (F,)."""
         return self.term.damping(self.state, step_lambda) if isinstance(self.term, Distils) and self.is_damped else step_lambda.new_ones(())
 
     def project(self) -> None:

@@ -2,11 +2,12 @@
 
 Write D = ½ r². Along its gradient, D has the curvature κ = ‖∇r‖² = ‖∇D‖²/(2D). A step that is implicit in the linear model of r,
 
-    Δ = argmin λ/2 (r + ∇r·Δ)² + ‖Δ‖²/(2 lr) = −lr · λ' ∇D,    λ' = λ / (1 + lr λ κ),
+    Δ = argmin λ/2 (r + ∇r·Δ)² + ‖Δ‖²/(2 step) = −step · λ' ∇D,    λ' = λ / (1 + step λ κ),
 
-never passes the goal: lr λ' κ < 1 for any λ, and λ' → λ as lr λ κ → 0. So a large λ, long features, many old heads or a large learning
-rate make the step shorter, where the plain gradient λ∇D would make it diverge. An optimizer with momentum also repeats earlier steps.
-Therefore κ is the largest of the recent measurements: κ ← max(‖∇D‖²/(2D), 0.9 κ).
+never passes the goal: step λ' κ < 1 for any λ, and λ' → λ as step λ κ → 0. So a large λ, long features, many old heads or a large learning
+rate make the step shorter, where the plain gradient λ∇D would diverge. `step` is how far a constant gradient of 1 moves a parameter per
+iteration: lr/(1 − μ) for SGD with momentum μ, as for the implicit anchor. An optimizer with momentum also repeats earlier steps, so κ is
+the largest of the recent measurements: κ ← max(‖∇D‖²/(2D), 0.9 κ).
 """
 
 from __future__ import annotations
@@ -31,5 +32,5 @@ def largest_curvature(last: Tensor, value: Tensor, square: Tensor) -> Tensor:
 
 
 def damping(step_lambda: Tensor, curvature: Tensor) -> Tensor:
-    """λ'/λ = 1/(1 + lr λ κ); `step_lambda` is lr λ."""
+    """λ'/λ = 1/(1 + step λ κ); `step_lambda` is step λ."""
     return 1 / (1 + step_lambda * curvature)

@@ -98,7 +98,7 @@ class Distils(ABC):
 
     @staticmethod
     def damping(state: State, step_lambda: Tensor) -> Tensor:
-        """Return the factor of the strength, 1/(1 + lr λ κ); `step_lambda` is lr λ."""
+        """Return the factor of the strength, 1/(1 + step λ κ); `step_lambda` is step λ."""
         return damping(step_lambda, state["curvature"]["largest"])
 
 
