@@ -143,5 +143,5 @@ def _stack(forms: Sequence[Form | None], n: int, like: Tensor) -> PairGradient:
 
 
 def _empty_like(form: PairGradient, switch: Switch) -> PairGradient:
-    tensors = [None if t is None else torch.empty_like(t) for t in (form.matrix, form.factors, form.diagonal)]
-    return PairGradient(*tensors, switch)
+    matrix, factors, diagonal = (None if t is None else torch.empty_like(t) for t in (form.matrix, form.factors, form.diagonal))
+    return PairGradient(matrix, factors, diagonal, switch)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -199,7 +198,9 @@ class Part:
 
     def damping(self, step_lambda: Tensor) -> Tensor:
         """Return the factor of the strength of every member, given step λ (F,)."""
-        return self.term.damping(self.state, step_lambda) if isinstance(self.term, Distils) and self.is_damped else step_lambda.new_ones(())
+        if not isinstance(self.term, Distils) or not self.is_damped:
+            return torch.ones_like(step_lambda)
+        return self.term.damping(self.state, step_lambda)
 
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
@@ -264,15 +265,13 @@ class Part:
 
 def by_head(logits: Tensor, old: Tensor, heads: Sequence[range]) -> list[tuple[Tensor, Tensor]]:
     """Return pairs of outputs (F·heads, M, C), of the network and of its teacher: one pair for all heads of the same width."""
-    pairs = []
-    for width in dict.fromkeys(len(head) for head in heads):
-        chosen = [head for head in heads if len(head) == width]
-        joined = all(a.stop == b.start for a, b in pairwise(chosen))
+    by_width: dict[int, list[range]] = {}
+    for head in heads:
+        by_width.setdefault(len(head), []).append(head)
+    return [(_cut(logits, same), _cut(old, same)) for same in by_width.values()]
 
-        def cut(z: Tensor, chosen: Sequence[range] = chosen, width: int = width, joined: bool = joined) -> Tensor:
-            columns = [range(chosen[0].start, chosen[-1].stop)] if joined else chosen
-            z = torch.cat([z[..., c.start : c.stop] for c in columns], -1)
-            return z.unflatten(-1, (len(chosen), width)).transpose(1, 2).flatten(0, 1)
 
-        pairs.append((cut(logits), cut(old)))
-    return pairs
+def _cut(outputs: Tensor, heads: Sequence[range]) -> Tensor:
+    """Return the columns of the heads, which have the same width: (F, M, outputs) → (F·heads, M, width)."""
+    columns = torch.cat([outputs[..., head.start : head.stop] for head in heads], -1)
+    return columns.view(*columns.shape[:2], len(heads), -1).transpose(1, 2).flatten(0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -83,10 +84,15 @@ class CovarianceGradient:
         """Return g + 2 weight/M (h − h̄)(C − diag C) for g, h (F, M, N)."""
         if not self.switch.on:
             return g
-        x = h - h.mean(1, keepdim=True)
-        pairs = bmm_wide(x.mT, x)  # M C
+        members, samples = h.shape[:2]
+        parts = math.gcd(samples, 32) if h.is_cuda else 1  # a GPU needs more than one block of a product for each member
+        blocks = h.reshape(members * parts, samples // parts, -1)
+        sums = bmm_wide(blocks.new_ones(1, 1, 1).expand(len(blocks), 1, samples // parts), blocks)
+        x = h - (sums.view(members, parts, -1).sum(1, keepdim=True) / samples).to(h.dtype)
+        blocks = x.reshape(blocks.shape)
+        pairs = bmm_wide(blocks.mT, blocks).view(members, parts, *[x.shape[-1]] * 2).sum(1)  # M C
         pairs.diagonal(dim1=1, dim2=2).zero_()
-        pairs *= (2 / h.shape[1] ** 2 * self.weight)[:, None, None]
+        pairs *= (2 / samples**2 * self.weight)[:, None, None]
         return torch.baddbmm(g, x, pairs.to(x.dtype))
 
 
