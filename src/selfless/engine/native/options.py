@@ -97,8 +97,8 @@ class CovarianceGradient:
 
 
 def bmm_wide(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product with a float32 result, also for half precision."""
-    if a.dtype == torch.float32:
+    """Return the product in float32, also for half precision."""
+    if a.dtype in (torch.float32, torch.float64):
         return torch.bmm(a, b)
     return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda and HAS_OUT_DTYPE else torch.bmm(a, b).float()
 
