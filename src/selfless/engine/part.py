@@ -30,6 +30,7 @@ from selfless.network.roles import output_layer
 from selfless.network.wiring import Wiring
 from selfless.preserve import Preserver, State
 from selfless.preserve.capabilities import Distils, Drops, Encodes, Evaluates, Gated, KnowsHeads, Observes, Phased, Projects
+from selfless.preserve.groups import check_groups, check_step
 
 
 class Part:
@@ -38,6 +39,7 @@ class Part:
     def __init__(self, term: Preserver, stack: Stack, trained: Tensors) -> None:
         self.term, self.stack, self.trained = term, stack, trained
         self.state: State = self._over_members(term.init)(self.values())
+        check_groups(term, self.state, trained)
         self.is_wired = False
         self._share = torch.zeros(())
 
@@ -66,6 +68,7 @@ class Part:
             size, term = len(next(iter(self.trained.values()))), self.term
             states = [term.wire({g: {n: t[m] for n, t in ts.items()} for g, ts in self.state.items()}, wiring) for m in range(size)]
             self.state = {g: {n: torch.stack([s[g][n] for s in states]) for n in ts} for g, ts in states[0].items()}
+            check_groups(term, self.state, self.trained)
             self.is_wired = True
 
     def _over_members(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,6 +159,7 @@ class Part:
 
         def step(state: State, gradients: Tensors, rate: Tensor) -> State:
             new = term.step_gates(state, gradients, self._share, rate)
+            check_step(term, "step_gates", state, new)
             return {group: new[group] for group in self.step_groups}
 
         self._write(self._over_members(step)(self.state, unscaled, lr))
@@ -195,6 +199,7 @@ class Part:
         """Pass a step from `before` to the current parameters to the preserver."""
         if isinstance(self.term, Observes):
             new = self.term.observe(self.state, before, self.trained, gradients)
+            check_step(self.term, "observe", self.state, new)
             self._write({group: new[group] for group in self.step_groups})
 
     def _write(self, new: State) -> None:

@@ -30,6 +30,7 @@ from selfless.preserve.capabilities import (
     Phased,
     Projects,
 )  # fmt: skip
+from selfless.preserve.groups import check_groups
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -55,6 +56,7 @@ class Part:
             self.state = term.wire(self.state, self.gates.wiring)
         if isinstance(term, Drops) and term.drop_rate > 0:
             self.drops = DroppedNodes(model, term, heads)
+        check_groups(term, self.state, parameters)
 
     @property
     def state(self) -> State:
