@@ -302,14 +302,14 @@ def test_preserver_and_sparsifier_train_together(preserve: str, sparsify: str) -
 # -------------------------------------------------------------------------------------------------------------------- sums
 KINDS: dict[str, Any] = {preserve.name: preserve for preserve in reversed(PRESERVE.values()) if preserve.name != "none"}  # one row a kind
 REFUSED = {
-    ("packnet", "hat"): "runs the network of old tasks",
+    ("packnet", "hat"): "both reserve weights or neurons for each task",
     ("hat", "lwf"): "runs the network of old tasks",
     ("hat", "ebll"): "runs the network of old tasks",
-    ("hat", "imm"): "runs the network of old tasks",
+    ("hat", "imm"): "imm evaluates tasks with other weights than the trained ones",
     ("packnet", "imm"): "both decide which parameters a task is evaluated with",
-    ("packnet", "ebll"): "write ebll:2,warmup=0",
-    ("ewc", "ewc-online"): "one contains the other",
-    ("lwf", "ebll"): "one contains the other",
+    ("packnet", "ebll"): "Without a warm-up it can: write ebll:2,",
+    ("ewc", "ewc-online"): "ewc-online is a variant of ewc",
+    ("lwf", "ebll"): "ebll is a variant of lwf",
 }
 
 
@@ -321,8 +321,9 @@ def may_be(a: str, b: str) -> bool:
 def test_a_sum_that_cannot_be_is_refused_with_the_reason(pair: tuple[str, str]) -> None:
     a, b = (KINDS[name] for name in pair)
     for one, other in ((a, b), (b, a)):
-        with pytest.raises(ValueError, match=REFUSED[pair]):
+        with pytest.raises(ValueError, match=REFUSED[pair]) as refused:
             one + other
+        assert str(refused.value).startswith(f"{one.name} + {other.name} cannot be combined: ")  # in the user's order
     with pytest.raises(ValueError, match=REFUSED[pair]):
         parse(f"{a}+{b}", PRESERVERS, "preserver")
     with pytest.raises(TypeError, match="do not add up"):
@@ -386,5 +387,19 @@ def test_sparsifiers_add_up_too() -> None:
     assert SLNID(1e-2) + NoSparsifier() == SLNID(1e-2)
     assert str(SLNID(1e6) + DeCov(1e-2)) == "slnid:1e+06+decov:0.01"
     assert parse("slnid:1e+06+decov:0.01", SPARSIFIERS, "sparsifier") == SLNID(1e6) + DeCov(1e-2)
-    with pytest.raises(ValueError, match="one contains the other"):
+    with pytest.raises(ValueError, match=r"slnid \+ slnid cannot be combined: they are the same method. Write slnid once"):
         SLNID(1.0) + SLNID(2.0)
+
+
+def test_a_sum_is_scaled_by_its_parts() -> None:
+    total = SLNID(1e-3, sigma=4.0) + DeCov(1e-4)
+    scaled = total.with_strength(0.5)
+    assert scaled.parts[0] == SLNID(0.5, sigma=4.0)
+    assert scaled.strength == 0.5
+    assert scaled.parts[1].strength == pytest.approx(0.05)
+    assert total.with_strength(total.strength) == total
+    assert total.neutral().strength == 0
+    assert total.neutral().neutral() == total.neutral()
+    with pytest.raises(ValueError, match="all parts have strength 0"):
+        total.neutral().with_strength(1.0)
+    assert MAS(0.1).with_strength(2.0) == MAS(2.0)

@@ -240,11 +240,18 @@ def _term_dict(term: Term) -> dict[str, Any]:
     return {"name": term.spelling()} | {f.name: getattr(term, f.name) for f in shown}
 
 
-def _term_from_dict(values: Mapping[str, Any], kinds: Mapping[str, type[Term]], field: str) -> Term:
-    """Return the term that `_term_dict` describes; `field` is named in messages."""
-    if "sum" in values:
-        total: Term = add([_term_from_dict(part, kinds, field) for part in values["sum"]])
+def _term_from_dict(values: Mapping[str, Any] | str, kinds: Mapping[str, type[Term]], field: str) -> Term:
+    """Return the term that `_term_dict` describes; the parts of a sum may also be text. `field` is named in messages."""
+    if isinstance(values, str):
+        return parse(values, kinds, field)
+    if isinstance(values, Mapping) and values.get("sum") and isinstance(values["sum"], list):
+        total: Term = add([one for part in values["sum"] for one in _term_from_dict(part, kinds, field).parts])
         return total
+    if not isinstance(values, Mapping) or "name" not in values:
+        raise ValueError(
+            f'[{field}] needs a name, as in {field} = "mas:0.1" or {field} = {{name = "mas", strength = 0.1}}; '
+            f'a sum is {field} = "lwf:1+mas:0.1" or {field} = {{sum = ["lwf:1", "mas:0.1"]}}'
+        )
     options = dict(values)
     kind = type(parse(str(options.pop("name")), kinds, field))
     known = [f.name for f in dataclasses.fields(kind)]

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 EXAMPLES = """[bold]Examples[/bold]
 
   selfless tune                                    [dim]# λ for five permuted-MNIST tasks and mlp-128[/dim]
-  selfless tune --stream split-cifar-100 --model cnn-256 --epochs 50 --strengths 1e-4,1e-3,1e-2"""
+  selfless tune --stream split-cifar-100 --model cnn-256 --epochs 50 --strengths 1e-4,1e-3,1e-2
+  selfless tune --sparsify slnid:1e-3+decov:1e-4   [dim]# the larger strength is chosen, 10 : 1 stays[/dim]"""
 
 
 def tune(
     stream: Annotated[str, typer.Option(help="The stream whose first task is learned.")] = "permuted-mnist",
     model: Annotated[str, typer.Option(help="The network.")] = "mlp-128",
-    sparsify: Annotated[str, typer.Option(help="The sparsifier whose strength is chosen.")] = "slnid",
+    sparsify: Annotated[str, typer.Option(help="The sparsifier whose strength is chosen; the parts of a sum keep their ratio.")] = "slnid",
     strengths: Annotated[str, typer.Option(help="The grid of strengths, separated by commas.")] = "1e-5,3e-5,1e-4,3e-4,1e-3,3e-3,1e-2,3e-2",
     tolerance: Annotated[
         float, typer.Option(min=0, help="How many points below the unregularised accuracy still count as keeping it.")

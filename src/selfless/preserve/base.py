@@ -116,26 +116,31 @@ class Preserver(Term):
         """True if `consolidate` draws random numbers, which the members of a fleet would share."""
         return self.objective.draws
 
-    def check_sum(self, other: Preserver) -> None:
-        """Raise ValueError if the capabilities of `self` and `other` exclude each other."""
-        pair = f"{self.name} + {other.name} cannot be combined"
+    def conflict(self, other: Preserver) -> str | None:
+        """Return why the capabilities of `self` and `other` exclude each other, with the remedy; None if they do not."""
         for kind, reason in _EXCLUSIVE:
             if isinstance(self, kind) and isinstance(other, kind):
-                raise ValueError(f"{pair}: {reason}. Use one of them")
-        if isinstance(self, Gated) and isinstance(other, Distils | Evaluates | Projects):
-            raise ValueError(
-                f"{pair}: {other.name} runs the network of old tasks, but the gates of {self.name} are those of the current task. "
-                f"Use one of them, or {self.name} with a method that only penalises weights (mas, ewc, si)"
-            )
+                return f"{reason}. Use one of them"
+        for kind, reason in _AGAINST_GATES:
+            if isinstance(self, Gated) and isinstance(other, kind):
+                return f"{reason.format(gated=self.name, other=other.name)}. Use one of them"
         if isinstance(self, Freezes) and isinstance(other, Phased) and other.warms_up(1):
-            remedy = f"{other.name}:{other.strength:g},warmup=0"
-            raise ValueError(f"{pair} with a warm-up: the warm-up of {other.name} freezes weights that {self.name} resets; write {remedy}")
+            plain = other.without_warmup()
+            remedy = "Use one of them" if plain is None else f"Without a warm-up it can: write {plain}"
+            return f"the warm-up of {other.name} holds weights that {self.name} resets. {remedy}"
+        return None
 
 
 _EXCLUSIVE: tuple[tuple[type, str], ...] = (
+    (Freezes, "both reserve weights or neurons for each task"),
     (Gated, "both decide which neurons a task uses"),
     (Evaluates, "both decide which parameters a task is evaluated with"),
     (Distils, "both compare the network with a teacher"),
+)
+_AGAINST_GATES: tuple[tuple[type, str], ...] = (
+    (Distils, "{other} runs the network of old tasks, but the gates of {gated} are those of the current task"),
+    (Evaluates, "{other} evaluates tasks with other weights than the trained ones, for which {gated} learned its gates"),
+    (Projects, "both reset weights after each step"),
 )
 
 

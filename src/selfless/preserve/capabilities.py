@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -121,6 +121,10 @@ class Phased(ABC):
     def warms_up(self, task: int) -> bool:
         """Return True if task `task` should train its new head alone at first. The keeper warns if a loop skips this."""
         return False
+
+    def without_warmup(self) -> Any:
+        """Return the same method without its warm-up, which messages suggest; None if it cannot go without."""
+        return None
 
 
 class Gated(ABC):

@@ -127,7 +127,7 @@ def _spell(groups: Iterable[Any]) -> str:
 _BRIDGES: dict[str, dict[str, Any]] = {
     "watches": {"start_path": lambda self, state, parameters: {**state, "start": {n: p.detach().clone() for n, p in parameters.items()}}},
     "distils": {"teacher": lambda self, state: state["anchor"]},
-    "turns": {"warms_up": can.Phased.warms_up},
+    "turns": {"warms_up": can.Phased.warms_up, "without_warmup": can.Phased.without_warmup},
     "evaluates": {"by_task": False, "evaluated_parameters": lambda self, state, parameters, task: {}},
     "owns": {name: can.KnowsHeads.__dict__[name] for name in ("place_heads", "in_own_head", "in_other_head")},
     "gates": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -49,6 +49,9 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
 
     def warms_up(self, task: int) -> bool:
         return self.warmup > 0 and task > 0
+
+    def without_warmup(self) -> LwF:
+        return replace(self, warmup=0)
 
     def starts_phase(self, epoch: int, epochs: int) -> bool:
         return self.warmup > 0 and epoch in (0, self._warmup_epochs(epochs))

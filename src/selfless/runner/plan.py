@@ -42,9 +42,6 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
         if name in fields and fields[name].kind is dict:  # merge its entries with those of the file
             value = {**values.get(name, {}), **parse_pairs(value, fields[name].flag)}
         values[name] = value
-    for name in ("preserve", "sparsify"):
-        if isinstance(values.get(name), Mapping) and "name" not in values[name]:
-            raise ValueError(f'{config}: [{name}] needs a name, as in {name} = "mas:0.1" or {name} = {{name = "mas", strength = 0.1}}')
     how = {name: values.pop(name) for name in HOW if name in values}
     _check_whole("workers", how.get("workers"))
     how["budget"] = parse_size(how.get("budget"))
