@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,21 +45,31 @@ def test_every_room_says_what_lives_there() -> None:
         assert len(told.splitlines()) >= 3, f"{folder.relative_to(SOURCE)}/__init__.py: say in three lines what lives there"
 
 
-@pytest.mark.parametrize("room", ["keeper", "engine"])
+def strings(tree: ast.Module) -> list[tuple[int, str]]:
+    """The line and text of every string that is not a docstring, parts of f-strings included."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    return [(node.lineno, node.value) for node in constants if isinstance(node.value, str)]
+
+
+@pytest.mark.parametrize("room", ["keeper", "engine", "runner"])
 def test_a_runtime_asks_for_capabilities_and_names_no_method(room: str) -> None:
-    """Neither a class of a method, nor its name, nor a group of its state; streams by name neither."""
+    """Neither a class of a method, nor its name, nor a group of its state, nor a stream; messages included."""
+    from selfless.data.streams import KINDS
     from selfless.preserve import PRESERVERS
     from selfless.sparsify import SPARSIFIERS
 
-    classes = {kind.__name__ for kind in (*PRESERVERS.values(), *SPARSIFIERS.values())} - {"NoPreserver", "NoSparsifier"} | {"Quadratic"}
-    names = {kind.name for kind in (*PRESERVERS.values(), *SPARSIFIERS.values())} - {"none"}
-    for path in (path for path in (SOURCE / room).rglob("*.py") if path.name != "anchor.py"):  # which reads an optimizer's state
+    kinds = {*PRESERVERS.values(), *SPARSIFIERS.values()} - {PRESERVERS["none"], SPARSIFIERS["none"]}
+    classes = {kind.__name__ for kind in kinds} | {"Quadratic"}
+    names = "|".join(map(re.escape, sorted({kind.name for kind in kinds} | classes, key=len, reverse=True)))
+    named = re.compile(rf"(?<![\w-])({names})(?![\w-])|\b({'|'.join(KINDS)}|joint)-\w|\bwarmup=")
+    for path in (SOURCE / room).rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert not used & classes, f"{path.name} names {used & classes}"
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                assert node.value not in names, f"{path.name}:{node.lineno} names {node.value}"
+        for line, text in strings(tree):
+            assert not named.search(text), f"{path.name}:{line} names a method or a stream: {text}"
+        for node in ast.walk(tree) if path.name != "anchor.py" else ():  # which reads an optimizer's state
             if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and ast.unparse(node.value).endswith("state"):
                 raise AssertionError(f"{path.name}:{node.lineno} names a group of a state: {ast.unparse(node)}")
 

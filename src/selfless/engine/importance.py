@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from selfless.engine.native.forward import forward
 from selfless.engine.native.options import ForwardOptions, Measure
 from selfless.engine.stack import Stack, Tensors
-from selfless.importance import Importance, LayerNorms, Objective, measure
+from selfless.importance import Importance, Objective, measure
 from selfless.importance.closed import power_of
 from selfless.importance.loop import Sums, accumulate
 from selfless.network.calling import evaluating
@@ -33,7 +33,7 @@ def measure_fleet(
     f is the output in the columns `head`, and labels are counted from its first column. `positive`: no input is below zero.
     """
     with evaluating(stack.module):
-        if stack.native and not isinstance(wanted.objective, LayerNorms):
+        if stack.native and not wanted.objective.by_layer:
             return _measure_stacked(stack, params, batches, wanted, head, positive)
         members = range(len(next(iter(params.values()))))
         parts = [_measure_member(stack, m, params, buffers, batches, wanted, head) for m in members]

@@ -23,6 +23,10 @@ class Objective(Protocol):
     def draws(self) -> bool:
         """True if `targets` draws random numbers."""
 
+    @property
+    def by_layer(self) -> bool:
+        """True if L is a sum over layers, and no gradient flows from one layer into another."""
+
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
         """Return the (target, weight) pairs to differentiate, tensors of M rows or None: one pair, or one per class."""
 
@@ -36,6 +40,7 @@ class FunctionNorm:
 
     power: int = 1
     draws: ClassVar[bool] = False
+    by_layer: ClassVar[bool] = False
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
         return [(None, None)]
@@ -47,6 +52,8 @@ class FunctionNorm:
 @dataclass(frozen=True)
 class LayerNorms(FunctionNorm):
     """MAS in its local form: L = Σ_l ‖y_l‖², where y_l is the output of layer l with its input held fixed (`importance.layerwise`)."""
+
+    by_layer: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class LogLikelihood:
     fisher: Fisher = "empirical"
     generator: torch.Generator | None = None
     power: int = 2
+    by_layer: ClassVar[bool] = False
 
     @property
     def draws(self) -> bool:

@@ -351,9 +351,10 @@ class Keeper(OldNames):
             if isinstance(part.term, Phased) and part.term.warms_up(self.tasks) and has_new_head and not had_warmup:
                 remedy = "call keeper.begin_epoch(epoch, epochs) before every epoch"
                 remedy = remedy if part.has_own_heads else "name the heads of the tasks: attach(…, heads=[…])"
+                plain = part.term.without_warmup()
+                remedy += "" if plain is None else f", or attach {str(plain)!r}, which has no warm-up"
                 warnings.warn(
-                    f"{type(part.term).__name__} trains the head of a new task alone at first, but this task had no warm-up: {remedy}, "
-                    "or set warmup=0",
+                    f"{type(part.term).__name__} trains the head of a new task alone at first, but this task had no warm-up: {remedy}",
                     stacklevel=3,
                 )
 
