@@ -135,7 +135,7 @@ class EWC(Quadratic):
             return super().consolidate({**state, "omega": faded}, parameters, omega)
         new = super().consolidate(state, parameters, omega)
         offset = dict(state["offset"])
-        for name in omega.keys() & state["omega"].keys():
+        for name in (name for name in omega if name in state["omega"]):  # in a fixed order: offsets are summed
             a, b, total = state["anchor"][name], new["anchor"][name], new["omega"][name]
             share = torch.where(total > 0, omega[name] / total.clamp(min=torch.finfo(total.dtype).tiny), torch.ones_like(total))
             new["anchor"][name] = torch.lerp(a, b, share)
