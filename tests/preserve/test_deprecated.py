@@ -15,9 +15,11 @@ from torch import nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import Run
+from selfless import SLNID, Run
 from selfless.engine.learner import Learner
-from selfless.importance import FunctionNorm, LayerNorms
+from selfless.importance import FunctionNorm, LayerNorms, LogLikelihood, measure
+from selfless.network.layers import resolve
+from selfless.preserve import Quadratic
 from selfless.preserve.capabilities import Observes, Phased
 
 NUMBERS = itertools.count()  # a new module for each test
@@ -244,3 +246,37 @@ def test_local_is_the_objective_of_layers(tmp_path: Path, monkeypatch: pytest.Mo
     assert ["local = True is now an objective" in text for text in messages] == [True]
     with pytest.raises(TypeError, match=r"remove it and return selfless\.importance\.LayerNorms"):
         load(LOCAL.format(base="EWC"), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("how", "per-sample"), ("alike", False), ("owns", False), ("watches", True), ("local", False), ("stepped", ("path",)), ("loose", ())],
+)
+def test_old_attributes_can_still_be_read(name: str, value: object) -> None:
+    with pytest.warns(DeprecationWarning, match=f"SI.{name} is now"):
+        assert getattr(selfless.SI(1.0), name) == value
+    with pytest.raises(AttributeError, match="'SI' object has no attribute 'nonsense'"):
+        selfless.SI(1.0).nonsense  # noqa: B018
+
+
+def test_the_objective_of_alpha_has_a_new_name() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), torch.randn(8, 4)
+    batches, taps = [(x, torch.arange(8) % 3)], resolve(model, ["1"])
+    new = measure(model, batches, LogLikelihood(), alpha_objective=FunctionNorm(), taps=taps)
+    with pytest.warns(DeprecationWarning, match="alpha_objective"):
+        old = measure(model, batches, LogLikelihood(), spares=FunctionNorm(), taps=taps)
+    assert_close(old.alpha, new.alpha)
+
+
+def test_members_that_cannot_be_adopted_are_named() -> None:
+    with pytest.raises(TypeError, match=r"is now anchor\(state\), which returns selfless.functional.Anchor"):
+
+        class Pulled(Quadratic):
+            def anchor(self, state: Any, parameters: Any, step: Any) -> Any:  # type: ignore[override]
+                return {}
+
+    with pytest.warns(DeprecationWarning, match="not read any more"):
+
+        class Pairs(SLNID):
+            def pairs(self, n: int, like: Any, alpha: Any = None) -> Any:
+                return None

@@ -9,6 +9,7 @@ References: Aljundi et al., *Memory Aware Synapses*, ECCV 2018; Kirkpatrick et a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,6 +63,7 @@ def measure(
     memory: int = MEMORY,
     lenient: bool = False,
     finite: bool = True,
+    spares: Objective | None = None,
 ) -> Importance:
     """Measure Ω and α of one task in one pass. The model is in eval mode during the pass and has its old mode afterwards.
 
@@ -75,7 +77,11 @@ def measure(
     memory            bytes that per-sample gradients may take at a time
     lenient           leave out layers that do not run or get no gradient, instead of raising an error
     finite            raise an error if an importance is NaN or infinite
+    spares            the old name of `alpha_objective`
     """
+    if spares is not None:
+        warnings.warn("measure(spares=…) is now measure(alpha_objective=…)", DeprecationWarning, stacklevel=2)
+        alpha_objective = spares
     if estimator not in ("per-sample", "per-batch"):
         raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
     check_batches(batches)

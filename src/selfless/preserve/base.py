@@ -13,14 +13,14 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from selfless.importance import Estimator, FunctionNorm, Objective
 from selfless.preserve.capabilities import Distils, Evaluates, Freezes, Gated, Phased, Projects, State, Tensors
-from selfless.preserve.deprecated import adopt_old_names
+from selfless.preserve.deprecated import adopt_old_names, read_old_name
 from selfless.terms import Term
 
 
@@ -60,6 +60,12 @@ class Preserver(Term):
         adopt_old_names(cls)
         if "same_strength" not in cls.__dict__ and _reads_strength(cls):
             cls.same_strength = True  # a fleet calls the functions of one member's term for all members
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute under its old name, with a warning; only called for names that the class does not have."""
+            return read_old_name(self, name)
 
     @property
     def objective(self) -> Objective:

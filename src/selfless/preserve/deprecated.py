@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Container, Iterable
 from typing import Any
@@ -55,6 +56,11 @@ def adopt_old_names(cls: Any) -> None:
         _inherit(cls, can.Freezes, "check_network belongs to")
     if cls.__dict__.get("local") is True:
         _adopt_local(cls)
+    if "anchor" in cls.__dict__ and len(inspect.signature(cls.anchor).parameters) > 2:
+        raise TypeError(
+            f"{cls.__name__}.anchor(state, parameters, step) is now anchor(state), which returns selfless.functional.Anchor(Ω, θ*); "
+            "the keeper and the engine take the implicit step themselves"
+        )
     if "groups" in cls.__dict__:
         _DECLARED.add(cls)
         return
@@ -64,6 +70,23 @@ def adopt_old_names(cls: Any) -> None:
         _warn(f"{cls.__name__}: stepped and loose are now properties of groups; write groups = {_spell(cls.groups)}")
     if cls.__dict__.get("watches") is True and all(group.name != "start" for group in cls.groups):
         _declare(cls, ["start"], (), ())  # which `start_path` below adds
+
+
+def read_old_name(term: Any, name: str) -> Any:
+    """Return the value of an old attribute of a preserver, and warn; raise AttributeError for any other name."""
+    if name in RENAMED and hasattr(type(term), RENAMED[name]):
+        value, new = getattr(term, RENAMED[name]), RENAMED[name]
+    elif name in FLAGS:
+        value, new = isinstance(term, FLAGS[name]), f"isinstance(…, {FLAGS[name].__name__})"
+    elif name == "local":
+        value, new = term.objective.by_layer, "objective.by_layer"
+    elif name in ("stepped", "loose"):
+        value = tuple(g.name for g in term.groups if (g.changes_in_step if name == "stepped" else not g.like_parameter))
+        new = "a property of its groups"
+    else:
+        return object.__getattribute__(term, name)  # raises the usual AttributeError, also one from inside a property
+    warnings.warn(f"{type(term).__name__}.{name} is now {new}", DeprecationWarning, stacklevel=3)
+    return value
 
 
 def _warn(text: str) -> None:
