@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
 import re
 import subprocess
@@ -74,34 +75,48 @@ def test_a_runtime_asks_for_capabilities_and_names_no_method(room: str) -> None:
                 raise AssertionError(f"{path.name}:{node.lineno} names a group of a state: {ast.unparse(node)}")
 
 
-DATA = """errors paths checksums progress rng archives images sources verify fetch cache objects weights rotation augment part tasks streams
-custom object_stream named traits digests""".split()
-OBJECT_SETS = "files listing base matlab flowers scenes birds cars aircraft actions letters svhn __init__ fitting preparing checks".split()
-
-
-def imported(path: Path, package: str) -> set[str]:
-    """The modules of a package that a file imports."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
-            rest = (node.module or "").removeprefix(package).strip(".")
-            found |= {rest.split(".")[0]} if rest else {alias.name for alias in node.names}
-    return found
+# The layers of data above its tools; a module that is not named here is a tool. In each: lower layers, and its own without circles.
+DATA = (
+    "sources",  # the data sets
+    "verify fetch cache objects weights",  # their files
+    "part tasks streams custom object_stream",  # tasks made of them
+    "named traits digests description",  # streams by name
+)
 
 
 def test_data_comes_in_layers() -> None:
-    """A module of data imports earlier ones only: sources know no streams, streams know no names."""
-    data, objects = SOURCE / "data", SOURCE / "data" / "sources" / "objects"
-    assert {path.name.removesuffix(".py") for path in data.iterdir() if not path.name.startswith("__")} == set(DATA)
-    for path in data.rglob("*.py"):
-        here = path.relative_to(data).parts[0].removesuffix(".py")
-        for other in imported(path, "selfless.data") - {here} if here != "__init__" else ():
-            assert DATA.index(other) < DATA.index(here), f"{path.name} imports {other}, which comes after it"
-    assert {path.stem for path in objects.glob("*.py")} == set(OBJECT_SETS)
-    for path in objects.glob("*.py"):
-        for other in imported(path, "selfless.data.sources.objects"):
-            at = OBJECT_SETS.index(other if other in OBJECT_SETS else "__init__")
-            assert at < OBJECT_SETS.index(path.stem), f"{path.name} imports {other}, which comes after it"
+    """Sources know no streams, streams know no names."""
+    level = {module: i for i, layer in enumerate(DATA, 1) for module in layer.split()}
+    arrows = data_imports(SOURCE / "data")
+    for here, others in arrows.items():
+        for other in others:
+            assert level.get(other, 0) <= level.get(here, 0), f"data/{here} imports data/{other}, which is in a higher layer"
+    assert tuple(graphlib.TopologicalSorter(arrows).static_order())  # raises CycleError if there is a circle
+
+
+def data_imports(folder: Path) -> dict[str, set[str]]:
+    """Return the modules of data that each of its modules imports; a folder is one module, and `__init__` none."""
+    arrows: dict[str, set[str]] = {}
+    for path in folder.rglob("*.py"):
+        here = path.relative_to(folder).parts[0].removesuffix(".py")
+        if here == "__init__":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("selfless.data."):
+                rest = (node.module or "").removeprefix("selfless.data").strip(".")
+                arrows.setdefault(here, set()).update({rest.split(".")[0]} if rest else {alias.name for alias in node.names})
+        arrows.setdefault(here, set()).discard(here)
+    return arrows
+
+
+def test_a_data_set_knows_no_other() -> None:
+    """Among the object sets, the file of one set imports what they share, and never another set."""
+    objects = SOURCE / "data" / "sources" / "objects"
+    sets = {path.stem for path in objects.glob("*.py") if "ObjectSet(" in path.read_text(encoding="utf-8")} - {"base", "__init__"}
+    assert len(sets) == 8
+    for path in (objects / f"{name}.py" for name in sets):
+        names = set(re.findall(r"from selfless\.data\.sources\.objects\.(\w+) import", path.read_text(encoding="utf-8")))
+        assert names <= {"files", "listing", "base", "matlab"}, f"{path.name} imports {names}"
 
 
 def test_a_worker_needs_nothing_of_the_package() -> None:
