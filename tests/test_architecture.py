@@ -40,10 +40,29 @@ def test_files_can_be_held_in_the_head() -> None:
     assert sum(n > 250 for n in lengths.values()) <= len(lengths) // 8  # most files are under 250 lines
 
 
-def test_every_room_says_what_lives_there() -> None:
-    for folder in sorted({path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}):
-        told = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-        assert len(told.splitlines()) >= 3, f"{folder.relative_to(SOURCE)}/__init__.py: say in three lines what lives there"
+FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")} - {SOURCE})
+
+
+def docstring(folder: Path) -> str:
+    return ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(SOURCE)))
+def test_every_folder_says_what_lives_there_and_who_imports_it(folder: Path) -> None:
+    text = docstring(folder)
+    assert len(text.splitlines()) >= 3, "say in three lines what lives there"
+    assert re.search(r"import(s|ed)\b", text, re.I), "say what it imports and what imports it"
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder.parent == SOURCE], ids=lambda folder: folder.name)
+def test_a_room_says_truly_who_imports_it(folder: Path) -> None:
+    arrows = rooms.arrows_of(SOURCE)
+    truth = [("Imports", arrows[folder.name]), ("Imported by", {room for room in arrows if folder.name in arrows[room]})]
+    for words, names in truth:
+        said = re.search(rf"\b{words} ([^.]*)\.", docstring(folder))
+        assert said is not None, f"{folder.name}/__init__.py: write '{words} {', '.join(sorted(names)) or 'nothing'}.'"
+        named = set(re.findall(r"\w+", said[1])) & set(arrows)
+        assert named == names, f"{folder.name}/__init__.py: it is '{words} {', '.join(sorted(names)) or 'nothing'}.'"
 
 
 def strings(tree: ast.Module) -> list[tuple[int, str]]:

@@ -14,7 +14,8 @@ How to add a stream or a data source: see `named`. Bottom up:
     tasks, streams, custom, object_stream, named                  streams of tasks; `named` is on top
     traits                                                        facts about a stream by name, without loading it
 
-Other packages import from `selfless.data` itself. `data` imports only `selfless.files` and `selfless.workers`.
+Others import from `selfless.data` itself, not from its modules. Imports files and workers.
+Imported by bench, cli, engine, experiments and runner.
 """
 
 from selfless.data.augment import Augment

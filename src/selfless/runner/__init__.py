@@ -1,7 +1,9 @@
 """From runs to results: skip runs that are recorded, train all others in fleets, record the results.
 
 Lives here: `plan` groups runs into fleets, `local` trains them on this machine, `worker` is a process that `local` starts, `store` is the
-folder of results. Imports spec, data and engine; report, experiments, bench and cli may import it.
+folder of results.
+
+Imports data, engine, files, preserve, spec, terms and workers. Imported by bench, cli, experiments and report.
 """
 
 from selfless.runner.local import train, train_runs
