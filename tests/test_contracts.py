@@ -204,10 +204,15 @@ def test_the_implicit_anchor_is_the_closed_form_and_a_fleet_of_three_is_three_ru
         params.append({n: p.detach() + 0.1 * (seed + 1) for n, p in model.named_parameters()})
     stack = lambda trees: torch.utils._pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)  # noqa: E731
     step = {n: torch.tensor(0.3, dtype=torch.float64) for n in params[0]}
-    fleet = torch.func.vmap(lambda state, values: preserve.anchor(state).moved(values, step))(stack(states), stack(params))
+
+    def moved(state: Any, values: Any) -> Any:
+        anchor = preserve.anchor(state)
+        return {n: torch.lerp(values[n], anchor.star[n], share) for n, share in anchor.shares(step).items()}
+
+    fleet = torch.func.vmap(moved)(stack(states), stack(params))
     costs = torch.func.vmap(preserve.penalty)(stack(states), stack(params))
     for m in range(3):
-        for n, value in preserve.anchor(states[m]).moved(params[m], step).items():
+        for n, value in moved(states[m], params[m]).items():
             omega, star = states[m]["omega"][n], states[m]["anchor"][n]
             assert_close(value, (params[m][n] + 0.6 * omega * star) / (1 + 0.6 * omega))
             assert_close(fleet[n][m], value)

@@ -46,8 +46,3 @@ class Anchor:
     def shares(self, step: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the share of every parameter in `step`. A value of `step` is step size · λ: a scalar, per entry, or (F, 1, …)."""
         return {n: anchor_share(omega, 2 * step[n]) for n, omega in self.omega.items() if n in step}
-
-    def moved(self, parameters: Mapping[str, Tensor], step: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return θ' after one implicit step, in the precision of θ*."""
-        shares = self.shares({n: s for n, s in step.items() if n in parameters})
-        return {n: torch.lerp(parameters[n].to(share.dtype), self.star[n], share) for n, share in shares.items()}
