@@ -15,7 +15,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import SLNID, Run
+from selfless import MAS, SLNID, Run
 from selfless.engine.learner import Learner
 from selfless.importance import FunctionNorm, LayerNorms, LogLikelihood, measure
 from selfless.network.layers import resolve
@@ -280,3 +280,30 @@ def test_members_that_cannot_be_adopted_are_named() -> None:
         class Pairs(SLNID):
             def pairs(self, n: int, like: Any, alpha: Any = None) -> Any:
                 return None
+
+
+class Sum:
+    """An objective with no more than the first interface asked for: L = Σ f."""
+
+    power = 1
+
+    def targets(self, output: Any, labels: Any) -> Any:
+        return [(None, None)]
+
+    def value(self, output: Any, target: Any) -> Any:
+        return output.sum(1)
+
+
+class MeasuresSum(MAS):
+    name = "measures-sum"
+
+    @property
+    def objective(self) -> Any:
+        return Sum()
+
+
+def test_an_objective_needs_no_more_than_before(tasks_npz: str) -> None:
+    run = Run(stream=tasks_npz, model="mlp-8", preserve=MeasuresSum(0.1), epochs=1, batch=50)
+    learner = Learner([run])
+    assert learner.learn()[0].status == "done"
+    assert all(omega.max() > 0 for omega in learner.fleet.parts[0].state["omega"].values())

@@ -18,6 +18,7 @@ from selfless.engine.stack import Stack, Tensors
 from selfless.importance import Importance, Objective, measure
 from selfless.importance.closed import power_of
 from selfless.importance.loop import Sums, accumulate
+from selfless.importance.objectives import is_by_layer
 from selfless.network.calling import evaluating
 from selfless.network.layers import Tap
 from selfless.preserve.base import Measurement
@@ -33,7 +34,7 @@ def measure_fleet(
     f is the output in the columns `head`, and labels are counted from its first column. `positive`: no input is below zero.
     """
     with evaluating(stack.module):
-        if stack.native and not wanted.objective.by_layer:
+        if stack.native and not is_by_layer(wanted.objective):
             return _measure_stacked(stack, params, batches, wanted, head, positive)
         members = range(len(next(iter(params.values()))))
         parts = [_measure_member(stack, m, params, buffers, batches, wanted, head) for m in members]

@@ -20,7 +20,7 @@ from selfless.importance.closed import power_of
 from selfless.importance.fallback import vmap_chunks
 from selfless.importance.layerwise import Layerwise
 from selfless.importance.loop import Estimator, Importance, Sums, accumulate
-from selfless.importance.objectives import Fisher, FunctionNorm, LogLikelihood, Objective
+from selfless.importance.objectives import Fisher, FunctionNorm, LogLikelihood, Objective, is_by_layer
 from selfless.importance.reducer import MEMORY, Reducer
 from selfless.network.calling import Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
 from selfless.network.layers import Layers, Tap, resolve
@@ -90,7 +90,7 @@ def measure(
             "importance needs gradients, but torch.inference_mode() is on; call this outside of it, or use torch.no_grad() instead"
         )
     model, taps = unwrap(model), taps or {}
-    forward = Layerwise(forward) if objective.by_layer else forward
+    forward = Layerwise(forward) if is_by_layer(objective) else forward
     exact = parameters and estimator == "per-sample"
     with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, wanted=exact, lenient=lenient) as reducer:
         backend = _Eager(model, reducer, forward, memory, exact)

@@ -13,19 +13,15 @@ Fisher = Literal["empirical", "sampled", "exact"]
 
 
 class Objective(Protocol):
-    """L, one value per sample. Ω = mean_m |∂L_m/∂θ|ᵖ and α = mean_m |∂L_m/∂n|."""
+    """L, one value per sample. Ω = mean_m |∂L_m/∂θ|ᵖ and α = mean_m |∂L_m/∂n|.
+
+    Two more attributes are optional and False by default: `draws_targets` (`targets` draws random numbers) and `by_layer` (L is a sum over
+    layers, and no gradient flows from one layer into another).
+    """
 
     @property
     def power(self) -> int:
         """p of Ω."""
-
-    @property
-    def draws(self) -> bool:
-        """True if `targets` draws random numbers."""
-
-    @property
-    def by_layer(self) -> bool:
-        """True if L is a sum over layers, and no gradient flows from one layer into another."""
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
         """Return the (target, weight) pairs to differentiate, tensors of M rows or None: one pair, or one per class."""
@@ -34,13 +30,21 @@ class Objective(Protocol):
         """Return L_m, (M,)."""
 
 
+def draws_targets(objective: Objective) -> bool:
+    """Return True if the objective draws random numbers, which the members of a fleet would share."""
+    return bool(getattr(objective, "draws_targets", False))
+
+
+def is_by_layer(objective: Objective) -> bool:
+    """Return True if the objective is a sum over layers, each with its input held fixed."""
+    return bool(getattr(objective, "by_layer", False))
+
+
 @dataclass(frozen=True)
 class FunctionNorm:
     """MAS: L = ‖f(x)‖², the squared norm of the output. It needs no labels."""
 
     power: int = 1
-    draws: ClassVar[bool] = False
-    by_layer: ClassVar[bool] = False
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
         return [(None, None)]
@@ -67,10 +71,9 @@ class LogLikelihood:
     fisher: Fisher = "empirical"
     generator: torch.Generator | None = None
     power: int = 2
-    by_layer: ClassVar[bool] = False
 
     @property
-    def draws(self) -> bool:
+    def draws_targets(self) -> bool:
         return self.fisher == "sampled"
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:

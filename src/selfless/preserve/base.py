@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from selfless.importance import Estimator, FunctionNorm, Objective
+from selfless.importance.objectives import draws_targets
 from selfless.preserve.capabilities import Distils, Evaluates, Freezes, Gated, Phased, Projects, State, Tensors
 from selfless.preserve.deprecated import adopt_old_names, read_old_name
 from selfless.terms import Term
@@ -120,7 +121,7 @@ class Preserver(Term):
     @property
     def draws_randomly(self) -> bool:
         """True if `consolidate` draws random numbers, which the members of a fleet would share."""
-        return self.objective.draws
+        return draws_targets(self.objective)
 
     def conflict(self, other: Preserver) -> str | None:
         """Return why the capabilities of `self` and `other` exclude each other, with the remedy; None if they do not."""
@@ -189,10 +190,15 @@ def measurements(terms: Sequence[Preserver]) -> list[Measurement]:
 
     The first pass also measures α, with the objective of the first preserver that measures Ω.
     """
-    leader = next((term for term in terms if term.measures), terms[0])
-    keys = list(dict.fromkeys([(leader.objective, leader.estimator), *((t.objective, t.estimator) for t in terms if t.measures)]))
-    users = {key: tuple(i for i, t in enumerate(terms) if t.measures and (t.objective, t.estimator) == key) for key in keys}
-    return [Measurement(key[0], leader.alpha_objective if k == 0 else None, key[1], users[key], k == 0) for k, key in enumerate(keys)]
+    wanted = [(term.objective, term.estimator) for term in terms]  # read once: an objective may be equal to itself only
+    leader = next((i for i, term in enumerate(terms) if term.measures), 0)
+    keys: list[tuple[Objective, Estimator]] = []
+    for key in (wanted[i] for i in (leader, *range(len(terms))) if i == leader or terms[i].measures):
+        if key not in keys:
+            keys.append(key)
+    users = [tuple(i for i, term in enumerate(terms) if term.measures and wanted[i] == key) for key in keys]
+    alpha = terms[leader].alpha_objective
+    return [Measurement(key[0], None if k else alpha, key[1], users[k], k == 0) for k, key in enumerate(keys)]
 
 
 def importance_of(terms: Sequence[Preserver], states: Sequence[State]) -> Tensors | None:

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from selfless.importance import LayerNorms
+from selfless.importance.objectives import is_by_layer
 from selfless.preserve import capabilities as can
 
 RENAMED = {
@@ -79,7 +80,7 @@ def read_old_name(term: Any, name: str) -> Any:
     elif name in FLAGS:
         value, new = isinstance(term, FLAGS[name]), f"isinstance(…, {FLAGS[name].__name__})"
     elif name == "local":
-        value, new = term.objective.by_layer, "objective.by_layer"
+        value, new = is_by_layer(term.objective), "objective.by_layer"
     elif name in ("stepped", "loose"):
         value = tuple(g.name for g in term.groups if (g.changes_in_step if name == "stepped" else not g.like_parameter))
         new = "a property of its groups"

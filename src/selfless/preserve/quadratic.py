@@ -85,8 +85,23 @@ class LocalMAS(Quadratic):
         return LayerNorms()
 
 
+class FisherObjectives:
+    """The objectives of EWC and IMM: Ω from log p(y|x), α from the same or, for `alpha="function"`, from ‖f‖²."""
+
+    fisher: Fisher
+    alpha: Literal["loss", "function"]
+
+    @property
+    def objective(self) -> Objective:
+        return LogLikelihood(self.fisher)
+
+    @property
+    def alpha_objective(self) -> Objective | None:
+        return FunctionNorm() if self.alpha == "function" else None
+
+
 @dataclass(frozen=True)
-class EWC(Quadratic):
+class EWC(FisherObjectives, Quadratic):
     """Elastic Weight Consolidation (Kirkpatrick et al., PNAS 2017): Ω = mean_m (∂ log p(y_m|x_m)/∂θ)².
 
     `mode="online"` (Schwarz et al., 2018): Ω ← decay·Ω + Ω_new, θ* ← θ; with decay 1 that is the sum used by the paper.
@@ -115,14 +130,6 @@ class EWC(Quadratic):
         check_choice(self, "fisher", ("empirical", "sampled", "exact"))
         check_choice(self, "estimator", ("per-sample", "per-batch"))
         check_positive(self, "decay")
-
-    @property
-    def objective(self) -> Objective:
-        return LogLikelihood(self.fisher)
-
-    @property
-    def alpha_objective(self) -> Objective | None:
-        return FunctionNorm() if self.alpha == "function" else None
 
     def penalty(self, state: State, parameters: Tensors) -> Tensor:
         value = super().penalty(state, parameters)

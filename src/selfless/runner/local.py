@@ -25,13 +25,10 @@ from selfless.data import DataError, holding
 from selfless.engine.build import CannotShareFleet
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
-from selfless.runner.machine import core_count, suitable_threads
-from selfless.runner.machine import machine as machine
-from selfless.runner.machine import resolve_device as resolve_device
+from selfless.runner.machine import core_count, machine, resolve_device, suitable_threads
 from selfless.runner.memory import available, parts_that_fit
 from selfless.runner.options import TrainOptions, Watch
-from selfless.runner.plan import fleets as fleets
-from selfless.runner.plan import split_evenly
+from selfless.runner.plan import fleets, split_evenly
 from selfless.runner.store import Store
 from selfless.spec import Result, Run
 from selfless.workers import Pool, WorkerDied
