@@ -2,7 +2,8 @@
 
 Commands import torch only inside their functions, so that `selfless --help` is fast.
 
-Imports bench, data, engine, experiments, files, metrics, preserve, report, runner, sparsify and spec. Imported by nothing.
+Imports bench, data, engine, experiments, files, metrics, preserve, report, runner, sparsify and spec.
+Imported by nothing.
 """
 
 from selfless.cli.app import app, main

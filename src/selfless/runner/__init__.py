@@ -3,7 +3,7 @@
 Lives here: `plan` groups runs into fleets, `local` trains them on this machine, `worker` is a process that `local` starts, `store` is the
 folder of results.
 
-Imports data, engine, files, preserve, spec, terms and workers. Imported by bench, cli, experiments and report.
+Imports data, engine, files, network, preserve, spec, terms and workers. Imported by bench, cli, experiments and report.
 """
 
 from selfless.runner.local import train, train_runs
