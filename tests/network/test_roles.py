@@ -69,6 +69,7 @@ def test_the_axis_of_the_neurons() -> None:
     assert {shape: roles.neuron_axis(torch.zeros(shape)) for shape in shapes} == shapes
     assert roles.neuron_axis(torch.zeros(3, 5, 7), axis=1) == 1
     assert [roles.feature_axis(m) for m in (nn.Linear(2, 2), nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2), nn.ReLU())] == [-1, 1, 1, None]
+    assert [roles.output_width(m) for m in (nn.Linear(2, 3), nn.Conv2d(2, 4, 1), nn.ReLU(), None)] == [3, 4, None, None]
     assert roles.registered_axis(convolutional(), "1") == 1
     assert roles.registered_axis(convolutional(), "4") == -1
 

@@ -14,7 +14,7 @@ from selfless.engine import scenario
 from selfless.engine.fleet import AUGMENT, Fleet
 from selfless.engine.native.forward import is_native
 from selfless.engine.stack import Stack
-from selfless.models import build, hidden_layers
+from selfless.models import build, hidden_activations
 from selfless.network.wiring import chain
 from selfless.preserve.capabilities import Encodes, Gated
 from selfless.spec import Run
@@ -41,7 +41,7 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     shape = augment.shape(first.input_shape) if augment else first.input_shape
     options = locate_weights(run.model, run.model_options, data_dir)
     modules = [build(r.model, outputs=first.outputs, input_shape=shape, seed=r.seed, **options) for r in runs]
-    hidden, every = hidden_layers(modules[0]), (*hidden_layers(modules[0], conv=True), *hidden_layers(modules[0]))
+    hidden, every = hidden_activations(modules[0]), (*hidden_activations(modules[0], conv=True), *hidden_activations(modules[0]))
     layers = every if run.layers == "all" else hidden
     _check_layers(runs, layers)
     _check_output(modules[0], shape, first.outputs, run.model)

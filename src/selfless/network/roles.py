@@ -47,6 +47,12 @@ def feature_axis(module: nn.Module | None) -> int | None:
     return 1 if isinstance(module, (*WEIGHTED, *NORMS)) else None
 
 
+def output_width(module: nn.Module | None) -> int | None:
+    """Return how many neurons a linear layer or convolution has; None for any other module."""
+    width = getattr(module, "out_features", getattr(module, "out_channels", None))
+    return width if isinstance(width, int) else None
+
+
 def registered_axis(model: nn.Module, name: str) -> int | None:
     """Return the neuron axis of the last layer registered before this module: `self.act1` after `self.fc1` has the axis of fc1."""
     last: int | None = None
