@@ -45,31 +45,3 @@ def test_tune_refuses_where_every_strength_failed() -> None:
 
     with pytest.raises(ValueError, match="every strength failed; try a smaller --lr"):
         show_tuning([Run()], [[float("nan")]], None, None, 0.5, as_json=False)
-
-
-def test_bars_are_named_by_method_and_number_of_runs() -> None:
-    from selfless import Run
-    from selfless.cli.progress import label
-
-    assert label([Run()]) == "mas:0.1"
-    assert label([Run(), Run(seed=1)]) == "mas:0.1 × 2 runs"
-    assert label([Run(), Run(sparsify="slnid:1e-3")]) == "2 methods × 2 runs"
-
-
-def test_progress_of_a_fleet_on_a_terminal() -> None:
-    import io
-
-    from rich.console import Console
-
-    from selfless import Run
-    from selfless.cli.progress import progress_bars
-    from selfless.engine.learner import Event
-
-    shown = io.StringIO()
-    with progress_bars(Console(file=shown, force_terminal=True, width=160)) as watch:
-        watch([Run()], Event(0, 5, "permutation 1", 3, 10, [0.25], [0.9]))
-        watch([Run()], Event(0, 5, "permutation 1", 10, 10, [], [0.95], evaluated=True))
-    assert "task 1/5 epoch 10/10" in shown.getvalue()
-    assert "test average 95.0 %" in shown.getvalue()
-    with progress_bars(Console(file=io.StringIO())) as watch:
-        assert watch is None

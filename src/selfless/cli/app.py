@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from selfless import __version__
-from selfless.cli import bench, capacity, data, demo, records, report, reproduce, run, tune
+from selfless.cli import bench, capacity, data, demo, records, report, reproduce, run, tune, watch
 
 app = typer.Typer(
     help="Continual learning that leaves room: MAS, EWC, SI and their rivals beside SLNID (Selfless Sequential Learning, ICLR 2019).",
@@ -21,6 +21,7 @@ app.command(epilog=run.EXAMPLES)(run.run)
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command(epilog=tune.EXAMPLES)(tune.tune)
+app.command(epilog=watch.EXAMPLES)(watch.watch)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=capacity.EXAMPLES)(capacity.capacity)
 app.command(epilog=bench.EXAMPLES)(bench.bench)

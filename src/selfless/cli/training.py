@@ -17,7 +17,7 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
     """Train with live progress on standard error, or take what is recorded in `options.out`."""
     from rich.console import Console
 
-    from selfless.cli.progress import progress_bars
+    from selfless.cli.progress import progress_lines
     from selfless.runner import Store, train_runs
 
     assert options.out is not None, "commands record what they train"
@@ -32,8 +32,8 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
         console.print(f"another process is training {run.method}; waiting for it")
 
     quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a custom network may print
-    with progress_bars(console) as watch, quiet:
-        results = train_runs(runs, dataclasses.replace(options, watch=watch, waiting=waiting))
+    with progress_lines(console, len(set(runs) - recorded)) as follow, quiet:
+        results = train_runs(runs, dataclasses.replace(options, follow=follow, waiting=waiting))
     for line in fleet_speeds([r for r in results if r.run not in recorded]):
         console.print(f"[dim]{line}[/dim]", highlight=False, soft_wrap=True)
     return results

@@ -8,7 +8,7 @@ over has the learning rate 0 and does not change. A step reads and writes only t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 
 import torch
@@ -140,8 +140,11 @@ class Fleet:
         """Return True if a preserver starts a phase at this epoch."""
         return any(part.starts_phase(epoch, self.run.epochs) for part in self.parts)
 
-    def train_epoch(self, task: int, epoch: int) -> tuple[list[float], list[float]]:
-        """Train one epoch; return the mean task loss and the training accuracy of every member."""
+    def train_epoch(self, task: int, epoch: int, after_step: Callable[[], object] = lambda: None) -> tuple[list[float], list[float]]:
+        """Train one epoch; return the mean task loss and the training accuracy of every member.
+
+        after_step   called after each step; on a GPU the step may still be running
+        """
         self.begin_epoch(task, epoch)
         self.stack.module.train()
         batch, n = self.run.batch, self.step.data.n
@@ -153,6 +156,7 @@ class Fleet:
                     self._captured(size).replay()
                 else:
                     self.step(size)
+                after_step()
         return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
 
     def _sample(self, data: FleetData) -> tuple[Tensor, Tensor]:
