@@ -31,6 +31,7 @@ FORMAT = 1  # version of the canonical form; a higher number if the same fields 
 NETWORKS = {"vgg-slim": 3}  # version of a network. vgg-slim: He initialisation since 2, a head of zeros since 3
 AUGMENTATIONS = {"resized": 2}  # version of an augmentation. resized: since 2 the mirroring does not depend on the size of the crop
 
+Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
 Augmentation = Literal["none", "flip", "crop-flip", "resized"]
@@ -102,7 +103,11 @@ class Run:
     The scenarios are explained in `selfless.engine.scenario`. "best-on-test" is marked in every table.
     """
 
-    later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0}  # fields added later; at these values they are left out of the key
+    later: ClassVar[Mapping[str, Any]] = {
+        "scenario": "task",
+        "ramp": 0,
+        "optimizer": "sgd",
+    }  # fields added later; at these values they are left out of the key
 
     stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
     model: str = option("mlp-128", "What", "Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.")
@@ -131,9 +136,12 @@ class Run:
     )
     epochs: int = option(10, "Training", "Epochs per task.", low=1)
     batch: int = option(200, "Training", "Samples per step.", low=1)
-    lr: float = option(1e-2, "Training", "Learning rate of SGD.")
-    momentum: float = option(0.9, "Training", "Momentum of SGD.", below=1)
-    weight_decay: float = option(0.0, "Training", "Weight decay of SGD.", shown="0")
+    optimizer: Optimizer = chosen_from(
+        Optimizer, "Training", "Optimizer, new in each task: sgd (with momentum), adam, adamw; for the last two try --lr 1e-3."
+    )
+    lr: float = option(1e-2, "Training", "Learning rate.")
+    momentum: float = option(0.9, "Training", "Momentum of SGD, β₁ of Adam.", below=1)
+    weight_decay: float = option(0.0, "Training", "Weight decay; decoupled in AdamW.", shown="0")
     schedule: Schedule = chosen_from(
         Schedule,
         "Training",

@@ -32,7 +32,8 @@ def tune(
     ] = 0.5,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs per task.")] = 10,
     batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 200,
-    lr: Annotated[float, typer.Option(help="Learning rate of SGD.")] = 1e-2,
+    optimizer: Annotated[str, typer.Option(help="Optimizer: sgd, adam, adamw.")] = "sgd",
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-2,
     schedule: Annotated[str, typer.Option(help="Learning rate over a task: constant, cosine.")] = "constant",
     limit: Annotated[int | None, typer.Option(min=1, help="Use only so many images of the task.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 up.")] = 2,
@@ -60,6 +61,7 @@ def tune(
             sparsify=sparsify,  # type: ignore[arg-type]
             epochs=epochs,
             batch=batch,
+            optimizer=optimizer,  # type: ignore[arg-type]
             lr=lr,
             schedule=schedule,  # type: ignore[arg-type]
             stream_options={} if limit is None else {"limit": limit},

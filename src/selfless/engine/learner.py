@@ -173,7 +173,7 @@ class Learner:
         chosen = {"last": None, "held-out": "held_out", "best-on-test": "test"}[self.run.select]
         names = [name for name in _epoch_parts(self.run) if getattr(task, name) is not None]
         parts = {name: self.load([getattr(s.tasks[t], name) for s in self.streams]) for name in names}
-        saved = (fleet.lr.clone(), fleet.step_number.clone(), {n: v.clone() for n, v in fleet.momentum.items()})
+        saved = (fleet.lr.clone(), fleet.step_number.clone(), [v.clone() for v in fleet.optimizer_tensors()])
         past = [head for earlier in self.streams[0].tasks[:t] for head in earlier.heads]
         past = past[-1:] if self.run.scenario == "class" else past  # the last head contains the earlier ones
         fleet.begin_task(data, task.heads, self.streams[0].outputs, past)
@@ -185,8 +185,8 @@ class Learner:
         else:  # resumed within the task: restore the optimizer
             fleet.lr.copy_(saved[0])
             fleet.step_number.copy_(saved[1])
-            for n, v in saved[2].items():
-                fleet.momentum[n].copy_(v)
+            for tensor, value in zip(fleet.optimizer_tensors(), saved[2], strict=True):
+                tensor.copy_(value)
             fleet.refresh_shares()
         for epoch in range(progress.epoch, 0 if progress.over else self.epochs):
             epoch_started = time.perf_counter()
