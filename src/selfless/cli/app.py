@@ -8,8 +8,9 @@ import typer
 
 from selfless import __version__
 from selfless.cli import bench, capacity, data, demo, records, report, reproduce, run, tune, watch
+from selfless.cli.flags import App
 
-app = typer.Typer(
+app = App(
     help="Continual learning that leaves room: MAS, EWC, SI and their rivals beside SLNID (Selfless Sequential Learning, ICLR 2019).",
     epilog="Examples:  selfless run --sparsify slnid:1e-3  ·  selfless run --help  ·  selfless report results",
     no_args_is_help=True,
