@@ -45,3 +45,26 @@ def test_tune_refuses_where_every_strength_failed() -> None:
 
     with pytest.raises(ValueError, match="every strength failed; try a smaller --lr"):
         show_tuning([Run()], [[float("nan")]], None, None, 0.5, as_json=False)
+
+
+def test_a_tie_of_strengths_is_explained() -> None:
+    from selfless.cli.tune import explain_tie
+
+    assert "4 held-out images are too few to tell strengths apart" in explain_tie(1.0, 1, 4, 2)
+    assert explain_tie(1.0, 2, 8, 2) == "", "eight of eight, twice, is no guess"
+    assert "is what guessing among 10 classes gives" in explain_tie(0.104, 2, 5000, 10)
+    assert explain_tie(0.115, 2, 5000, 10) == "", "of ten thousand images so many are no guess"
+    assert "every strength gives the same accuracy" in explain_tie(0.5, 2, 0, 0)
+
+
+def test_the_order_of_folders_is_said(tmp_path: Path) -> None:
+    from selfless import Run
+    from selfless.cli.training import folder_order
+
+    for name in ("task10", "task2", ".hidden"):
+        (tmp_path / name).mkdir()
+    said = folder_order(Run(stream=f"folders:{tmp_path}"))
+    assert said.startswith("tasks in the order of their names: task2, task10; ")
+    assert said.endswith("""--stream-option 'task_order=["task10", "task2"]'""")
+    assert folder_order(Run(stream=f"folders:{tmp_path}", stream_options={"task_order": ["task10", "task2"]})) == ""
+    assert folder_order(Run()) == ""

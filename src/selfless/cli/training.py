@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
         many = "s" if len(runs) > 1 else ""
         console.print(f"{len(recorded)} of {len(runs)} run{many} recorded in {options.out} already; --force trains again", soft_wrap=True)
 
+    for line in dict.fromkeys(filter(None, map(folder_order, set(runs) - recorded))):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
     def waiting(run: Run) -> None:
         console.print(f"another process is training {run.method}; waiting for it")
 
@@ -37,6 +41,20 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
     for line in fleet_speeds([r for r in results if r.run not in recorded]):
         console.print(f"[dim]{line}[/dim]", highlight=False, soft_wrap=True)
     return results
+
+
+def folder_order(run: Run) -> str:
+    """Return the order in which folders are learnt, if their names decide it; else nothing."""
+    from pathlib import Path
+
+    from selfless.data.sources.folders import task_folders
+
+    kind, _, place = run.stream.removeprefix("joint-").partition(":")
+    if kind != "folders" or "task_order" in run.stream_options or not Path(place).is_dir():
+        return ""
+    names = task_folders(Path(place))[: run.tasks]
+    other = json.dumps(list(reversed(names)) if len(names) < 4 else [names[-1], "…"], ensure_ascii=False)
+    return f"tasks in the order of their names: {', '.join(names)}; for another order: --stream-option 'task_order={other}'"
 
 
 def fleet_speeds(results: Sequence[Result]) -> list[str]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from selfless.capacity import Capacity, count_free
-from selfless.data import describe
+from selfless.data import Stream, describe
 from selfless.engine import rng, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.build import build_fleet, build_streams
@@ -292,6 +292,7 @@ class Learner:
                 "memory": self._memory(),
                 "device": str(self.device),
                 "tasks": [task.name for task in self.streams[m].evaluate],
+                "samples": _sizes(self.streams[m]),
                 "notes": list(self.streams[m].notes),
                 "parameters": sum(p[0].numel() for p in self.fleet.params.values()),
             },
@@ -309,6 +310,13 @@ class Learner:
         prefixes = ("params.", "buffers.", "alpha.", "state.")
         tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(prefixes)}
         return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
+
+
+def _sizes(stream: Stream) -> dict[str, list[int]]:
+    """Return the number of samples of each task: for training, for testing, and held out if there are such."""
+    sizes = {"train": [len(task.train) for task in stream.tasks], "test": [len(task.test) for task in stream.evaluate]}
+    held_out = [len(task.held_out) for task in stream.evaluate if task.held_out is not None]
+    return sizes | ({"held_out": held_out} if held_out else {})
 
 
 def _epoch_parts(run: Run) -> list[str]:
