@@ -179,8 +179,8 @@ def name_ticks(axes: Axes, names: Sequence[str], *, width: float) -> None:
     """Write the names of the tasks 1, 2, … under the axes: level if they fit into `width` inches, else slanted."""
     slanted = is_slanted(names, width)
     steep = len(names) > FLAT
-    style = {"rotation": 60 if steep else 38, "ha": "right", "rotation_mode": "anchor", "fontsize": 7 if steep else 8} if slanted else {}
-    axes.set_xticks(range(1, len(names) + 1), [shorten(name) for name in names], **style)
+    look: dict[str, Any] = {"rotation": 60 if steep else 38, "fontsize": 7 if steep else 8, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(1, len(names) + 1), [shorten(name) for name in names], **(look if slanted else {}))
 
 
 def is_slanted(names: Sequence[str], width: float) -> bool:

@@ -36,9 +36,8 @@ def divide(results: Sequence[Result]) -> tuple[list[Place], list[Result]]:
             found.setdefault(_address(result.run), []).append(result)
     short = [f"{stream}, {model}" for stream, _, model, _ in found]
     titles = [name if short.count(name) == 1 else name + _options(where) for name, where in zip(short, found, strict=True)]
-    return [Place(" ".join(title.split()), tuple(members)) for title, members in zip(titles, found.values(), strict=True)], list(
-        filter(is_trial, results)
-    )
+    places = [Place(" ".join(title.split()), tuple(members)) for title, members in zip(titles, found.values(), strict=True)]
+    return places, list(filter(is_trial, results))
 
 
 def is_trial(result: Result) -> bool:
