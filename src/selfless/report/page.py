@@ -39,7 +39,7 @@ def write(
 ) -> Path:
     """Write the page at `path`; return `path`.
 
-    out           the folder of results that links lead to; the page's folder unless given
+    out           the folder of results for links; by default the folder of the page
     experiments   records of `selfless reproduce` (`report.experiments.load`, `marked`): they come first, and the results that they report
                   are not listed again
     """
@@ -81,7 +81,7 @@ def _opening(experiments: Sequence[Record], parts: Sequence[dict[str, Any]], pla
 
 
 def _content(place: Place, here: Path, out: Path) -> Content:
-    """Return what the template shows of results of one stream and network that belong to no experiment."""
+    """Return the template's values for results of one stream and network that belong to no experiment."""
     from selfless.report import plots
 
     results = place.results
@@ -124,7 +124,7 @@ def _content(place: Place, here: Path, out: Path) -> Content:
 
 
 def _facts(found: Sequence[Group]) -> list[str]:
-    """Return what all runs share: data, network, tasks, epochs, seeds."""
+    """Return the settings that all runs share: data, network, tasks, epochs, seeds."""
 
     def same(values: Iterable[Any], unit: str = "", tail: str = "") -> str:
         value, *others = set(values) or {""}
