@@ -100,11 +100,14 @@ class Run:
     """One training on a sequence of tasks. Every field is also a flag of `selfless run` and a key of its TOML file.
 
     `preserve` and `sparsify` take a term, such as MAS(0.1) or LwF(1) + MAS(0.1), or its text form, "mas:0.1" or "lwf:1+mas:0.1".
+    `stream` and `model` also take objects: a Stream or a list of tasks, a function that makes a network or an nn.Module. The run holds
+    their names (`selfless.data.given`, `selfless.network.given`).
     The scenarios are explained in `selfless.engine.scenario`. "best-on-test" is marked in every table.
     """
 
     # Fields that were added later. At these values they are left out of the key.
     later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0, "optimizer": "sgd"}
+    _has_default_tasks: ClassVar[bool] = False
 
     stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
     model: str = option("mlp-128", "What", "Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.")
@@ -179,6 +182,10 @@ class Run:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
+        (stream, _), (model, _) = given = _name_objects(self)
+        put("stream", stream)
+        put("model", model)
+        put("_given", given)  # not a field: it keeps the objects alive as long as the run
         for name, (kinds, what) in _term_kinds().items():
             if isinstance(getattr(self, name), str):
                 put(name, parse(getattr(self, name), kinds, what))
@@ -190,6 +197,7 @@ class Run:
             raise ValueError(f"ramp is {self.ramp} of {self.epochs} epochs, so λ would never reach its strength; ramp must be below epochs")
         if self.tasks is None and self.stream.removeprefix("joint-").startswith(("permuted-", "rotated-")):
             put("tasks", 5)
+            put("_has_default_tasks", True)  # not a field: another stream for this run has its own number
         if self.held_out == 0 and (self.select == "held-out" or self.schedule == "plateau"):
             put("held_out", 0.1)
 
@@ -225,10 +233,31 @@ class Run:
     def __hash__(self) -> int:
         return hash(self.canonical())
 
+    def replace(self, **changes: Any) -> Run:
+        """Return the run with some fields changed. A new stream has its own number of tasks, unless this run was given one."""
+        if "stream" in changes and self._has_default_tasks:
+            changes = {"tasks": None, **changes}
+        return dataclasses.replace(self, **changes)
+
     @property
     def method(self) -> str:
         """The name of the method in tables: "mas:0.1 + slnid:0.001"."""
         return str(self.preserve) if self.sparsify.name == "none" else f"{self.preserve} + {self.sparsify}"
+
+
+def _name_objects(run: Run) -> tuple[tuple[str, Any], tuple[str, Any]]:
+    """Return (name, object) of the stream and of the network of a run; the object is None where a name was given."""
+    stream: tuple[str, Any] = (run.stream, None)
+    model: tuple[str, Any] = (run.model, None)
+    if not isinstance(run.stream, str) or run.stream.startswith("given:"):
+        from selfless.data import name_stream
+
+        stream = name_stream(run.stream)
+    if not isinstance(run.model, str) or run.model.startswith("given:"):
+        from selfless.network.given import name_network
+
+        model = name_network(run.model)
+    return stream, model
 
 
 def _term_kinds() -> dict[str, tuple[Mapping[str, type[Term]], str]]:
