@@ -31,6 +31,7 @@ FORMAT = 1  # version of the canonical form; a higher number if the same fields 
 NETWORKS = {"vgg-slim": 3}  # version of a network. vgg-slim: He initialisation since 2, a head of zeros since 3
 AUGMENTATIONS = {"resized": 2}  # version of an augmentation. resized: since 2 the mirroring does not depend on the size of the crop
 
+Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
 Augmentation = Literal["none", "flip", "crop-flip", "resized"]
@@ -104,7 +105,8 @@ class Run:
     The scenarios are explained in `selfless.engine.scenario`. "best-on-test" is marked in every table.
     """
 
-    later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0}  # fields added later; at these values they are left out of the key
+    # Fields that were added later. At these values they are left out of the key.
+    later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0, "optimizer": "sgd"}
     _has_default_tasks: ClassVar[bool] = False
 
     stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
@@ -134,9 +136,12 @@ class Run:
     )
     epochs: int = option(10, "Training", "Epochs per task.", low=1)
     batch: int = option(200, "Training", "Samples per step.", low=1)
-    lr: float = option(1e-2, "Training", "Learning rate of SGD.")
-    momentum: float = option(0.9, "Training", "Momentum of SGD.", below=1)
-    weight_decay: float = option(0.0, "Training", "Weight decay of SGD.", shown="0")
+    optimizer: Optimizer = chosen_from(
+        Optimizer, "Training", "Optimizer, new in each task: sgd (with momentum), adam, adamw; Adam wants a smaller lr, as 1e-3."
+    )
+    lr: float = option(1e-2, "Training", "Learning rate.")
+    momentum: float = option(0.9, "Training", "Momentum of SGD, β₁ of Adam.", below=1)
+    weight_decay: float = option(0.0, "Training", "Weight decay; decoupled in AdamW.", shown="0")
     schedule: Schedule = chosen_from(
         Schedule,
         "Training",
@@ -292,6 +297,7 @@ def _term_from_dict(values: Mapping[str, Any] | str, kinds: Mapping[str, type[Te
     return kind(**options)
 
 
+FREE = ("free_parameters", "free_neurons")
 Matrix: TypeAlias = "npt.NDArray[np.float64]"
 
 
@@ -330,13 +336,16 @@ class Result:
         return metrics.average(self.accuracy) if self.status == "done" else math.nan
 
     def summary(self) -> dict[str, float]:
-        """Return average, learning_accuracy, forgetting, backward_transfer, forward_transfer, free_parameters and free_neurons."""
+        """Return average, learning_accuracy, forgetting, backward_transfer, forward_transfer, free_parameters and free_neurons.
+
+        The last two are absent where nothing was measured: without importances (as with no preserver) it is not known what is free.
+        """
         from selfless import metrics
 
         if self.status != "done":
             return {}
         last = self.capacity[-1] if self.capacity else {}
-        free = {name: math.nan if last.get(name) is None else float(last[name]) for name in ("free_parameters", "free_neurons")}
+        free = {name: float(last[name]) for name in FREE if last.get(name) is not None}
         return metrics.summary(self.accuracy, self.baseline) | free
 
     def as_dict(self) -> dict[str, Any]:
@@ -346,7 +355,7 @@ class Result:
             "run": self.run.as_dict(),
             "status": self.status,
             "error": self.error,
-            "summary": {k: _number(v) for k, v in self.summary().items()},
+            "summary": self._recorded_summary(),
             "accuracy": [[_number(v) for v in row] for row in self.accuracy.tolist()],
             "accuracy_all": None if self.accuracy_all is None else self.accuracy_all.tolist(),
             "held_out": None if self.held_out is None else self.held_out.tolist(),
@@ -355,6 +364,12 @@ class Result:
             "capacity": self.capacity,
             "about": self.about,
         } | ({} if self.data is None else {"data": self.data.as_dict()})
+
+    def _recorded_summary(self) -> dict[str, float | None]:
+        """Return the summary as JSON values; what was not measured is None."""
+        found = self.summary()
+        known = {k: _number(v) for k, v in found.items() if k not in FREE}
+        return known | {name: _number(found.get(name, math.nan)) for name in FREE if found}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
