@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from selfless.data import DataDescription
+
 FORMAT = 1  # version of the canonical form; a higher number if the same fields give other numbers
 NETWORKS = {"vgg-slim": 3}  # version of a network. vgg-slim: He initialisation since 2, a head of zeros since 3
 AUGMENTATIONS = {"resized": 2}  # version of an augmentation. resized: since 2 the mirroring does not depend on the size of the crop
@@ -269,6 +271,7 @@ class Result:
     capacity      per task: free parameters and neurons by layer
     status        "done", or "failed" with the reason in `error`
     about         hardware, versions, commit, seconds, notes (such as a reduced data set)
+    data          input shape, normalisation, class names and output columns by task (None in records of before this field)
     """
 
     run: Run
@@ -281,6 +284,7 @@ class Result:
     status: Literal["done", "failed"] = "done"
     error: str = ""
     about: dict[str, Any] = field(default_factory=dict)
+    data: DataDescription | None = None
 
     @property
     def average(self) -> float:
@@ -314,12 +318,14 @@ class Result:
             "history": self.history,
             "capacity": self.capacity,
             "about": self.about,
-        }
+        } | ({} if self.data is None else {"data": self.data.as_dict()})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
         """Return the result that `as_dict` describes."""
         import numpy as np
+
+        from selfless.data import DataDescription
 
         def matrix(rows: Any) -> Matrix:
             return np.array([[math.nan if v is None else v for v in row] for row in rows], dtype=np.float64)
@@ -335,6 +341,7 @@ class Result:
             status=values["status"],
             error=values["error"],
             about=values["about"],
+            data=None if values.get("data") is None else DataDescription.from_dict(values["data"]),
         )
 
 

@@ -12,6 +12,7 @@ How to add a stream or a data source: see `named`. Bottom up:
     verify, fetch, cache, objects, weights                        data sets, object sets and pretrained networks by name
     rotation, augment, part                                       images as tensors
     tasks, streams, custom, object_stream, named                  streams of tasks; `named` is on top
+    description                                                   what a trained network must know of its data
     traits                                                        facts about a stream by name, without loading it
 
 Other rooms import from `selfless.data` itself. `data` imports only `selfless.files` and `selfless.workers`.
@@ -20,6 +21,7 @@ Other rooms import from `selfless.data` itself. `data` imports only `selfless.fi
 from selfless.data.augment import Augment
 from selfless.data.cache import holding, load, offer
 from selfless.data.custom import from_arrays, from_datasets, from_folders, from_npz
+from selfless.data.description import DataDescription, TaskDescription, describe
 from selfless.data.errors import Altered, DataError, MissingData
 from selfless.data.fetch import fetch
 from selfless.data.named import stream, stream_names
@@ -43,6 +45,7 @@ __all__ = [
     "Altered",
     "Augment",
     "Check",
+    "DataDescription",
     "DataError",
     "Entry",
     "Joined",
@@ -53,12 +56,14 @@ __all__ = [
     "Source",
     "Stream",
     "Task",
+    "TaskDescription",
     "all_prepared",
     "blurred",
     "cache_dir",
     "checksum",
     "data_dir",
     "data_dirs",
+    "describe",
     "describe_reduction",
     "fetch",
     "fetch_objects",

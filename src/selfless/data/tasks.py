@@ -21,6 +21,7 @@ class Task:
     classes   the names of these columns, in order
     group     the columns of the task's own classes if the head is wider (`blurred`, `head="all"`): accuracy can be measured
               among them or among all
+    own       the columns of the task's own classes if it is always evaluated among more (the class scenario)
     """
 
     name: str
@@ -30,6 +31,17 @@ class Task:
     test: Part | Joined
     held_out: Part | Joined | None = None
     group: range | None = None
+    own: range | None = None
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The class name of every output column of this task."""
+        return dict(zip((column for head in self.heads for column in head), self.classes, strict=True))
+
+    @property
+    def columns(self) -> range:
+        """The output columns for classifying this task: those of its group if it has one, else those of its head."""
+        return self.group if self.group is not None else range(self.heads[0].start, self.heads[-1].stop)
 
 
 @dataclass(frozen=True, eq=False)
