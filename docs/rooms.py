@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("files", "terms", "functional", "metrics", "capacity", "activations", "workers", "network"),
     ("importance", "sparsify", "models", "data"),
     ("preserve",),
+    ("trained",),
     ("spec",),
     ("keeper", "engine"),
     ("runner",),

@@ -17,6 +17,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from selfless.terms import Term, add, parse
@@ -24,8 +25,10 @@ from selfless.terms import Term, add, parse
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from torch import Tensor
 
     from selfless.data import DataDescription
+    from selfless.trained import TrainedNetwork
 
 FORMAT = 1  # version of the canonical form; a higher number if the same fields give other numbers
 NETWORKS = {"vgg-slim": 3}  # version of a network. vgg-slim: He initialisation since 2, a head of zeros since 3
@@ -272,6 +275,7 @@ class Result:
     status        "done", or "failed" with the reason in `error`
     about         hardware, versions, commit, seconds, notes (such as a reduced data set)
     data          input shape, normalisation, class names and output columns by task (None in records of before this field)
+    weights       the file of trained parameters and states, or its tensors by name; None if they were not recorded
     """
 
     run: Run
@@ -285,6 +289,44 @@ class Result:
     error: str = ""
     about: dict[str, Any] = field(default_factory=dict)
     data: DataDescription | None = None
+    weights: Path | Mapping[str, Tensor] | None = field(default=None, repr=False)
+
+    def model(self, task: int | str | None = None) -> TrainedNetwork:
+        """Return the trained network in eval mode. It takes images as the data set has them and returns logits.
+
+        task   a number, counted from 0, or a name: the network as that task is evaluated, with the outputs of its classes alone. None: as
+               the newest task is evaluated, with the outputs of all classes
+        """
+        from selfless.trained import restore
+
+        chosen = self.find_task(task)
+        assert self.data is not None  # `tensors` has checked it
+        run, known = self.run, {"learned": len(self.history), "scenario": self.run.scenario}
+        return restore(run.model, run.model_options, run.preserve.parts, self.tensors(), self.data, task=chosen, **known)
+
+    def find_task(self, task: int | str | None) -> int | None:
+        """Return the number of a task, counted from 0, from its number or name; None for None."""
+        names = [] if self.data is None else [one.name for one in self.data.tasks]
+        found = names.index(task) if task in names else task
+        if found is None or (isinstance(found, int) and not isinstance(found, bool) and 0 <= found < len(names)):
+            return found
+        raise ValueError(f"run {self.run.key} has no task {task!r}; its tasks, from 0: {', '.join(names)}")
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the recorded parameters, buffers, states and α by name. Raise ValueError if there are none."""
+        again = "train it again with selfless run --force, or train(run, force=True)"
+        if self.status != "done":
+            raise ValueError(f"run {self.run.key} failed ({self.error}), so it has no trained network")
+        if self.weights is None:
+            raise ValueError(f"run {self.run.key} has no recorded weights: packed results and checkpoints=False keep none; {again}")
+        if self.data is None:
+            raise ValueError(f"run {self.run.key} was recorded before records described their data; {again}")
+        if isinstance(self.weights, Mapping):
+            return self.weights
+        from safetensors.torch import load_file
+
+        found: dict[str, Tensor] = load_file(self.weights)
+        return found
 
     @property
     def average(self) -> float:

@@ -26,7 +26,7 @@ from selfless.engine.stack import Stack, Tensors, column
 from selfless.engine.step import Step
 from selfless.network.wiring import Wiring
 from selfless.preserve import State
-from selfless.preserve.base import measurements
+from selfless.preserve.base import measurements, read_states
 from selfless.preserve.capabilities import Anchored, Freezes, Observes
 from selfless.spec import Run
 
@@ -279,13 +279,8 @@ class Fleet:
             self.lr.copy_(tensors["lr"])
             self.step_number.copy_(tensors["step_number"])
         self.alpha = {n.removeprefix("alpha."): t.to(self.device) for n, t in tensors.items() if n.startswith("alpha.")}
-        for number, part in zip(self._numbers, self.parts, strict=True):
-            state: State = {group: {} for group in part.state}
-            start = f"state.{number}"
-            for key, t in tensors.items():
-                group, _, name = key.removeprefix(start).partition(".")
-                if key.startswith(start) and group not in part.term.retired:
-                    state.setdefault(group, {})[name] = t.to(self.device)
+        on_device = {n: t.to(self.device) for n, t in tensors.items() if n.startswith("state.")}
+        for part, state in zip(self.parts, read_states([part.term for part in self.parts], on_device), strict=True):
             part.state = state
         self.tasks = tasks
         self.step.shares = [{} for _ in self.parts]

@@ -4,8 +4,9 @@ Lives here: `plan` groups runs into fleets, `local` trains them on this machine,
 folder of results. Imports spec, data and engine; report, experiments, bench and cli may import it.
 """
 
+from selfless.runner.loading import load
 from selfless.runner.local import train, train_runs
 from selfless.runner.options import TrainOptions
 from selfless.runner.store import Store
 
-__all__ = ["Store", "TrainOptions", "train", "train_runs"]
+__all__ = ["Store", "TrainOptions", "load", "train", "train_runs"]

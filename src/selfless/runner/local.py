@@ -88,7 +88,7 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
     _check_importable(runs, options)
     with contextlib.ExitStack() as stack:
         out = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="selfless-"))
-        store = Store(out, options.data_dir, checkpoints=options.checkpoints and options.out is not None)
+        store = Store(out, options.data_dir, checkpoints=options.checkpoints)
         unique = list(dict.fromkeys(runs))
         missing = [run for run in unique if options.force or store.load(run) is None]
         trained: dict[Run, Result] = {}
@@ -102,9 +102,20 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
                 trained = {result.run: result for fleet in parts for result in train_fleet(fleet, store, options)}
             store.sweep()
         results = {run: trained.get(run) or store.load(run) for run in unique}  # another process may train again what we recorded
+        if options.out is None:  # the folder is temporary
+            results = {run: None if r is None else _keep_weights(r) for run, r in results.items()}
     found = [results[run] for run in runs]
     assert all(r is not None for r in found), "every run was trained or raised"
     return found  # type: ignore[return-value]
+
+
+def _keep_weights(result: Result) -> Result:
+    """Return the result with its weights in memory."""
+    if not isinstance(result.weights, Path):
+        return result
+    from safetensors.torch import load_file
+
+    return dataclasses.replace(result, weights=load_file(result.weights))
 
 
 def _check_importable(runs: Sequence[Run], options: TrainOptions) -> None:
@@ -204,7 +215,8 @@ def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOp
         if result.run in todo:
             made_from = {"made_from": sources[m]} if sources[m] else {}
             recorded.append(dataclasses.replace(result, about=result.about | about | made_from))
-            store.record(recorded[-1], partial(learner.member_tensors, m))
+            weights = store.record(recorded[-1], partial(learner.member_tensors, m))
+            recorded[-1] = dataclasses.replace(recorded[-1], weights=weights)
     store.training(runs).unlink(missing_ok=True)
     return recorded
 
