@@ -297,36 +297,9 @@ class Result:
         task   a number, counted from 0, or a name: the network as that task is evaluated, with the outputs of its classes alone. None: as
                the newest task is evaluated, with the outputs of all classes
         """
-        from selfless.trained import restore
+        from selfless.trained import model_of
 
-        chosen = self.find_task(task)
-        assert self.data is not None  # `tensors` has checked it
-        run, known = self.run, {"learned": len(self.history), "scenario": self.run.scenario}
-        return restore(run.model, run.model_options, run.preserve.parts, self.tensors(), self.data, task=chosen, **known)
-
-    def find_task(self, task: int | str | None) -> int | None:
-        """Return the number of a task, counted from 0, from its number or name; None for None."""
-        names = [] if self.data is None else [one.name for one in self.data.tasks]
-        found = names.index(task) if task in names else task
-        if found is None or (isinstance(found, int) and not isinstance(found, bool) and 0 <= found < len(names)):
-            return found
-        raise ValueError(f"run {self.run.key} has no task {task!r}; its tasks, from 0: {', '.join(names)}")
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return the recorded parameters, buffers, states and α by name. Raise ValueError if there are none."""
-        again = "train it again with selfless run --force, or train(run, force=True)"
-        if self.status != "done":
-            raise ValueError(f"run {self.run.key} failed ({self.error}), so it has no trained network")
-        if self.weights is None:
-            raise ValueError(f"run {self.run.key} has no recorded weights: packed results and checkpoints=False keep none; {again}")
-        if self.data is None:
-            raise ValueError(f"run {self.run.key} was recorded before records described their data; {again}")
-        if isinstance(self.weights, Mapping):
-            return self.weights
-        from safetensors.torch import load_file
-
-        found: dict[str, Tensor] = load_file(self.weights)
-        return found
+        return model_of(self, task)
 
     @property
     def average(self) -> float:

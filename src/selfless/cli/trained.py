@@ -97,9 +97,11 @@ def export(
 
 def _find_task(result: Result, task: str | None) -> int | None:
     """Return the number of a task, counted from 0, from its number on the command line, counted from 1, or its name."""
-    names = [one.name for one in result.data.tasks] if result.data is not None else []
+    from selfless.trained import described, find_task
+
+    names = [one.name for one in described(result).tasks]
     if task is None or task in names:
-        return result.find_task(task)
+        return find_task(result, task)
     if task.isdigit() and 1 <= int(task) <= len(names):
         return int(task) - 1
     shown = ", ".join(f"{n} ({name})" for n, name in enumerate(names, 1))
