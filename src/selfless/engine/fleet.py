@@ -236,8 +236,11 @@ class Fleet:
     def evaluate(self, data: FleetData, columns: range | None, task: int | None = None) -> list[float]:
         """Return the accuracy of every member on `data`, among the output `columns` (None: all).
 
-        `task` selects the parameters and gates that the preservers keep for that task; None: those that are being trained.
+        `task` selects the parameters and gates that the preservers keep for that task; None: those that are being trained. Without
+        data (an old task of a continued run) the accuracy is NaN.
         """
+        if not data.n:
+            return [math.nan] * self.size
         other: Tensors = {}
         for part in self.parts:
             other |= part.evaluated_parameters(task, self.tasks)

@@ -25,6 +25,7 @@ from selfless.data import DataError, holding
 from selfless.engine.build import CannotShareFleet
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
+from selfless.runner.continuing import find_parent
 from selfless.runner.machine import core_count, suitable_threads
 from selfless.runner.machine import machine as machine
 from selfless.runner.machine import resolve_device as resolve_device
@@ -48,6 +49,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     device: str = "auto",
     workers: int | None = None,
     data_dir: Path | str | None = None,
+    parents: Path | str | None = None,
     budget: int | None = None,
     force: bool = False,
     checkpoints: bool = True,
@@ -63,6 +65,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     device        "auto" (a GPU if there is one), "cpu", "cuda", …
     workers       processes on a CPU; default: one per core, at most one per run
     data_dir      folder with data sets; default: $SELFLESS_DATA, else the user's cache
+    parents       folder with the finished runs that runs continue; default: `out`
     budget        bytes of data to keep in memory; larger data is read from a memory map
     force         train runs again that are already recorded
     checkpoints   also record trained parameters and importances
@@ -74,6 +77,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         device=device,
         workers=workers,
         data_dir=data_dir,  # type: ignore[arg-type]
+        parents=parents,  # type: ignore[arg-type]
         budget=budget,
         force=force,
         checkpoints=checkpoints,
@@ -87,6 +91,7 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
     """Train the runs that are not recorded yet; return the results of all, in the same order."""
     _check_importable(runs, options)
     with contextlib.ExitStack() as stack:
+        options = dataclasses.replace(options, parents=options.parents or options.out)
         out = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="selfless-"))
         store = Store(out, options.data_dir, checkpoints=options.checkpoints)
         unique = list(dict.fromkeys(runs))
@@ -206,6 +211,7 @@ def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOp
             budget=options.budget,
             checkpoint=store.training(runs),
             stamp=json.dumps(sources) if any(sources) else "",
+            parent=find_parent(runs[0], options),
             report=report,
         )
         learner.learn()
@@ -244,6 +250,7 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
         "out": str(store.out.resolve()),
         "checkpoints": store.checkpoints,
         "data_dir": str(options.data_dir or ""),
+        "parents": str(options.parents.resolve()) if options.parents else "",
         "budget": options.budget,
         "force": options.force,
         "path": [entry for entry in sys.path if entry],

@@ -8,6 +8,6 @@ preserve and data; `spec` imports it.
 from selfless.trained.export import FORMATS, export
 from selfless.trained.network import TrainedNetwork
 from selfless.trained.predicting import Prediction, predict
-from selfless.trained.record import described, find_task, model_of, read_tensors
+from selfless.trained.record import described, digest, find_task, model_of, read_tensors
 
-__all__ = ["FORMATS", "Prediction", "TrainedNetwork", "described", "export", "find_task", "model_of", "predict", "read_tensors"]
+__all__ = ["FORMATS", "Prediction", "TrainedNetwork", "described", "digest", "export", "find_task", "model_of", "predict", "read_tensors"]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from selfless.data import DataDescription
+from selfless.data import DataDescription, checksum
 from selfless.trained.network import TrainedNetwork, restore
 
 AGAIN = "train it again with selfless run --force, or train(run, force=True)"
@@ -52,6 +52,15 @@ def described(record: Record) -> DataDescription:
     if record.data is None:
         raise ValueError(f"run {record.run.key} was recorded before records described their data; {AGAIN}")
     return record.data
+
+
+def digest(record: Record) -> str:
+    """Return the first twelve digits of the SHA-256 of the file of a run's tensors."""
+    if isinstance(record.weights, Mapping):
+        raise ValueError(f"run {record.run.key} is not recorded, so it cannot be continued; train it with out=DIR")
+    read_tensors(record)  # says why, if there are none
+    assert record.weights is not None
+    return checksum(record.weights)[:12]
 
 
 def read_tensors(record: Record) -> Mapping[str, Tensor]:
