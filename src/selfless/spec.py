@@ -286,7 +286,7 @@ class Result:
     @property
     def is_evaluated(self) -> bool:
         """False if the accuracy on some task is unknown: an old task of a continued run, whose data were not found."""
-        return not any(math.isnan(value) for t, row in enumerate(self.accuracy.tolist()) for value in row[: t + 1])
+        return not self.run.parent or not any(math.isnan(value) for t, row in enumerate(self.accuracy.tolist()) for value in row[: t + 1])
 
     def summary(self) -> dict[str, float]:
         """Return average, learning_accuracy, forgetting, backward_transfer, forward_transfer, free_parameters and free_neurons."""

@@ -1,10 +1,11 @@
-"""`selfless predict` and `selfless export`."""
+"""`selfless predict`, `selfless export` and `selfless run --continue`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -69,3 +70,33 @@ def test_export_writes_beside_the_record(place: Path) -> None:
     assert Path(found["file"]).is_file()
     done = runner.invoke(app, ["export", str(place), "--format", "tar"])
     assert (done.exit_code, "choose one of safetensors, onnx, torch-export" in done.stderr) == (1, True)
+
+
+def test_run_continue(stream: str, place: Path, tmp_path: Path) -> None:
+    words = ["run", "--continue", str(place), "--stream", stream, "--tasks", "1", "--epochs", "1", "--device", "cpu"]
+    found = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    (run,) = found["runs"]
+    assert Path(found["out"]) == place.parent  # beside its parent
+    assert run["run"]["parent"].startswith(place.name)
+    assert (run["run"]["preserve"]["name"], run["run"]["lr"], run["run"]["epochs"]) == ("packnet", 0.05, 1)
+    assert [task["columns"] for task in run["data"]["tasks"]] == [[0, 2], [2, 4], [4, 6], [6, 8]]
+    shown = runner.invoke(app, words)
+    assert "1 of 1 run recorded" in shown.stderr
+    assert run["key"] in shown.stdout.replace("\n", "")
+    done = runner.invoke(app, ["run", "--continue", str(place), "--out", str(tmp_path)])
+    assert (done.exit_code, "--continue needs the new tasks: --stream" in done.stderr) == (1, True)
+
+
+def test_unknown_accuracies_are_shown_as_such(stream: str, tmp_path: Path) -> None:
+    whole = dict(np.load(stream.removeprefix("arrays:")))
+    np.savez(tmp_path / "old.npz", **whole)
+    first = selfless.train(selfless.Run(stream=f"arrays:{tmp_path}/old.npz", model="mlp-12", epochs=1, tasks=2), out=tmp_path / "out")
+    (tmp_path / "old.npz").unlink()
+    words = ["run", "--continue", str(tmp_path / "out" / first.run.key), "--stream", stream, "--tasks", "1"]
+    done = runner.invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "unknown" in done.stdout
+    assert "nan" not in done.stdout.lower()
+    for more in (["report"], ["report", "--format", "md"], ["capacity"]):
+        done = runner.invoke(app, [*more, str(tmp_path / "out")])
+        assert done.exit_code == 0, done.output

@@ -15,7 +15,7 @@ def load(place: Path | str, key: str | None = None) -> Result:
     place   DIR/KEY, or DIR with `key`; DIR may also be its archive, DIR/runs.jsonl.xz, which holds results but no weights
     """
     path = Path(place).expanduser() if key is None else Path(place).expanduser() / key
-    folder = path.parent.parent if path.parent.name == NAME else path.parent
+    folder = folder_of(path)
     store = Store(folder)
     result = store.get(path.name)
     if result is not None:
@@ -24,3 +24,9 @@ def load(place: Path | str, key: str | None = None) -> Result:
         raise ValueError(f"{path} holds {len(inside)} runs; name one: {path / inside[-1]}")
     found = f"its newest runs: {', '.join(known[-3:])}" if (known := store.keys()) else "it holds no results"
     raise ValueError(f"{folder} has no run {path.name!r}; {found}")
+
+
+def folder_of(path: Path | str) -> Path:
+    """Return DIR of DIR/KEY or DIR/runs.jsonl.xz/KEY."""
+    above = Path(path).expanduser().absolute().parent
+    return above.parent if above.name == NAME else above
