@@ -30,7 +30,7 @@ def run(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget; flags win.",
+            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget, checkpoints; flags win.",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -43,6 +43,10 @@ def run(
         typer.Option(
             help="How much data to keep in memory, as 2GB; larger data is read from a memory map.", show_default="all", rich_help_panel=HOW
         ),
+    ] = None,
+    checkpoints: Annotated[
+        bool | None,
+        typer.Option(help="Record the trained networks too; they are a few times as large as the parameters.", rich_help_panel=HOW),
     ] = None,
     engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=HOW)] = "local",
     force: Force = False,
@@ -58,7 +62,7 @@ def run(
 
         if engine != "local":
             raise ValueError(f"engine {engine!r} is not available in this version; use --engine local")
-        how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget}
+        how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget, "checkpoints": checkpoints}
         planned = plan(config, {**fields, "seeds": seeds, **how}, force=force)
         results = train_with_progress(planned.runs, planned.options, as_json=as_json)
         assert planned.options.out is not None  # `plan` gives every command a folder

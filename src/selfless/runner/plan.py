@@ -21,7 +21,7 @@ from selfless.runner.network_traits import network_traits
 from selfless.runner.options import TrainOptions
 from selfless.spec import Run
 
-HOW = ("out", "device", "workers", "data_dir", "budget")  # fields of TrainOptions that are also keys of the TOML file
+HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints")  # fields of TrainOptions that are also keys of the TOML file
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
     how = {name: values.pop(name) for name in HOW if name in values}
     _check_whole("workers", how.get("workers"))
     how["budget"] = parse_size(how.get("budget"))
+    if not isinstance(how.get("checkpoints", True), bool):
+        raise ValueError(f"checkpoints is {how['checkpoints']!r}; it must be true or false")
     seeds = values.pop("seeds", 1)
     first = Run.from_dict(values)
     _check_whole("seeds", seeds, f": how many seeds to run, from {first.seed} up")
