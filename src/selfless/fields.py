@@ -31,7 +31,7 @@ class Option:
             raise ValueError(f"{name} is {value!r}; choose one of {', '.join(self.choices)}")
         if self.kind is dict:
             if not isinstance(value, Mapping):
-                raise TypeError(f"{name} is {value!r}; it must be a table of options, as {{classes_per_task = 5}}")
+                raise TypeError(f"{name} is {value!r}; it must be a table of options, such as {{classes_per_task = 5}}")
             return dict(value)
         if self.kind is int:
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < self.low:
