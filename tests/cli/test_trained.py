@@ -87,6 +87,7 @@ def test_run_continue(stream: str, place: Path, tmp_path: Path) -> None:
     assert (done.exit_code, "--continue needs the new tasks: --stream" in done.stderr) == (1, True)
 
 
+@pytest.mark.slow
 def test_unknown_accuracies_are_shown_as_such(stream: str, tmp_path: Path) -> None:
     whole = dict(np.load(stream.removeprefix("arrays:")))
     np.savez(tmp_path / "old.npz", **whole)

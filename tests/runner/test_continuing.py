@@ -15,23 +15,10 @@ import selfless
 from selfless import Result, Run
 from selfless.trained import read_tensors
 from tests.runner.small_runs import stopping
+from tests.whole_runs import BASE, whole
 
-BASE: dict[str, Any] = {"model": "mlp-12", "sparsify": "slnid:1e-2", "epochs": 2, "batch": 50, "lr": 0.05}
-PRESERVERS = [
-    "mas",
-    "mas-local",
-    "ewc",
-    "ewc-online",
-    "si",
-    "rwalk",
-    "lwf",
-    "ebll:1,steps=10",
-    "imm",
-    "packnet",
-    "hat",
-    "none",
-    "lwf:1+mas:0.1",
-]
+SLOW = ["mas-local", "ewc-online", "rwalk", "ebll:1,steps=10", "imm", "none", "lwf:1+mas:0.1"]
+PRESERVERS = ["mas", "ewc", "si", "lwf", "packnet", "hat", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
 @pytest.fixture
@@ -56,7 +43,7 @@ def assert_same_network(one: Result, other: Result) -> None:
 
 @pytest.mark.parametrize("preserve", PRESERVERS)
 def test_two_tasks_and_then_a_third_give_the_bits_of_one_run(preserve: str, tasks_npz: str, parts: list[str], tmp_path: Path) -> None:
-    one = selfless.train(Run(stream=tasks_npz, preserve=preserve, **BASE))
+    one = whole(tasks_npz, preserve)
     first = selfless.train(Run(stream=parts[0], preserve=preserve, outputs=6, **BASE), out=tmp_path)
     both = selfless.train(first.continued(parts[1]), out=tmp_path)
     assert_same_network(one, both)
@@ -105,7 +92,9 @@ def build(outputs, input_shape):
 """
 
 
-@pytest.mark.parametrize("preserve", ["mas", "ewc", "si", "imm", "lwf", "packnet", "hat"])
+@pytest.mark.parametrize(
+    "preserve", ["mas", "packnet", "hat", *(pytest.param(name, marks=pytest.mark.slow) for name in ("si", "imm", "lwf"))]
+)
 def test_outputs_that_are_added_later(
     preserve: str, tasks_npz: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,12 +164,9 @@ def test_what_cannot_go_on_is_said(parts: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="need 6 output columns, and outputs is 5"):
         selfless.train(first.continued(parts[1], outputs=5), out=tmp_path)
     with pytest.raises(ValueError, match="is not recorded, so it cannot be continued"):
-        selfless.train(first.run).continued(parts[1])
+        whole(parts[0], "mas").continued(parts[1])
     with pytest.raises(ValueError, match=r"load\('DIR/KEY'\)\.continued"):
         Run(stream=parts[1], parent=f"{tmp_path}/{first.run.key}")
-    again = first.continued(parts[1])
-    selfless.train(first.run, out=tmp_path, force=True)
-    selfless.train(again, out=tmp_path)  # the same weights: training is deterministic
     digest = "0" * 12
     with pytest.raises(ValueError, match="was trained again since"):
         selfless.train(first.continued(parts[1], parent=f"{first.run.key}@{digest}"), out=tmp_path)

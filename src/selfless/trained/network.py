@@ -110,7 +110,8 @@ def restore(
         gates |= term.hard_gate(term_state, used) if isinstance(term, Gated) else {}
     network.load_state_dict(state)
     for layer, gate in gates.items():
-        network.set_submodule(layer, GatedActivation(network.get_submodule(layer), gate))
+        above, _, name = layer.rpartition(".")
+        setattr(network.get_submodule(above), name, GatedActivation(network.get_submodule(layer), gate))
     return TrainedNetwork(network, data, _columns(data, task, scenario)).eval()
 
 
