@@ -52,6 +52,8 @@ class Run:
     """One training on a sequence of tasks. Every field is also a flag of `selfless run` and a key of its TOML file.
 
     `preserve` and `sparsify` take a term, such as MAS(0.1) or LwF(1) + MAS(0.1), or its text form, "mas:0.1" or "lwf:1+mas:0.1".
+    `stream` and `model` also take objects: a Stream or a list of tasks, a function that makes a network or an nn.Module. The run holds
+    their names (`selfless.data.given`, `selfless.network.given`).
     The scenarios are explained in `selfless.engine.scenario`. "best-on-test" is marked in every table.
     """
 
@@ -61,6 +63,7 @@ class Run:
         "outputs": None,
         "parent": "",
     }
+    _has_default_tasks: ClassVar[bool] = False
 
     stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
     model: str = option("mlp-128", "What", "Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.")
@@ -143,6 +146,10 @@ class Run:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
+        (stream, _), (model, _) = given = _name_objects(self)
+        put("stream", stream)
+        put("model", model)
+        put("_given", given)  # not a field: it keeps the objects alive as long as the run
         for name, (kinds, what) in _term_kinds().items():
             if isinstance(getattr(self, name), str):
                 put(name, parse(getattr(self, name), kinds, what))
@@ -156,6 +163,7 @@ class Run:
             raise ValueError(f"ramp is {self.ramp} of {self.epochs} epochs, so λ would never reach its strength; ramp must be below epochs")
         if self.tasks is None and self.stream.removeprefix("joint-").startswith(("permuted-", "rotated-")):
             put("tasks", 5)
+            put("_has_default_tasks", True)  # not a field: another stream for this run has its own number
         if self.held_out == 0 and (self.select == "held-out" or self.schedule == "plateau"):
             put("held_out", 0.1)
 
@@ -191,10 +199,32 @@ class Run:
     def __hash__(self) -> int:
         return hash(self.canonical())
 
+    def on(self, stream: Any = None, model: Any = None) -> Run:
+        """Return this run with another stream or network, each a name or an object; None: keep it."""
+        change = ({} if model is None else {"model": model}) | ({} if stream is None else {"stream": stream})
+        if stream is not None and self._has_default_tasks:
+            change["tasks"] = None
+        return dataclasses.replace(self, **change)
+
     @property
     def method(self) -> str:
         """The name of the method in tables: "mas:0.1 + slnid:0.001"."""
         return str(self.preserve) if self.sparsify.name == "none" else f"{self.preserve} + {self.sparsify}"
+
+
+def _name_objects(run: Run) -> tuple[tuple[str, Any], tuple[str, Any]]:
+    """Return (name, object) of the stream and of the network of a run; the object is None where a name was given."""
+    stream: tuple[str, Any] = (run.stream, None)
+    model: tuple[str, Any] = (run.model, None)
+    if not isinstance(run.stream, str) or run.stream.startswith("given:"):
+        from selfless.data import name_stream
+
+        stream = name_stream(run.stream)
+    if not isinstance(run.model, str) or run.model.startswith("given:"):
+        from selfless.network.given import name_network
+
+        model = name_network(run.model)
+    return stream, model
 
 
 def _term_kinds() -> dict[str, tuple[Mapping[str, type[Term]], str]]:
