@@ -289,17 +289,18 @@ class Result:
     data: DataDescription | None = None
     weights: Path | Mapping[str, Tensor] | None = field(default=None, repr=False)
 
-    def model(self, task: int | str | None = None) -> TrainedNetwork:
+    def model(self, task: int | str | None = None, *, network: Any = None) -> TrainedNetwork:
         """Return the trained network in eval mode. It takes images as the data set has them and returns logits.
 
-        task   a number, counted from 0, or a name: the network as that task is evaluated, with the outputs of its classes alone. None: as
-               the newest task is evaluated, with the outputs of all classes
+        task      a number, counted from 0, or a name: the network as that task is evaluated, with the outputs of its classes alone. None:
+                  as the newest task is evaluated, with the outputs of all classes
+        network   a module or a function that makes it, if the run's network was passed as an object in another program
         """
         from selfless.trained import model_of
 
-        return model_of(self, task)
+        return model_of(self, task, network)
 
-    def continued(self, stream: str, **changes: Any) -> Run:
+    def continued(self, stream: Any, **changes: Any) -> Run:
         """Return the run that continues this one with the tasks of `stream`. All other settings are the same, except for `changes`."""
         from selfless.trained import digest
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from selfless.data import DataDescription, checksum
+from selfless.network.given import PREFIX, name_network
 from selfless.trained.network import TrainedNetwork, restore
 
 AGAIN = "train it again with selfless run --force, or train(run, force=True)"
@@ -31,11 +32,17 @@ class Record(Protocol):
     def weights(self) -> Path | Mapping[str, Tensor] | None: ...
 
 
-def model_of(record: Record, task: int | str | None = None) -> TrainedNetwork:
+def model_of(record: Record, task: int | str | None = None, network: Any = None) -> TrainedNetwork:
     """Return the trained network as a task is evaluated; see `Result.model`."""
     run, data, tensors = record.run, described(record), read_tensors(record)
+    name, held = name_network(run.model if network is None else network)
+    if name.startswith(PREFIX) and held is None:
+        raise ValueError(
+            f"the network of run {run.key} was passed as an object; pass it again, or a function that makes it: result.model(network=…). "
+            "To use it from the command line, put the function into a module (mynet.py) and train with --model mynet:function"
+        )
     options, terms, chosen = run.model_options, run.preserve.parts, find_task(record, task)
-    return restore(run.model, options, terms, tensors, data, task=chosen, learned=len(record.history), scenario=run.scenario)
+    return restore(name, options, terms, tensors, data, task=chosen, learned=len(record.history), scenario=run.scenario)
 
 
 def find_task(record: Record, task: int | str | None) -> int | None:
