@@ -313,7 +313,7 @@ def _custom_factory(name: str) -> Callable[..., nn.Module]:
     """Import the factory of `module:factory`, or return the one that was passed as an object."""
     if name.startswith(PREFIX):
         if (given := find_factory(name)) is None:
-            raise ValueError(f"{name} was passed as an object and is not in this program; pass it again: train(run, model=…)")
+            raise ValueError(f"{name} was passed as an object and is not in this process; pass it again: train(run, model=…)")
         return given
     if not all(name.partition(":")):
         raise ValueError(f"{name!r}: write a custom network as module:factory, for example mypkg.nets:build")

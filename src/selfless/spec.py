@@ -199,12 +199,11 @@ class Run:
     def __hash__(self) -> int:
         return hash(self.canonical())
 
-    def on(self, stream: Any = None, model: Any = None) -> Run:
-        """Return this run with another stream or network, each a name or an object; None: keep it."""
-        change = ({} if model is None else {"model": model}) | ({} if stream is None else {"stream": stream})
-        if stream is not None and self._has_default_tasks:
-            change["tasks"] = None
-        return dataclasses.replace(self, **change)
+    def replace(self, **changes: Any) -> Run:
+        """Return the run with some fields changed. A new stream has its own number of tasks, unless this run was given one."""
+        if "stream" in changes and self._has_default_tasks:
+            changes = {"tasks": None, **changes}
+        return dataclasses.replace(self, **changes)
 
     @property
     def method(self) -> str:

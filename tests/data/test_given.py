@@ -100,6 +100,6 @@ def test_arrays_that_changed_are_noticed() -> None:
     name, _ = name_stream(made)
     check_unchanged(name)
     x[3] = 0
-    with pytest.raises(ValueError, match="have changed since the run was made"):
+    with pytest.raises(ValueError, match="have changed since the run was created"):
         check_unchanged(name)
     assert name_stream(made)[0] != name

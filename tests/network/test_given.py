@@ -70,7 +70,7 @@ def test_a_module_is_named_by_all_that_it_computes() -> None:
         assert torch.equal(made.head.weight, one.head.weight)  # type: ignore[union-attr]
     with torch.no_grad():
         one.head.weight += 1
-    with pytest.raises(ValueError, match="Scaled has changed since the run was made"):
+    with pytest.raises(ValueError, match="Scaled has changed since the run was created"):
         check_unchanged(name)
 
 

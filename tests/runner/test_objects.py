@@ -139,7 +139,7 @@ def test_objects_that_changed_are_refused(tasks_npz: str) -> None:
     made = stream(pairs(tasks_npz), name="mutable")
     run = Run(stream=made, **SMALL)
     made.tasks[0].train.parts[0].images[0] ^= 1
-    with pytest.raises(ValueError, match="changed since the run was made"):
+    with pytest.raises(ValueError, match="changed since the run was created"):
         train(run)
     assert Run(stream=made, **SMALL).key != run.key
 
@@ -149,6 +149,8 @@ def test_wrong_objects_get_one_sentence() -> None:
         Run(stream=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="model is a float"):
         Run(model=0.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the list of tasks is empty"):
+        train(Run(**SMALL), stream=[])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run = Run(stream="given:pets:0123456789abcdef")

@@ -1,7 +1,7 @@
 """Streams that are passed to a run as objects. A run holds their name, `given:NAME:DIGEST`; the digest is that of the content.
 
-So a run stays a value that can be written as JSON, and its key changes with the data. The object itself is found by its name as long as
-somebody holds it: every run made of it does.
+So a run stays a value that can be written as JSON, and its key changes with the data. The object is found by its name while a run that was
+created with it exists.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_unchanged(name: str) -> None:
     stream = _GIVEN.get(name)
     if stream is not None and not _has_name(stream, name):
         del _GIVEN[name]
-        raise ValueError(f"the arrays of the stream {stream.name} have changed since the run was made of it; make the run again")
+        raise ValueError(f"the arrays of the stream {stream.name} have changed since the run was created; create the run again")
 
 
 def _has_name(stream: Stream, name: str) -> bool:
@@ -52,7 +52,7 @@ def given_stream(name: str, *, tasks: int | None = None, seed: int = 0, held_out
     """Return the stream of that name as a run asks for it: its first tasks, with a held-out share. The seed draws that share only."""
     stream = _GIVEN.get(name)
     if stream is None:
-        raise MissingData(f"{name} was passed as an object and is not in this program; pass it again: train(run, stream=…)")
+        raise MissingData(f"{name} was passed as an object and is not in this process; pass it again: train(run, stream=…)")
     stream = stream if tasks is None or tasks == len(stream.tasks) else first_tasks(stream, tasks)
     return set_aside(stream, held_out, seed) if held_out > 0 else stream
 

@@ -1,8 +1,8 @@
 """Networks that are passed to a run as objects. A run holds a name, so that it stays a value that can be written as JSON.
 
     module:function       a function or class that can be imported: the name of a custom network
-    given:NAME:DIGEST     a module, by its classes, their files, its settings and its weights, if these say all that it computes
-    given:NAME:once-…     anything else: a lambda, a closure, a partial, a class of the main program; a new name in every program
+    given:NAME:DIGEST     a module, a digest of the files of its classes, its settings and its weights, if these determine what it computes
+    given:NAME:once-…     anything else: a lambda, a closure, a partial, a class in the main program; a new name in every process
 
 A run with a name of the last kind is trained each time: nothing can tell whether such an object is the one of an older record.
 """
@@ -68,7 +68,7 @@ def check_unchanged(name: str) -> None:
     network = _GIVEN.get(name)
     if isinstance(network, nn.Module) and not is_unnamed(name) and not name.endswith((digest_module(network) or "-")[:16]):
         del _GIVEN[name]
-        raise ValueError(f"the {type(network).__name__} has changed since the run was made of it; make the run again")
+        raise ValueError(f"the {type(network).__name__} has changed since the run was created; create the run again")
 
 
 def _import_path(network: Any) -> str | None:

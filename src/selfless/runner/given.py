@@ -1,4 +1,4 @@
-"""Streams and networks that were passed as objects: what a runner must check and say before it trains with them."""
+"""Streams and networks that were passed as objects: checks, warnings, and streams as files for worker processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNPACKED: dict[str, data.Stream] = {}  # in a worker process: the streams of it
 
 
 def check_objects(runs: Sequence[Run]) -> None:
-    """Raise ValueError if an object has changed since its run was made. Say which networks cannot be named."""
+    """Raise ValueError if an object has changed since its run was created. Warn about networks that cannot be named."""
     for stream in {run.stream for run in runs}:
         data.check_unchanged(stream)
     for model in sorted({run.model for run in runs}):
@@ -28,9 +28,9 @@ def check_objects(runs: Sequence[Run]) -> None:
 
 
 def can_travel(runs: Sequence[Run]) -> bool:
-    """Return True if worker processes can build the networks of the runs; say so if they cannot."""
+    """Return True if worker processes can build the networks of the runs; warn if they cannot."""
     held = sorted({run.model for run in runs if run.model.startswith(given.PREFIX)})
-    if held and not given.is_unnamed(held[0]):  # of the others `check_objects` has said it
+    if held and not given.is_unnamed(held[0]):  # `check_objects` warned about the others
         warnings.warn(
             f"the network {held[0].split(':')[1]} was passed as an object, which worker processes cannot build: all runs train in this "
             "process; put a function that makes it into a module (mynet.py) to use every core",

@@ -90,9 +90,12 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         watch=watch,
         waiting=waiting,
     )
-    given = [name_stream(stream) if stream is not None else ("", None), name_network(model) if model is not None else ("", None)]
-    (stream_name, _), (model_name, _) = given  # names them once for all runs, and keeps the objects meanwhile
-    several = [run.on(stream_name or None, model_name or None) for run in ([runs] if isinstance(runs, Run) else runs)]
+    given = {  # the names are found once for all runs, and the objects are kept while they train
+        "stream": None if stream is None else name_stream(stream),
+        "model": None if model is None else name_network(model),
+    }
+    changes = {field: named[0] for field, named in given.items() if named is not None}
+    several = [run.replace(**changes) for run in ([runs] if isinstance(runs, Run) else runs)]
     results = train_runs(several, options)
     return results[0] if isinstance(runs, Run) else results
 
