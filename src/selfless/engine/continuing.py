@@ -139,7 +139,7 @@ def inherit(fleet: Fleet, parent: Parent, heads: Sequence[tuple[range, ...]], ou
     for part in fleet.parts:
         part.skip_tasks(learned)
     fresh = fleet.tensors()
-    kept = {n: t for n, t in fresh.items() if n.startswith("momentum.") or n in ("lr", "step_number")}
+    kept = {n: t for n, t in fresh.items() if not n.startswith(("params.", "buffers.", "alpha.", "state."))}  # the optimizer starts anew
     grown = {name: _grow(name, tensor.to(fleet.device), fresh.get(name), fleet.size) for name, tensor in parent.tensors.items()}
     missing = [name for name in fresh if name.startswith(("params.", "buffers.")) and name not in grown]
     if missing:
