@@ -181,3 +181,16 @@ def test_tests_mirror_the_package() -> None:
 
 def test_test_files_are_short() -> None:
     assert all(len(path.read_text(encoding="utf-8").splitlines()) <= 500 for path in (ROOT / "tests").rglob("*.py"))
+
+
+def test_help_says_what_the_package_is_and_dir_shows_public_names_alone() -> None:
+    import pydoc
+
+    import selfless
+
+    shown = pydoc.render_doc(selfless, renderer=pydoc.plaintext)
+    assert shown.splitlines()[3].startswith("    selfless - Continual learning that leaves room")
+    in_order = ("selfless.attach(", "anchor_with(", "penalty()", "consolidate(", "selfless.Run(", "selfless.train(")
+    places = [shown.index(name) for name in in_order]
+    assert places == sorted(places)
+    assert dir(selfless) == sorted(selfless.__all__)

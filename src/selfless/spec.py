@@ -37,6 +37,7 @@ AUGMENTATIONS = {"resized": 2}  # version of an augmentation. resized: since 2 t
 
 PARENT = re.compile("[0-9a-f]{16}@[0-9a-f]{12}")  # the key of a finished run, and the first digits of the SHA-256 of its tensors
 
+Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
 Augmentation = Literal["none", "flip", "crop-flip", "resized"]
@@ -60,6 +61,7 @@ class Run:
     later: ClassVar[Mapping[str, Any]] = {  # fields added later; at these values they are left out of the key
         "scenario": "task",
         "ramp": 0,
+        "optimizer": "sgd",
         "outputs": None,
         "parent": "",
     }
@@ -92,9 +94,12 @@ class Run:
     )
     epochs: int = option(10, "Training", "Epochs per task.", low=1)
     batch: int = option(200, "Training", "Samples per step.", low=1)
-    lr: float = option(1e-2, "Training", "Learning rate of SGD.")
-    momentum: float = option(0.9, "Training", "Momentum of SGD.", below=1)
-    weight_decay: float = option(0.0, "Training", "Weight decay of SGD.", shown="0")
+    optimizer: Optimizer = chosen_from(
+        Optimizer, "Training", "Optimizer, new in each task: sgd (with momentum), adam, adamw; Adam wants a smaller lr, as 1e-3."
+    )
+    lr: float = option(1e-2, "Training", "Learning rate.")
+    momentum: float = option(0.9, "Training", "Momentum of SGD, β₁ of Adam.", below=1)
+    weight_decay: float = option(0.0, "Training", "Weight decay; decoupled in AdamW.", shown="0")
     schedule: Schedule = chosen_from(
         Schedule,
         "Training",
@@ -256,6 +261,7 @@ def _term_from_dict(values: Mapping[str, Any], kinds: Mapping[str, type[Term]], 
     return kind(**options)
 
 
+FREE = ("free_parameters", "free_neurons")
 Matrix: TypeAlias = "npt.NDArray[np.float64]"
 
 
@@ -319,13 +325,16 @@ class Result:
         return not self.run.parent or not any(math.isnan(value) for t, row in enumerate(self.accuracy.tolist()) for value in row[: t + 1])
 
     def summary(self) -> dict[str, float]:
-        """Return average, learning_accuracy, forgetting, backward_transfer, forward_transfer, free_parameters and free_neurons."""
+        """Return average, learning_accuracy, forgetting, backward_transfer, forward_transfer, free_parameters and free_neurons.
+
+        The last two are absent where nothing was measured: without importances (as with no preserver) it is not known what is free.
+        """
         from selfless import metrics
 
         if self.status != "done":
             return {}
         last = self.capacity[-1] if self.capacity else {}
-        free = {name: math.nan if last.get(name) is None else float(last[name]) for name in ("free_parameters", "free_neurons")}
+        free = {name: float(last[name]) for name in FREE if last.get(name) is not None}
         if not self.is_evaluated:
             known = {"learning_accuracy": float(self.accuracy.diagonal().mean())}
             return dict.fromkeys(("average", "forgetting", "backward_transfer", "forward_transfer"), math.nan) | known | free
@@ -338,7 +347,7 @@ class Result:
             "run": self.run.as_dict(),
             "status": self.status,
             "error": self.error,
-            "summary": {k: _number(v) for k, v in self.summary().items()},
+            "summary": self._recorded_summary(),
             "accuracy": [[_number(v) for v in row] for row in self.accuracy.tolist()],
             "accuracy_all": None if self.accuracy_all is None else self.accuracy_all.tolist(),
             "held_out": None if self.held_out is None else self.held_out.tolist(),
@@ -347,6 +356,12 @@ class Result:
             "capacity": self.capacity,
             "about": self.about,
         } | ({} if self.data is None else {"data": self.data.as_dict()})
+
+    def _recorded_summary(self) -> dict[str, float | None]:
+        """Return the summary as JSON values; what was not measured is None."""
+        found = self.summary()
+        known = {k: _number(v) for k, v in found.items() if k not in FREE}
+        return known | {name: _number(found.get(name, math.nan)) for name in FREE if found}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:

@@ -64,6 +64,11 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
             f"{run.preserve.name} trains its gates in every epoch, and select={run.select!r} would combine the weights of one epoch "
             "with the gates of another; use --select last"
         )
+    if run.optimizer != "sgd" and not all(term.has_own_rate for term in run.preserve.parts if isinstance(term, Gated)):
+        raise ValueError(
+            f"{run.preserve.name} trains its gates by SGD at the learning rate of the run, which is too small where that is one of "
+            f"{run.optimizer}; use --optimizer sgd, or give the gates a rate of their own: {run.preserve},rate=0.05"
+        )
     _check_together(modules, shape, run.model)
     stack = Stack(modules[0], layers, every if gated else ())
     fleet = Fleet(runs, stack, *stack.stack_modules(modules, device), device)

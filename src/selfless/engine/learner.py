@@ -11,6 +11,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ import torch
 from torch import Tensor
 
 from selfless.capacity import Capacity, count_free
-from selfless.data import DataDescription, describe
+from selfless.data import DataDescription, Stream, describe
 from selfless.engine import rng, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.build import build_fleet, build_streams
 from selfless.engine.checkpoint import CannotContinue, Checkpoint
 from selfless.engine.continuing import Parent, check, inherit
-from selfless.engine.progress import Event, Progress, Report
+from selfless.engine.progress import Event, Pace, Progress, Report
 from selfless.engine.stack import Tensors
 from selfless.preserve.base import importance_of
 from selfless.spec import Matrix, Result, Run
@@ -40,7 +41,7 @@ class Learner:
     checkpoint   the file for the state of the fleet during training (None: no file); see `engine.checkpoint`
     stamp        identifies the data and networks; a checkpoint with another stamp is not continued
     parent       the finished run that these runs continue; None: they start with new networks
-    report       called with an Event after every epoch and task
+    report       called with an Event after every epoch and task, and with passing ones between
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Learner:
         self._start()
         self.checkpoint = Checkpoint(checkpoint, stamp, self.fleet)
         self.resumed = self._resume()
+        sizes = [math.ceil(len(t.train) / self.run.batch) for t in self.streams[0].tasks]
+        self.pace = Pace([0] * self.streams[0].learned + sizes, self.epochs, len(self.runs))
 
     def _start(self) -> None:
         """Build the fleet, before any training."""
@@ -124,6 +127,7 @@ class Learner:
             self.progress.baseline = self._evaluate(tests)
             if self.parent is not None:
                 self._inherit(self.parent, tests)
+        self.pace.place(self.progress.task, self.progress.epoch)
         for t in range(self.progress.task, len(first.heads)):
             self.learn_task(t, started)
             self.progress.accuracy.append(self._evaluate(tests))
@@ -134,9 +138,8 @@ class Learner:
             self.progress.task, self.progress.epoch = t + 1, 0
             self.progress.seconds = time.perf_counter() - started
             self.checkpoint.save(self.fleet, self.progress, self.best, last=t + 1 == len(first.heads))
-            average = [float(np.nanmean([row[m] for row in self.progress.accuracy[-1][: t + 1]])) for m in range(len(self.runs))]
-            name = first.tasks[t - first.learned].name
-            self.report(Event(t, len(first.heads), name, self.epochs, self.epochs, [], average, evaluated=True))
+            self.pace.begin_epoch(t + 1, 0)
+            self._tell(t, self.epochs, [], self._average(), evaluated=True)
         return self.results()
 
     def _inherit(self, parent: Parent, tests: Sequence[FleetData]) -> None:
@@ -152,6 +155,26 @@ class Learner:
         progress.history = [copy.deepcopy(old.history) for _ in self.runs]
         progress.capacity = [copy.deepcopy(old.capacity) for _ in self.runs]
         progress.task = first.learned
+
+    def _average(self) -> list[float]:
+        """Return the average test accuracy of each member over the tasks learnt so far; [] before the first has ended."""
+        rows = self.progress.accuracy
+        learnt = None if self.streams[0].is_joint else len(rows)  # joint training learns all tasks at once
+        return [float(np.nanmean([row[m] for row in rows[-1][:learnt]])) for m in range(len(self.runs))] if rows else []
+
+    def _tell(self, t: int, epoch: int, loss: list[float], accuracy: list[float], **more: Any) -> None:
+        """Report an event of task t."""
+        stream, pace = self.streams[0], self.pace
+        paced: dict[str, Any] = {"share": pace.share, "speed": pace.speed, "seconds_left": pace.seconds_left}
+        name = stream.tasks[t - stream.learned].name
+        self.report(Event(t, len(stream.heads), name, epoch, self.epochs, loss, accuracy, average=self._average(), **paced, **more))
+
+    def _tell_passing(self, t: int, epoch: int, stage: str = "training") -> None:
+        """Report where the training of task t is, with the loss and accuracy of its epoch before, if there is one."""
+        past = [member[t][-1] for member in self.progress.history if len(member) > t and member[t]]
+        known = len(past) == len(self.runs)
+        loss, accuracy = ([entry[name] for entry in past] if known else [] for name in ("loss", "accuracy"))
+        self._tell(t, epoch, loss, accuracy, passing=True, stage=stage, resumed=self.resumed)
 
     def _evaluate(self, parts: Sequence[FleetData]) -> list[list[float]]:
         """Return the accuracy of every member on each task."""
@@ -179,7 +202,7 @@ class Learner:
         chosen = {"last": None, "held-out": "held_out", "best-on-test": "test"}[self.run.select]
         names = [name for name in _epoch_parts(self.run) if getattr(task, name) is not None]
         parts = {name: self.load([getattr(one, name) for one in tasks]) for name in names}
-        saved = (fleet.lr.clone(), fleet.step_number.clone(), {n: v.clone() for n, v in fleet.momentum.items()})
+        saved = (fleet.lr.clone(), fleet.step_number.clone(), [v.clone() for v in fleet.optimizer_tensors()])
         past = [head for earlier in heads[:t] for head in earlier]
         past = past[-1:] if self.run.scenario == "class" else past  # the last head contains the earlier ones
         fleet.begin_task(data, task.heads, self.streams[0].outputs, past)
@@ -191,14 +214,17 @@ class Learner:
         else:  # resumed within the task: restore the optimizer
             fleet.lr.copy_(saved[0])
             fleet.step_number.copy_(saved[1])
-            for n, v in saved[2].items():
-                fleet.momentum[n].copy_(v)
+            for tensor, value in zip(fleet.optimizer_tensors(), saved[2], strict=True):
+                tensor.copy_(value)
             fleet.refresh_shares()
         for epoch in range(progress.epoch, 0 if progress.over else self.epochs):
             epoch_started = time.perf_counter()
             if epoch and fleet.starts_phase(epoch):  # epochs before a new phase cannot be the best
                 progress.best, self.best = [-1.0] * len(self.runs), {}
-            loss, accuracy = fleet.train_epoch(t, epoch)
+            self.pace.begin_epoch(t, epoch)
+            self._tell_passing(t, epoch + 1)
+            loss, accuracy = fleet.train_epoch(t, epoch, partial(self._after_step, t, epoch + 1))
+            self.pace.end_epoch()
             stopped = progress.stalled if self.run.schedule == "plateau" else [0] * len(self.runs)
             active = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
             progress.training += time.perf_counter() - epoch_started
@@ -215,13 +241,14 @@ class Learner:
             progress.epoch, progress.over = epoch + 1, not running or len(progress.failed) == len(self.runs)
             progress.seconds = time.perf_counter() - started
             self.checkpoint.save(self.fleet, self.progress, self.best)
-            self.report(Event(t, len(heads), task.name, epoch + 1, self.epochs, loss, accuracy, resumed=self.resumed))
+            self._tell(t, epoch + 1, loss, accuracy, resumed=self.resumed)
             if progress.over:
                 break
         if chosen is not None and self.best:
             with torch.no_grad():
                 for n, best in self.best.items():
                     (fleet.params[n] if n in fleet.params else fleet.buffers[n]).copy_(best)
+        self._tell_passing(t, progress.epoch, "measuring importance")
         with torch.random.fork_rng(devices=[]):  # for a sampled Fisher
             torch.manual_seed(rng.one_seed(self.run.seed, "consolidate", t))
             fleet.consolidate()
@@ -229,6 +256,10 @@ class Learner:
             if not finite and m not in progress.failed:
                 progress.failed[m] = f"parameters or importances were not finite after task {t + 1} ({task.name})"
         self._count_free()
+
+    def _after_step(self, t: int, epoch: int) -> None:
+        if self.pace.step():
+            self._tell_passing(t, epoch)
 
     def _keep_best(self, scores: list[float]) -> None:
         """Copy the parameters of the members whose score is the best so far in this task."""
@@ -290,6 +321,7 @@ class Learner:
                 "memory": self._memory(),
                 "device": str(self.device),
                 "tasks": [task.name for task in self.streams[m].evaluate],
+                "samples": _sizes(self.streams[m]),
                 "notes": list(self.streams[m].notes),
                 "parameters": sum(p[0].numel() for p in self.fleet.params.values()),
             },
@@ -315,6 +347,13 @@ class Learner:
         prefixes = ("params.", "buffers.", "alpha.", "state.")
         tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(prefixes)}
         return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
+
+
+def _sizes(stream: Stream) -> dict[str, list[int]]:
+    """Return the number of samples of each task: for training, for testing, and held out if there are such."""
+    sizes = {"train": [len(task.train) for task in stream.tasks], "test": [len(task.test) for task in stream.evaluate]}
+    held_out = [len(task.held_out) for task in stream.evaluate if task.held_out is not None]
+    return sizes | ({"held_out": held_out} if held_out else {})
 
 
 def _epoch_parts(run: Run) -> list[str]:

@@ -126,6 +126,11 @@ class Phased(ABC):
 class Gated(ABC):
     """Multiplies the outputs of hidden neurons by gates that each task learns."""
 
+    @property
+    def has_own_rate(self) -> bool:
+        """True if `step_gates` ignores the learning rate of the parameters, which may be that of another optimizer."""
+        return True
+
     @abstractmethod
     def wire(self, state: State, wiring: Wiring) -> State:
         """Return the state for a network with this wiring of neurons and weights."""

@@ -53,6 +53,10 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
         for field in ("s_max", "clamp", "limit", "rate"):
             check_positive(self, field)
 
+    @property
+    def has_own_rate(self) -> bool:
+        return self.rate is not None
+
     def init(self, parameters: Tensors) -> State:
         return {**super().init(parameters), "count": count_tasks(parameters)}
 

@@ -28,6 +28,7 @@ from selfless.engine.progress import Event
 from selfless.network.given import is_unnamed, name_network
 from selfless.runner.continuing import find_parent
 from selfless.runner.given import can_travel, check_objects, pack_streams
+from selfless.runner.live import FleetNote, announced
 from selfless.runner.machine import core_count, suitable_threads
 from selfless.runner.machine import machine as machine
 from selfless.runner.machine import resolve_device as resolve_device
@@ -58,6 +59,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     force: bool = False,
     checkpoints: bool = True,
     watch: Watch | None = None,
+    follow: Watch | None = None,
     waiting: Callable[[Run], None] | None = None,
 ) -> Result | list[Result]:
     """Train one run or many: return a Result for a Run, a list in the same order for a list.
@@ -76,6 +78,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     force         train runs again that are already recorded
     checkpoints   also record trained parameters and importances
     watch         called with (runs of the fleet, Event) after every epoch and task
+    follow        called as `watch`, and also at the start of every epoch and about twice a second within one (Event.passing)
     waiting       called with a run that another process is training, before waiting for it
     """
     options = TrainOptions(
@@ -88,6 +91,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         force=force,
         checkpoints=checkpoints,
         watch=watch,
+        follow=follow,
         waiting=waiting,
     )
     given = {  # the names are found once for all runs, and the objects are kept while they train
@@ -115,10 +119,11 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
             stack.enter_context(holding())  # every fleet needs the same images
             options = dataclasses.replace(options, device=resolve_device(options.device))
             parts, processes = _divide(missing, unique, store, options)
-            if processes > 1:
-                _train_in_workers(parts, processes, store, options)
-            else:
-                trained = {result.run: result for fleet in parts for result in train_fleet(fleet, store, options)}
+            with announced(missing, store):
+                if processes > 1:
+                    _train_in_workers(parts, processes, store, options)
+                else:
+                    trained = {result.run: result for fleet in parts for result in train_fleet(fleet, store, options)}
             store.sweep()
         results = {run: trained.get(run) or store.load(run) for run in unique}  # another process may train again what we recorded
         if options.out is None:  # the folder is temporary
@@ -212,13 +217,15 @@ def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOp
     sources = [store.made_from(run) for run in runs]
 
     def report(event: Event) -> None:
-        for m, run in enumerate(runs):
-            line = {"task": event.task + 1, "epoch": event.epoch, "evaluated": event.evaluated, "accuracy": event.accuracy[m]}
-            store.log(run, line | ({"loss": event.loss[m] if math.isfinite(event.loss[m]) else None} if event.loss else {}))
-        if options.watch is not None:
-            options.watch(runs, event)
+        note.write(event)
+        if not event.passing:
+            for m, run in enumerate(runs):
+                line = {"task": event.task + 1, "epoch": event.epoch, "evaluated": event.evaluated, "accuracy": event.accuracy[m]}
+                store.log(run, line | ({"loss": event.loss[m] if math.isfinite(event.loss[m]) else None} if event.loss else {}))
+        options.tell(runs, event)
 
-    with suitable_threads(runs[0], options.device):
+    with suitable_threads(runs[0], options.device), FleetNote(runs, store) as note:
+        report(Event(0, 0, "", 0, 0, [], [], passing=True, stage="loading the data"))
         learner = Learner(
             runs,
             device=options.device,
@@ -279,8 +286,8 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
             warnings.warn(message["warning"], stacklevel=6)  # points at the caller of `train`
         if "error" in message:
             raise (DataError if message["is_data_error"] else ValueError)(message["error"])
-        if "event" in message and options.watch is not None:
-            options.watch([runs[i] for i in message["members"]], Event(**message["event"]))
+        if "event" in message:
+            options.tell([runs[i] for i in message["members"]], Event(**message["event"]))
 
     try:
         with tempfile.TemporaryDirectory(prefix="selfless-") as folder:

@@ -25,6 +25,7 @@ class TrainOptions:
     force         train runs again that are already recorded
     checkpoints   also record trained parameters and importances
     watch         called with (runs of the fleet, Event) after every epoch and task
+    follow        called as `watch`, and also at the start of every epoch and about twice a second within one (Event.passing)
     waiting       called with a run that another process is training, before waiting for it
     """
 
@@ -37,6 +38,7 @@ class TrainOptions:
     force: bool = False
     checkpoints: bool = True
     watch: Watch | None = None
+    follow: Watch | None = None
     waiting: Callable[[Run], None] | None = None
 
     def __post_init__(self) -> None:
@@ -44,3 +46,10 @@ class TrainOptions:
         object.__setattr__(self, "out", None if self.out is None else Path(self.out))
         for name in ("data_dir", "parents"):
             object.__setattr__(self, name, Path(getattr(self, name)) if getattr(self, name) else None)
+
+    def tell(self, runs: Sequence[Run], event: Event) -> None:
+        """Call `watch` and `follow` with an event of a fleet; `watch` does not get passing ones."""
+        if self.watch is not None and not event.passing:
+            self.watch(runs, event)
+        if self.follow is not None:
+            self.follow(runs, event)

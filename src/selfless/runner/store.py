@@ -193,6 +193,7 @@ class Store:
         for path, keys in self.unfinished():
             if all(self.has(key) for key in keys):
                 path.unlink(missing_ok=True)
+                path.with_suffix(".json").unlink(missing_ok=True)  # the note of a fleet that was killed
 
     @contextlib.contextmanager
     def lock(self, runs: Sequence[Run], busy: Callable[[Run], None]) -> Iterator[None]:
