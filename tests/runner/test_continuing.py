@@ -55,9 +55,7 @@ def test_two_tasks_and_then_a_third_give_the_bits_of_one_run(preserve: str, task
     assert (both.history, both.capacity) == (one.history, one.capacity)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"scenario": "class"}, {"weight_decay": 1e-3}, {"select": "best-on-test"}, {"schedule": "cosine"}], ids=str
-)
+@pytest.mark.parametrize("changes", [{"scenario": "class"}, {"weight_decay": 1e-3, "schedule": "cosine", "optimizer": "adam"}], ids=str)
 def test_other_settings_go_on_to_the_bit(changes: dict[str, Any], tasks_npz: str, parts: list[str], tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about MAS in the class scenario
