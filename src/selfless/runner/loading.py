@@ -28,5 +28,5 @@ def load(place: Path | str, key: str | None = None) -> Result:
 
 def folder_of(path: Path | str) -> Path:
     """Return DIR of DIR/KEY or DIR/runs.jsonl.xz/KEY."""
-    above = Path(path).expanduser().absolute().parent
+    above = Path(path).expanduser().parent
     return above.parent if above.name == NAME else above
