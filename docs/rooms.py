@@ -26,9 +26,10 @@ SENTENCES = re.compile(r"\bImports [^.]*\.\s+Imported by [^.]*\.")
 
 # The lowest layer first. A room imports rooms of lower layers, and of its own layer if no circle arises.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("files", "terms", "functional", "metrics", "capacity", "activations", "workers", "network"),
+    ("files", "fields", "terms", "functional", "metrics", "capacity", "activations", "workers", "network"),
     ("importance", "sparsify", "models", "data"),
     ("preserve",),
+    ("trained",),
     ("spec",),
     ("keeper", "engine"),
     ("runner",),

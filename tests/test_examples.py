@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,18 +42,37 @@ def test_forgetting_is_smaller(name: str, least: float, capsys: pytest.CaptureFi
     assert "free after 3 tasks" in table
 
 
+@pytest.mark.slow
+def test_deploy_goes_on_from_the_record_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = _load_example("deploy").main(tmp_path)
+    first, more = found["first"], found["more"]
+    assert first.average > 0.85
+    assert more.run.parent.startswith(first.run.key)
+    assert found["old"] == first.accuracy[-1].tolist()  # PackNet forgets nothing
+    assert np.isnan(more.accuracy[-1]).tolist() == [True, True, True, False]  # and nothing is said about data that was not there
+    assert more.accuracy[-1, 3] > 0.8
+    assert found["best"] == "ring"
+    assert found["difference"] < 1e-5
+
+
 def test_examples_are_short_and_all_tested() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
-    assert {f.stem for f in files} == set(SIZES)
+    assert {f.stem for f in files} == {*SIZES, "deploy"}
     assert all(len(f.read_text(encoding="utf-8").splitlines()) < 120 for f in files)
 
 
-def _run_example(name: str) -> dict[str, dict[str, float]]:
+def _load_example(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def _run_example(name: str) -> dict[str, dict[str, float]]:
+    module = _load_example(name)
     module.EPOCHS, batches = SIZES[name]
     make_tasks = module.make_tasks
     module.make_tasks = lambda generator: [(train[:batches], test[:batches]) for train, test in make_tasks(generator)]

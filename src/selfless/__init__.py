@@ -38,7 +38,7 @@ _HOMES = {
     ),
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
     **dict.fromkeys(["Run", "Result"], "spec"),
-    "train": "runner",
+    **dict.fromkeys(["train", "load"], "runner"),
     "stream": "data",
     **dict.fromkeys(["Maxout", "LWTA"], "activations"),
 }
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from selfless.data import stream
     from selfless.keeper import Keeper, attach
     from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, RWalk
-    from selfless.runner import train
+    from selfless.runner import load, train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
     from selfless.spec import Result, Run
 

@@ -57,7 +57,21 @@ def test_the_command_line_as_a_module(module: str) -> None:
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    for words in ("run", "demo", "reproduce", "tune", "report", "capacity", "bench", "watch", "data list", "data fetch", "data prepare"):
+    for words in (
+        "run",
+        "demo",
+        "reproduce",
+        "tune",
+        "report",
+        "capacity",
+        "predict",
+        "export",
+        "bench",
+        "watch",
+        "data list",
+        "data fetch",
+        "data prepare",
+    ):
         done = runner.invoke(app, [*words.split(), "--help"])
         assert done.exit_code == 0
         assert f"selfless {words}" in done.output

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from selfless import __version__
-from selfless.cli import bench, capacity, data, demo, records, report, reproduce, run, tune, watch
+from selfless.cli import bench, capacity, data, demo, records, report, reproduce, run, trained, tune, watch
 from selfless.cli.flags import App
 
 app = App(
@@ -25,6 +25,8 @@ app.command(epilog=tune.EXAMPLES)(tune.tune)
 app.command(epilog=watch.EXAMPLES)(watch.watch)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=capacity.EXAMPLES)(capacity.capacity)
+app.command(epilog=trained.PREDICT_EXAMPLES)(trained.predict)
+app.command(epilog=trained.EXPORT_EXAMPLES)(trained.export)
 app.command(epilog=bench.EXAMPLES)(bench.bench)
 app.add_typer(data.app, name="data")
 app.add_typer(records.app, name="results")

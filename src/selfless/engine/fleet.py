@@ -26,7 +26,7 @@ from selfless.engine.stack import Stack, Tensors, column
 from selfless.engine.step import Step
 from selfless.network.wiring import Wiring
 from selfless.preserve import State
-from selfless.preserve.base import measurements
+from selfless.preserve.base import measurements, read_states
 from selfless.preserve.capabilities import Anchored, Freezes, Observes
 from selfless.spec import Run
 
@@ -245,8 +245,11 @@ class Fleet:
     def evaluate(self, data: FleetData, columns: range | None, task: int | None = None) -> list[float]:
         """Return the accuracy of every member on `data`, among the output `columns` (None: all).
 
-        `task` selects the parameters and gates that the preservers keep for that task; None: those that are being trained.
+        `task` selects the parameters and gates that the preservers keep for that task; None: those that are being trained. Without
+        data (an old task of a continued run) the accuracy is NaN.
         """
+        if not data.n:
+            return [math.nan] * self.size
         other: Tensors = {}
         for part in self.parts:
             other |= part.evaluated_parameters(task, self.tasks)
@@ -290,13 +293,8 @@ class Fleet:
             self.lr.copy_(tensors["lr"])
             self.step_number.copy_(tensors["step_number"])
         self.alpha = {n.removeprefix("alpha."): t.to(self.device) for n, t in tensors.items() if n.startswith("alpha.")}
-        for number, part in zip(self._numbers, self.parts, strict=True):
-            state: State = {group: {} for group in part.state}
-            start = f"state.{number}"
-            for key, t in tensors.items():
-                group, _, name = key.removeprefix(start).partition(".")
-                if key.startswith(start) and group not in part.term.retired:
-                    state.setdefault(group, {})[name] = t.to(self.device)
+        on_device = {n: t.to(self.device) for n, t in tensors.items() if n.startswith("state.")}
+        for part, state in zip(self.parts, read_states([part.term for part in self.parts], on_device), strict=True):
             part.state = state
         self.tasks = tasks
         self.step.shares = [{} for _ in self.parts]

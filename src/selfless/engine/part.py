@@ -47,13 +47,18 @@ class Part:
         return {n: p.detach() for n, p in self.trained.items()}
 
     def place_heads(self, tasks: Sequence[tuple[range, ...]], outputs: int) -> None:
-        """Tell a preserver that needs it which task each output belongs to; −1 if several tasks share the output."""
+        """Tell a preserver that needs it which task each output belongs to; −1 if several tasks share the output.
+
+        An output that no task uses yet is kept for the task that comes after these.
+        """
         users: dict[int, set[int]] = {}
         for t, heads in enumerate(tasks):
             for column_number in (c for head in heads for c in head):
                 users.setdefault(column_number, set()).add(t)
-        owner = torch.tensor([next(iter(users[c])) if len(users.get(c, ())) == 1 else -1 for c in range(outputs)], dtype=torch.int16)
-        if not isinstance(self.term, KnowsHeads) or len(tasks) == 1 or bool((owner < 0).all()):
+        every = [users.get(c, {len(tasks)}) for c in range(outputs)]
+        owner = torch.tensor([next(iter(of)) if len(of) == 1 else -1 for of in every], dtype=torch.int16)
+        is_alone = len(tasks) == 1 and len(users) == outputs
+        if not isinstance(self.term, KnowsHeads) or is_alone or bool((owner < 0).all()):
             return
         owners = {}
         for name in self.stack.output_parameters(outputs):
@@ -238,6 +243,11 @@ class Part:
         """Compute the state after a task."""
         if self.state:
             self.state = self._over_members(self.term.consolidate)(self.state, self.values(), omega)
+
+    def skip_tasks(self, count: int) -> None:
+        """Compute the state after `count` tasks that ended where they began, with importances of 0."""
+        for _ in range(count):
+            self.consolidate({n: torch.zeros_like(p) for n, p in self.values().items()})
 
     def evaluated_parameters(self, task: int | None, tasks: int) -> Tensors:
         """Return the parameters that a task is evaluated with; only those that differ from the trained ones.

@@ -25,7 +25,7 @@ def arrange(stream: Stream, scenario: str) -> Stream:
     """Return the stream with the heads of the scenario; for "domain", also with its labels."""
     if scenario == "task":
         return stream
-    joint = len(stream.tasks) < len(stream.evaluate)
+    joint = stream.is_joint
     blurred = any(task.train.weights is not None for task in stream.tasks)
     if scenario == "class":
         tops = [max(task.columns.stop for task in stream.evaluate[: u + 1]) for u in range(len(stream.evaluate))]

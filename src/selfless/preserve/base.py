@@ -201,6 +201,20 @@ def measurements(terms: Sequence[Preserver]) -> list[Measurement]:
     return [Measurement(key[0], None if k else alpha, key[1], users[k], k == 0) for k, key in enumerate(keys)]
 
 
+def read_states(terms: Sequence[Preserver], tensors: Tensors, start: str = "state.") -> list[State]:
+    """Return the states that flat tensors hold as `<start><group>.<name>`; of several preservers, as `<start><number>.<group>.<name>`."""
+    states: list[State] = []
+    for number, term in enumerate(terms):
+        state: State = {group.name: {} for group in term.groups}
+        prefix = start if len(terms) == 1 else f"{start}{number}."
+        for key, tensor in tensors.items():
+            group, _, name = key.removeprefix(prefix).partition(".")
+            if key.startswith(prefix) and group not in term.retired:
+                state.setdefault(group, {})[name] = tensor
+        states.append(state)
+    return states
+
+
 def importance_of(terms: Sequence[Preserver], states: Sequence[State]) -> Tensors | None:
     """Return Ω by name; None if no preserver has one. If several have one, take the largest: a parameter is free only if none needs it."""
     found = [omega for term, state in zip(terms, states, strict=True) if (omega := term.importance(state)) is not None]

@@ -149,7 +149,8 @@ def comparable(found: Sequence[Group]) -> bool:
 
 def best(found: Sequence[Group]) -> Group | None:
     """Return the group with the highest average, if the groups can be compared."""
-    return max((g for g in found if g.done), key=lambda g: g.average.mean) if comparable(found) else None
+    known = [g for g in found if g.done and not math.isnan(g.average.mean)]
+    return max(known, key=lambda g: g.average.mean, default=None) if comparable(found) else None
 
 
 def differences(found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -145,7 +145,7 @@ def _run(result: Result, group: Group, here: Path, out: Path) -> dict[str, Any]:
         "key": key,
         "href": link(result_file(out, key), here),
         "failure": group.failures.get(result.run.seed, ""),
-        "average": "" if result.run.seed in group.failures else f"{100 * result.average:.2f}",
+        "average": "" if result.run.seed in group.failures else f"{100 * result.average:.2f}" if result.is_evaluated else "unknown",
         "seconds": f"{seconds:.1f}{together}" if isinstance(seconds, (int, float)) else "–",
         "about": [str(about.get(name) or "–") for name in ("hardware", "device", "torch", "selfless", "commit")],
     }

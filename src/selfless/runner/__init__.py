@@ -3,11 +3,13 @@
 Lives here: `plan` groups runs into fleets, `local` trains them on this machine, `worker` is a process that `local` starts, `store` is the
 folder of results.
 
-Imports data, engine, files, network, preserve, spec, terms and workers. Imported by bench, cli, experiments and report.
+Imports data, engine, files, network, preserve, spec, terms, trained and workers.
+Imported by bench, cli, experiments and report.
 """
 
+from selfless.runner.loading import load
 from selfless.runner.local import train, train_runs
 from selfless.runner.options import TrainOptions
 from selfless.runner.store import Store
 
-__all__ = ["Store", "TrainOptions", "train", "train_runs"]
+__all__ = ["Store", "TrainOptions", "load", "train", "train_runs"]

@@ -35,6 +35,7 @@ def train_job(job: dict[str, Any], send: Send) -> None:
         options = TrainOptions(
             device="cpu",
             data_dir=job["data_dir"],
+            parents=job["parents"],
             budget=job["budget"],
             force=job["force"],
             follow=follow,
