@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from selfless.importance.closed import power_of
 from selfless.importance.fallback import vmap_chunks
 from selfless.importance.layerwise import Layerwise
-from selfless.importance.loop import Estimator, Importance, Sums, accumulate
+from selfless.importance.loop import Estimator, Importance, Sums, accumulate, add_sum
 from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
 from selfless.importance.reducer import MEMORY, Reducer
 from selfless.network.calling import Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
@@ -120,21 +120,22 @@ class _Eager:
         target: Tensor | None,
         weight: Tensor | None,
         *,
-        parameters: bool,
-        neurons: bool,
+        omega: Sums | None,
+        alpha: Sums | None,
         retain: bool,
-    ) -> tuple[Sums, Sums]:
-        """Return the sums of `Backend.reduce`, exact per sample or from the gradient of the batch."""
+    ) -> None:
+        """Add the sums of `Backend.reduce`, exact per sample or from the gradient of the batch."""
         values, power = objective.value(output, target), objective.power
-        if not parameters:
-            return {}, self.reducer.neurons(values, weight, retain)
-        if self.exact:
+        if omega is None:
+            self.reducer.neurons(values, weight, retain, alpha={} if alpha is None else alpha)
+        elif self.exact:
             chunks = vmap_chunks(self.model, self.batch, target, objective, self.call, len(values), self.memory)
-            omega, alpha = self.reducer.reduce(values, power, weight, chunks, retain)
+            self.reducer.reduce(values, power, weight, chunks, retain, omega=omega, alpha=alpha)
         else:
-            alpha = self.reducer.neurons(values, weight, retain=True)
-            omega = _batch_gradient(self.model, values, power, weight, retain)
-        return omega, alpha if neurons else {}
+            if alpha is not None:
+                self.reducer.neurons(values, weight, retain=True, alpha=alpha)
+            for name, value in _batch_gradient(self.model, values, power, weight, retain).items():
+                add_sum(omega, name, value)
 
 
 def _batch_gradient(model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool) -> Sums:

@@ -18,7 +18,7 @@ from selfless.importance.objectives import Objective
 from selfless.network.calling import CalledModel, Forward
 
 ROUNDING = {
-    torch.float64: 1e-9,
+    torch.float64: 1e-6,  # some layers, such as the norms of Llama, compute in float32 inside
     torch.float32: 1e-3,
     torch.bfloat16: 0.1,
     torch.float16: 0.05,

@@ -41,11 +41,14 @@ class Backend(Protocol):
         target: Tensor | None,
         weight: Tensor | None,
         *,
-        parameters: bool,
-        neurons: bool,
+        omega: Sums | None,
+        alpha: Sums | None,
         retain: bool,
-    ) -> tuple[Sums, Sums]:
-        """Return (Σ_m w_m |∂L_m/∂θ|ᵖ if `parameters`, Σ_m w_m |∂L_m/∂n| if `neurons`) of the last batch; `retain` keeps the graph."""
+    ) -> None:
+        """Add Σ_m w_m |∂L_m/∂θ|ᵖ of the last batch to `omega` and Σ_m w_m |∂L_m/∂n| to `alpha`; None: not wanted.
+
+        `retain` keeps the graph for another pass.
+        """
 
 
 def accumulate(
@@ -71,16 +74,16 @@ def accumulate(
         passes += [(second, *pair, False, True) for pair in second.targets(output, labels)] if second is not None else []
         for k, (value, target, weight, gives_omega, gives_alpha) in enumerate(passes):
             more = k + 1 < len(passes)
-            found = backend.reduce(value, output, target, weight, parameters=gives_omega, neurons=gives_alpha and neurons, retain=more)
-            _add(omega, found[0])
-            _add(alpha, found[1])
+            into = (omega if gives_omega else None), (alpha if gives_alpha and neurons else None)
+            backend.reduce(value, output, target, weight, omega=into[0], alpha=into[1], retain=more)
         samples += count
     if samples == 0:
         raise ValueError("importance needs data, but the batches are empty; was the generator used before? Pass a new one or a DataLoader")
-    return Importance({n: t / samples for n, t in omega.items()}, {n: t / samples for n, t in alpha.items()}, samples)
+    for total in (*omega.values(), *alpha.values()):
+        total /= samples  # in place: a second copy of Ω is as large as the model
+    return Importance(omega, alpha, samples)
 
 
-def _add(total: Sums, part: Sums) -> None:
-    """Add `part` to `total` in place."""
-    for name, value in part.items():
-        total[name] = total[name].add_(value) if name in total else value.clone()
+def add_sum(total: Sums, name: str, value: Tensor) -> None:
+    """Add one value to `total` in place."""
+    total[name] = total[name].add_(value) if name in total else value.clone()

@@ -28,6 +28,14 @@ def is_known_activation(module: nn.Module) -> bool:
     return is_activation(module) and type(module).__module__.startswith(("torch.nn.", "selfless."))
 
 
+def is_transposed_linear(module: nn.Module | None) -> bool:
+    """Return True for the linear layer of GPT-2, `Conv1D` of Transformers, known by its form: weight (in, out), bias (out,), and `nf`."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if type(module).__name__ != "Conv1D" or not isinstance(weight, Tensor) or not isinstance(bias, Tensor):
+        return False
+    return weight.dim() == 2 and bias.shape == weight.shape[1:] and getattr(module, "nf", None) == len(bias)
+
+
 def neuron_axis(n: Tensor, axis: int | None = None) -> int:
     """Return the axis of the neurons: that of the tap if it has one, else 1 for feature maps (M, C, H, W …) and −1 otherwise."""
     if n.dim() <= 2:
