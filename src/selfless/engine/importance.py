@@ -66,7 +66,7 @@ class StackedBackend:
         self._measure = Measure(0)
         self._shape = torch.Size()
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
+    def forward(self, batch: Any) -> tuple[Tensor, Any, int]:
         """Run all members on a batch; return outputs and labels with members and samples in one axis, and B."""
         x, y = batch
         if self.layers and not self.probes:
@@ -90,7 +90,7 @@ class StackedBackend:
         self,
         objective: Objective,
         output: Tensor,
-        target: Tensor | None,
+        target: Any,
         weight: Tensor | None,
         *,
         omega: Sums | None,

@@ -19,9 +19,9 @@ from selfless.importance.closed import power_of
 from selfless.importance.fallback import vmap_chunks
 from selfless.importance.layerwise import Layerwise
 from selfless.importance.loop import Estimator, Importance, Sums, accumulate, add_sum
-from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
+from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Loss, Objective, OwnLoss, with_loss
 from selfless.importance.reducer import MEMORY, Reducer
-from selfless.network.calling import Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
+from selfless.network.calling import CalledModel, Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
 from selfless.network.layers import Layers, Tap, resolve
 
 
@@ -36,10 +36,14 @@ def ewc(
     estimator: Estimator = "per-sample",
     fisher: Fisher = "empirical",
     generator: torch.Generator | None = None,
+    loss: Loss | None = None,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Return {parameter name: Ω}, Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²; `fisher` says where y comes from (see `LogLikelihood`)."""
-    return measure(model, batches, LogLikelihood(fisher, generator), estimator=estimator, **options).omega
+    """Return {parameter name: Ω}, Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²; `fisher` says where y comes from (see `LogLikelihood`).
+
+    `loss(output, batch)` returns one loss per sample, (M,), and takes the place of −log p(y|x).
+    """
+    return measure(model, batches, with_loss(LogLikelihood(fisher, generator), loss), estimator=estimator, **options).omega
 
 
 def neurons(
@@ -87,7 +91,7 @@ def measure(
     forward = Layerwise(forward) if isinstance(objective, LayerNorms) else forward
     exact = parameters and estimator == "per-sample"
     with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, wanted=exact, lenient=lenient) as reducer:
-        backend = _Eager(model, reducer, forward, memory, exact)
+        backend = _Eager(model, reducer, forward, memory, exact, isinstance(objective, OwnLoss))
         found = accumulate(batches, backend, objective, alpha_objective, parameters=parameters, neurons=bool(taps))
     missing = set(taps) - set(found.alpha)
     if missing and not lenient:
@@ -102,22 +106,23 @@ def measure(
 class _Eager:
     """The backend of `accumulate` for one model: exact sums per sample, or the gradient of the whole batch."""
 
-    def __init__(self, model: nn.Module, reducer: Reducer, forward: Forward | None, memory: int, exact: bool) -> None:
+    def __init__(self, model: nn.Module, reducer: Reducer, forward: Forward | None, memory: int, exact: bool, own_loss: bool) -> None:
         self.model, self.reducer, self.call, self.memory, self.exact = model, reducer, forward, memory, exact
+        self.own_loss = own_loss  # True: the user's loss gets the output in its own shape, and the whole batch
         self.batch: Any = None
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
-        """Run the model on a batch; return its output, the labels and the number of samples."""
+    def forward(self, batch: Any) -> tuple[Tensor, Any, int]:
+        """Run the model on a batch; return its output, the labels (for the user's own loss: the batch) and the number of samples."""
         self.batch = to_device(batch, self.model)
         self.reducer.listen()
-        output = run_batch(self.model, self.batch, self.call)
-        return output, labels_of(self.batch), len(output)
+        output = run_batch(self.model, self.batch, self.call, keep_shape=self.own_loss)
+        return output, self.batch if self.own_loss else labels_of(self.batch), len(output)
 
     def reduce(
         self,
         objective: Objective,
         output: Tensor,
-        target: Tensor | None,
+        target: Any,
         weight: Tensor | None,
         *,
         omega: Sums | None,
@@ -129,7 +134,8 @@ class _Eager:
         if omega is None:
             self.reducer.neurons(values, weight, retain, alpha={} if alpha is None else alpha)
         elif self.exact:
-            chunks = vmap_chunks(self.model, self.batch, target, objective, self.call, len(values), self.memory)
+            called = CalledModel(self.model, self.call, keep_shape=self.own_loss)
+            chunks = vmap_chunks(called, self.batch, target, objective, len(values), self.memory)
             self.reducer.reduce(values, power, weight, chunks, retain, omega=omega, alpha=alpha)
         else:
             if alpha is not None:

@@ -31,14 +31,14 @@ class Importance:
 class Backend(Protocol):
     """Runs a network and reduces its gradients: `importance.eager` for one model, `engine.importance` for a fleet."""
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
+    def forward(self, batch: Any) -> tuple[Tensor, Any, int]:
         """Return the output, the labels and the number of samples of a batch."""
 
     def reduce(
         self,
         objective: Objective,
         output: Tensor,
-        target: Tensor | None,
+        target: Any,
         weight: Tensor | None,
         *,
         omega: Sums | None,

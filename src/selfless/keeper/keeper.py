@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from selfless.capacity import THRESHOLD, Capacity, count_free
 from selfless.importance import measure
+from selfless.importance.objectives import Loss, with_loss
 from selfless.importance.reducer import MEMORY
 from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
@@ -132,11 +133,17 @@ class Keeper(OldNames):
                 total.register_hook(part.gates.note_scale)
         return total
 
-    def consolidate(self, batches: Iterable[Any], forward: Forward | None = None, *, memory: int = MEMORY) -> None:
+    def consolidate(
+        self, batches: Iterable[Any], forward: Forward | None = None, *, loss: Loss | None = None, memory: int = MEMORY
+    ) -> None:
         """End a task: measure Ω and α in one pass over its `batches`, and set θ* to the current parameters.
 
-        `forward(model, batch)` returns the output, for models that take more than x: `lambda m, b: m(b[0], task=2)`. If an error is
-        raised, the keeper is unchanged.
+        forward   forward(model, batch) returns the output, for models that take more than x: `lambda m, b: m(b[0], task=2)`
+        loss      loss(output, batch) returns one loss per sample, (M,). Methods that differentiate a loss (EWC, IMM) take it in place of
+                  −log p(y|x); the others ignore it
+        memory    bytes that per-sample gradients may take at a time
+
+        If an error is raised, the keeper is unchanged.
         """
         self._check_attached()
         check_batches(batches)
@@ -158,7 +165,7 @@ class Keeper(OldNames):
             found = measure(
                 self.model,
                 self.collector.complete_taps(batches, forward),
-                one.objective,
+                with_loss(one.objective, loss),
                 alpha_objective=one.alpha_objective,
                 taps=self._measured_taps() if one.neurons else {},
                 parameters=bool(one.users),
