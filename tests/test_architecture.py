@@ -176,7 +176,7 @@ def test_tests_mirror_the_package() -> None:
     rooms_tested = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")} - {"."}
     packages = {path.parent.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("__init__.py")} - {"."}
     assert rooms_tested <= packages
-    assert {package for package in packages if "/" not in package} - rooms_tested == {"network"}  # by way of keeper and importance
+    assert {package for package in packages if "/" not in package} <= rooms_tested
 
 
 def test_test_files_are_short() -> None:

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attach": "keeper",
     "Keeper": "keeper",
+    "describe": "network.describing",
     "Capacity": "capacity",
     **dict.fromkeys(
         ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "NoPreserver"], "preserve"
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from selfless.activations import LWTA, Maxout
     from selfless.capacity import Capacity
     from selfless.keeper import Keeper, attach
+    from selfless.network.describing import describe
     from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, RWalk
     from selfless.runner import train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg

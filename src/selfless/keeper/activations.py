@@ -22,6 +22,7 @@ from selfless.network.layers import Layers, Tap, is_automatic, resolve
 from selfless.network.roles import neuron_axis
 
 MOST_PASSES = 64  # warn after this many forward passes without a penalty()
+BEFORE_COMPILING = "attach to the plain model and run it on one batch before torch.compile"
 Activation = Callable[[Tensor], Tensor]
 
 
@@ -38,12 +39,14 @@ def resolve_layers(model: nn.Module, layers: Layers, heads: Sequence[str], compi
     if compiled and incomplete and not automatic:
         raise ValueError(
             f"layer {incomplete[0]!r} is inside a compiled model, where the activation function after it cannot be found; "
-            "name its activation module instead"
+            f"name its activation module instead, or {BEFORE_COMPILING}"
         )
     if compiled:
         taps = {name: tap for name, tap in taps.items() if tap.complete}
     if needed and not taps:
-        raise ValueError("found no layer for the sparsifier; pass layers=[names of activation modules]")
+        where = " in the compiled model, which hides activation functions" if compiled else ""
+        remedy = f", or {BEFORE_COMPILING}" if compiled else ""
+        raise ValueError(f"found no layer for the sparsifier{where}; pass layers=[names of activation modules]{remedy}")
     return taps
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from selfless.keeper.activations import Collector
+from selfless.network.roles import neuron_rows
 from selfless.sparsify import Sparsifier
 
 
@@ -50,7 +51,7 @@ def _weights(collector: Collector) -> list[Tensor]:
     missing = [name for name, module in layers if module is None]
     if missing:
         raise ValueError(f"the weights before layer {missing[0]!r} are not known; name the Linear or convolution itself as the layer")
-    return [module.weight for _, module in layers if module is not None]  # type: ignore[misc]
+    return [neuron_rows(module) for _, module in layers if module is not None]
 
 
 def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:

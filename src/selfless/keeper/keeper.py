@@ -36,6 +36,7 @@ from selfless.keeper.inhibition import explain_infinite, inhibition
 from selfless.keeper.optimizers import forget_optimizers, watch_optimizers
 from selfless.keeper.part import Part
 from selfless.network.calling import Forward, check_batches, unwrap
+from selfless.network.describing import Description, describe_taps
 from selfless.network.layers import Layers, Tap, is_automatic
 from selfless.network.roles import within
 from selfless.preserve import State
@@ -69,6 +70,7 @@ class Keeper(OldNames):
         reads = {term.reads for term in self._sparsifiers if term.strength > 0}
         compiled = self.model is not model or model._compiled_call_impl is not None
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
+        self._chosen: tuple[Layers, bool] = (layers if is_automatic(layers) else (), compiled)
         self.parts: list[Part] = [Part(term, self.model, self._parameters(), taps, self.heads) for term in preserve.parts]
         self.collector = Collector(self.model, taps, is_automatic(layers), "activations" in reads, "weights" in reads)
         watch_optimizers(self)
@@ -138,12 +140,9 @@ class Keeper(OldNames):
     ) -> None:
         """End a task: measure Ω and α in one pass over its `batches`, and set θ* to the current parameters.
 
-        forward   forward(model, batch) returns the output, for models that take more than x: `lambda m, b: m(b[0], task=2)`
-        loss      loss(output, batch) returns one loss per sample, (M,). Methods that differentiate a loss (EWC, IMM) take it in place of
-                  −log p(y|x); the others ignore it
-        memory    bytes that per-sample gradients may take at a time
-
-        If an error is raised, the keeper is unchanged.
+        `forward(model, batch)` returns the output, for models that take more than x: `lambda m, b: m(b[0], task=2)`. EWC and IMM take
+        `loss(output, batch)`, one loss per sample (M,), in place of −log p(y|x); other methods ignore it. `memory` is how many bytes
+        per-sample gradients may take at a time. If an error is raised, the keeper is unchanged.
         """
         self._check_attached()
         check_batches(batches)
@@ -249,6 +248,11 @@ class Keeper(OldNames):
             self.tasks,
             threshold,
         )
+
+    def describe(self) -> Description:
+        """Return a table of every layer: its activation, and why it was taken or left. After the first forward pass it is complete."""
+        layers, compiled = self._chosen
+        return describe_taps(self.model, layers, self.heads, self.taps, compiled)
 
     # ------------------------------------------------------------------------------------------------------------ state, ends
     def state_dict(self) -> dict[str, Tensor]:
