@@ -9,16 +9,17 @@ References: Aljundi et al., *Memory Aware Synapses*, ECCV 2018; Kirkpatrick et a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selfless.functional.shapes import is_finite
 from selfless.importance.closed import power_of
 from selfless.importance.fallback import vmap_chunks
 from selfless.importance.layerwise import Layerwise
-from selfless.importance.loop import Estimator, Importance, Sums, accumulate
+from selfless.importance.loop import Estimator, Importance, Pairs, Sums, accumulate
 from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
 from selfless.importance.reducer import MEMORY, Reducer
 from selfless.network.calling import Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
@@ -62,6 +63,7 @@ def measure(
     memory: int = MEMORY,
     lenient: bool = False,
     finite: bool = True,
+    only: Collection[str] | None = None,
 ) -> Importance:
     """Measure Ω and α of one task in one pass. The model is in eval mode during the pass and has its old mode afterwards.
 
@@ -75,6 +77,7 @@ def measure(
     memory            bytes that per-sample gradients may take at a time
     lenient           leave out layers that do not run or get no gradient, instead of raising an error
     finite            raise an error if an importance is NaN or infinite
+    only              the names of the parameters to measure; None: all that are trainable
     """
     if estimator not in ("per-sample", "per-batch"):
         raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
@@ -86,13 +89,14 @@ def measure(
     model, taps = unwrap(model), taps or {}
     forward = Layerwise(forward) if isinstance(objective, LayerNorms) else forward
     exact = parameters and estimator == "per-sample"
-    with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, wanted=exact, lenient=lenient) as reducer:
+    with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, exact, lenient, only) as reducer:
         backend = _Eager(model, reducer, forward, memory, exact)
         found = accumulate(batches, backend, objective, alpha_objective, parameters=parameters, neurons=bool(taps))
     missing = set(taps) - set(found.alpha)
     if missing and not lenient:
         raise ValueError(f"layer {sorted(missing)[0]!r} was never reached by the forward pass; name a layer that runs on these batches")
-    omega = {n: _omega_or_zeros(found.omega, n, p) for n, p in model.named_parameters() if p.requires_grad} if parameters else {}
+    measured = {n: p for n, p in model.named_parameters() if p.requires_grad and (only is None or n in only)} if parameters else {}
+    omega = {n: _omega_or_zeros(found.omega, n, p) for n, p in measured.items()}
     alpha = {name: found.alpha[name] for name in taps if name in found.alpha}
     if finite:
         _check_finite(omega, alpha)
@@ -123,26 +127,29 @@ class _Eager:
         parameters: bool,
         neurons: bool,
         retain: bool,
-    ) -> tuple[Sums, Sums]:
+    ) -> tuple[Sums | Pairs, Sums]:
         """Return the sums of `Backend.reduce`, exact per sample or from the gradient of the batch."""
         values, power = objective.value(output, target), objective.power
         if not parameters:
             return {}, self.reducer.neurons(values, weight, retain)
         if self.exact:
             chunks = vmap_chunks(self.model, self.batch, target, objective, self.call, len(values), self.memory)
+            omega: Pairs
             omega, alpha = self.reducer.reduce(values, power, weight, chunks, retain)
         else:
             alpha = self.reducer.neurons(values, weight, retain=True)
-            omega = _batch_gradient(self.model, values, power, weight, retain)
+            omega = _batch_gradient(self.model, values, power, weight, retain, self.reducer.only)
         return omega, alpha if neurons else {}
 
 
-def _batch_gradient(model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool) -> Sums:
+def _batch_gradient(
+    model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool, only: Collection[str] | None
+) -> Pairs:
     """|∂ Σ_m L_m/∂θ|ᵖ of one batch: the estimate in the authors' code and in most libraries."""
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad and (only is None or n in only)}
     total = values.sum() if weight is None else (values * (weight if power == 1 else weight.sqrt())).sum()
     grads = torch.autograd.grad(total, list(named.values()), retain_graph=retain, allow_unused=True)
-    return {n: power_of(g, power) for n, g in zip(named, grads, strict=True) if g is not None}
+    return ((n, power_of(g, power)) for n, g in zip(named, grads, strict=True) if g is not None)
 
 
 def _omega_or_zeros(omega: Sums, name: str, parameter: Tensor) -> Tensor:
@@ -154,10 +161,10 @@ def _omega_or_zeros(omega: Sums, name: str, parameter: Tensor) -> Tensor:
 def _check_finite(omega: Sums, alpha: Sums) -> None:
     """Raise ValueError for an importance that is NaN or infinite."""
     for name, value in omega.items():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise ValueError(f"the importance of {name!r} is not finite: the output contains NaN or infinity. Did training diverge?")
     for name, value in alpha.items():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise ValueError(
                 f"the importance of layer {name!r} is not finite: activations or outputs contain NaN or infinity. Did training diverge?"
             )

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ from selfless.importance.objectives import Objective
 
 Estimator = Literal["per-sample", "per-batch"]
 Sums = dict[str, Tensor]
+Pairs = Iterable[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,11 @@ class Backend(Protocol):
         parameters: bool,
         neurons: bool,
         retain: bool,
-    ) -> tuple[Sums, Sums]:
-        """Return (Σ_m w_m |∂L_m/∂θ|ᵖ if `parameters`, Σ_m w_m |∂L_m/∂n| if `neurons`) of the last batch; `retain` keeps the graph."""
+    ) -> tuple[Sums | Pairs, Sums]:
+        """Return (Σ_m w_m |∂L_m/∂θ|ᵖ if `parameters`, Σ_m w_m |∂L_m/∂n| if `neurons`) of the last batch; `retain` keeps the graph.
+
+        The first may be pairs that are computed one by one, so that one batch does not need memory for all of them at once.
+        """
 
 
 def accumulate(
@@ -77,10 +81,15 @@ def accumulate(
         samples += count
     if samples == 0:
         raise ValueError("importance needs data, but the batches are empty; was the generator used before? Pass a new one or a DataLoader")
-    return Importance({n: t / samples for n, t in omega.items()}, {n: t / samples for n, t in alpha.items()}, samples)
+    for total in (*omega.values(), *alpha.values()):
+        total /= samples
+    return Importance(omega, alpha, samples)
 
 
-def _add(total: Sums, part: Sums) -> None:
-    """Add `part` to `total` in place."""
-    for name, value in part.items():
-        total[name] = total[name].add_(value) if name in total else value.clone()
+def _add(total: Sums, part: Sums | Pairs) -> None:
+    """Add `part` to `total` in place; a value may be sparse."""
+    for name, value in part.items() if isinstance(part, Mapping) else part:
+        if name in total:
+            total[name].add_(value)
+        else:
+            total[name] = value.to_dense() if value.is_sparse else value.clone()

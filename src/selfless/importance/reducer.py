@@ -11,7 +11,7 @@ multiplying L_m by w_m multiplies row m of δ by w_m. All other parameters go th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,7 @@ class Reducer:
     memory: int = MEMORY
     wanted: bool = True  # False: measure only the taps, not the parameters
     lenient: bool = False  # leave out taps without a gradient instead of raising an error
+    only: Collection[str] | None = None  # the names of the parameters to measure; None: all
     _calls: dict[str, list[_Call]] = field(default_factory=dict)
     _edges: dict[str, list[tuple[GradientEdge, int]]] = field(default_factory=dict)
     _handles: list[Any] = field(default_factory=list)
@@ -63,7 +64,8 @@ class Reducer:
         for name, module in self.model.named_modules():
             named = dict(module.named_parameters(recurse=False))
             is_plain = named.keys() <= {"weight", "bias"}  # pruned or re-parametrised modules have others
-            is_trained = any(p.requires_grad for p in named.values()) and not any(p in tied for p in named.values())
+            trained = [key for key, p in named.items() if p.requires_grad and self._is_wanted(f"{name}.{key}" if name else key)]
+            is_trained = bool(trained) and not any(p in tied for p in named.values())
             if self.wanted and is_plain and is_trained and rule_for(module) is not None:
                 self._handles.append(module.register_forward_hook(self._collect(name), prepend=True, with_kwargs=True))
         for name, tap in self.taps.items():
@@ -84,6 +86,9 @@ class Reducer:
         """Forget the last forward pass and collect from the next one."""
         self.clear()
         self._listening = True
+
+    def _is_wanted(self, name: str) -> bool:
+        return self.only is None or name in self.only
 
     def clear(self) -> None:
         """Forget the last forward pass."""
@@ -148,8 +153,10 @@ class Reducer:
         weights: Tensor | None = None,
         chunks: Chunks | None = None,
         retain: bool = False,
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Tensor]]:
         """Return (Σ_m w_m |∂L_m/∂θ|ᵖ by parameter, Σ_m w_m |∂L_m/∂n| by tap) for per-sample values L (M,).
+
+        The first are pairs that are computed one by one: read them before the next forward pass.
 
         `chunks(names)` yields per-sample gradients {name: (m, *shape)} of parameters without a closed form.
         """
@@ -162,20 +169,22 @@ class Reducer:
         grads = list(torch.autograd.grad(values.sum(), edges, allow_unused=True, retain_graph=retain or bool(rest))) if edges else []
         rows = None if weights is None else (weights if power == 1 else weights.sqrt())
 
-        omega: dict[str, Tensor] = {}
-        for (name, call), delta in zip(exact.items(), grads, strict=False):
-            module = self.model.get_submodule(name)
-            if delta is None:
-                continue  # the module ran, but the output does not depend on it
-            delta, a = wide(delta), call.a if isinstance(module, nn.Embedding) else wide(call.a)
-            rule = rule_for(module)
-            assert rule is not None
-            for key, value in rule(module, a, weight_rows(delta, rows), power, self.memory):
-                omega[f"{name}.{key}" if name else key] = value
-        if rest:
-            omega |= self._fallback.reduce(rest, values, power, rows, chunks, retain)
+        def pairs() -> Iterator[tuple[str, Tensor]]:
+            for (name, call), delta in zip(exact.items(), grads, strict=False):
+                module = self.model.get_submodule(name)
+                if delta is None:
+                    continue  # the module ran, but the output does not depend on it
+                delta, a = wide(delta), call.a if isinstance(module, nn.Embedding) else wide(call.a)
+                rule = rule_for(module)
+                assert rule is not None
+                for key, value in rule(module, a, weight_rows(delta, rows), power, self.memory):
+                    full = f"{name}.{key}" if name else key
+                    if self._is_wanted(full):
+                        yield full, value
+            if rest:
+                yield from self._fallback.reduce(rest, values, power, rows, chunks, retain).items()
 
-        return omega, self._sum_by_tap(grads[len(grads) - len(taps) :], weights)
+        return pairs(), self._sum_by_tap(grads[len(grads) - len(taps) :], weights)
 
     def neurons(self, values: Tensor, weights: Tensor | None = None, retain: bool = False) -> dict[str, Tensor]:
         """Return only Σ_m w_m |∂L_m/∂n| by tap, of the last forward pass."""
@@ -236,7 +245,8 @@ class Reducer:
         if not self.wanted:
             return []
         done = {id(p) for name in exact for p in self.model.get_submodule(name).parameters(recurse=False)}
-        return [n for n, p in self.model.named_parameters() if p.requires_grad and p in uses and id(p) not in done]
+        names = [n for n, p in self.model.named_parameters() if p.requires_grad and p in uses and id(p) not in done]
+        return [n for n in names if self._is_wanted(n)]
 
 
 def _edge(output: Tensor) -> tuple[GradientEdge | None, Tensor]:
