@@ -29,7 +29,7 @@ from selfless.importance import measure
 from selfless.importance.reducer import MEMORY
 from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
-from selfless.keeper.anchor import step_sizes
+from selfless.keeper.anchor import has_parameters
 from selfless.keeper.deprecated import OldNames
 from selfless.keeper.inhibition import explain_infinite, inhibition
 from selfless.keeper.optimizers import forget_optimizers, watch_optimizers
@@ -169,11 +169,12 @@ class Keeper(OldNames):
             )
             alpha = found.alpha if one.neurons else alpha
             for user in one.users:
-                omegas[user] = found.omega
-        states = [part.next_state(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
+                omegas[user] = dict(found.omega)
+            del found  # Ω is freed while the preservers take it over
+        ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
         self._warn_forgotten(forward)
-        for part, state in zip(self.parts, states, strict=True):
-            part.end_task(state)
+        for end in ends:
+            end()
         self._has_penalty, self._has_step, self._has_epoch = False, False, False
         self.tasks += 1
         self.forwards.append(forward)
@@ -186,7 +187,7 @@ class Keeper(OldNames):
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"anchor_with takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        if not step_sizes(optimizer, self._names()):
+        if not has_parameters(optimizer, self._names()):
             raise ValueError("the optimizer has none of the model's trainable parameters; build it over model.parameters()")
         self.implicit = True
         return self

@@ -90,8 +90,7 @@ class PathWatch:
         scale = self._scale if isinstance(self._scale, Tensor) else 1.0  # the loss had no penalty, so its scale is unknown
         penalty = self._penalty_gradients
         task = {n: (g - penalty[n] if n in penalty else g) / scale for n, g in gradients.items() if n in self._parameters}
-        before = {n: self._before[n] for n in task}
-        after = {n: self._parameters[n].detach().clone() for n in task}
+        before, after = {n: self._before[n] for n in task}, {n: self._parameters[n].detach() for n in task}
         self.begin()
         return before, after, task
 
