@@ -9,7 +9,7 @@ References: Aljundi et al., *Memory Aware Synapses*, ECCV 2018; Kirkpatrick et a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -63,7 +63,6 @@ def measure(
     memory: int = MEMORY,
     lenient: bool = False,
     finite: bool = True,
-    only: Collection[str] | None = None,
 ) -> Importance:
     """Measure Ω and α of one task in one pass. The model is in eval mode during the pass and has its old mode afterwards.
 
@@ -77,7 +76,6 @@ def measure(
     memory            bytes that per-sample gradients may take at a time
     lenient           leave out layers that do not run or get no gradient, instead of raising an error
     finite            raise an error if an importance is NaN or infinite
-    only              the names of the parameters to measure; None: all that are trainable
     """
     if estimator not in ("per-sample", "per-batch"):
         raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
@@ -89,14 +87,13 @@ def measure(
     model, taps = unwrap(model), taps or {}
     forward = Layerwise(forward) if isinstance(objective, LayerNorms) else forward
     exact = parameters and estimator == "per-sample"
-    with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, exact, lenient, only) as reducer:
+    with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, wanted=exact, lenient=lenient) as reducer:
         backend = _Eager(model, reducer, forward, memory, exact)
         found = accumulate(batches, backend, objective, alpha_objective, parameters=parameters, neurons=bool(taps))
     missing = set(taps) - set(found.alpha)
     if missing and not lenient:
         raise ValueError(f"layer {sorted(missing)[0]!r} was never reached by the forward pass; name a layer that runs on these batches")
-    measured = {n: p for n, p in model.named_parameters() if p.requires_grad and (only is None or n in only)} if parameters else {}
-    omega = {n: _omega_or_zeros(found.omega, n, p) for n, p in measured.items()}
+    omega = {n: _omega_or_zeros(found.omega, n, p) for n, p in model.named_parameters() if p.requires_grad} if parameters else {}
     alpha = {name: found.alpha[name] for name in taps if name in found.alpha}
     if finite:
         _check_finite(omega, alpha)
@@ -138,15 +135,13 @@ class _Eager:
             omega, alpha = self.reducer.reduce(values, power, weight, chunks, retain)
         else:
             alpha = self.reducer.neurons(values, weight, retain=True)
-            omega = _batch_gradient(self.model, values, power, weight, retain, self.reducer.only)
+            omega = _batch_gradient(self.model, values, power, weight, retain)
         return omega, alpha if neurons else {}
 
 
-def _batch_gradient(
-    model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool, only: Collection[str] | None
-) -> Pairs:
+def _batch_gradient(model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool) -> Pairs:
     """|∂ Σ_m L_m/∂θ|ᵖ of one batch: the estimate in the authors' code and in most libraries."""
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad and (only is None or n in only)}
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = values.sum() if weight is None else (values * (weight if power == 1 else weight.sqrt())).sum()
     grads = torch.autograd.grad(total, list(named.values()), retain_graph=retain, allow_unused=True)
     return ((n, power_of(g, power)) for n, g in zip(named, grads, strict=True) if g is not None)

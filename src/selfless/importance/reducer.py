@@ -11,7 +11,7 @@ multiplying L_m by w_m multiplies row m of δ by w_m. All other parameters go th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,6 @@ class Reducer:
     memory: int = MEMORY
     wanted: bool = True  # False: measure only the taps, not the parameters
     lenient: bool = False  # leave out taps without a gradient instead of raising an error
-    only: Collection[str] | None = None  # the names of the parameters to measure; None: all
     _calls: dict[str, list[_Call]] = field(default_factory=dict)
     _edges: dict[str, list[tuple[GradientEdge, int]]] = field(default_factory=dict)
     _handles: list[Any] = field(default_factory=list)
@@ -64,8 +63,7 @@ class Reducer:
         for name, module in self.model.named_modules():
             named = dict(module.named_parameters(recurse=False))
             is_plain = named.keys() <= {"weight", "bias"}  # pruned or re-parametrised modules have others
-            trained = [key for key, p in named.items() if p.requires_grad and self._is_wanted(f"{name}.{key}" if name else key)]
-            is_trained = bool(trained) and not any(p in tied for p in named.values())
+            is_trained = any(p.requires_grad for p in named.values()) and not any(p in tied for p in named.values())
             if self.wanted and is_plain and is_trained and rule_for(module) is not None:
                 self._handles.append(module.register_forward_hook(self._collect(name), prepend=True, with_kwargs=True))
         for name, tap in self.taps.items():
@@ -86,9 +84,6 @@ class Reducer:
         """Forget the last forward pass and collect from the next one."""
         self.clear()
         self._listening = True
-
-    def _is_wanted(self, name: str) -> bool:
-        return self.only is None or name in self.only
 
     def clear(self) -> None:
         """Forget the last forward pass."""
@@ -178,9 +173,7 @@ class Reducer:
                 rule = rule_for(module)
                 assert rule is not None
                 for key, value in rule(module, a, weight_rows(delta, rows), power, self.memory):
-                    full = f"{name}.{key}" if name else key
-                    if self._is_wanted(full):
-                        yield full, value
+                    yield f"{name}.{key}" if name else key, value
             if rest:
                 yield from self._fallback.reduce(rest, values, power, rows, chunks, retain).items()
 
@@ -245,8 +238,7 @@ class Reducer:
         if not self.wanted:
             return []
         done = {id(p) for name in exact for p in self.model.get_submodule(name).parameters(recurse=False)}
-        names = [n for n, p in self.model.named_parameters() if p.requires_grad and p in uses and id(p) not in done]
-        return [n for n in names if self._is_wanted(n)]
+        return [n for n, p in self.model.named_parameters() if p.requires_grad and p in uses and id(p) not in done]
 
 
 def _edge(output: Tensor) -> tuple[GradientEdge | None, Tensor]:

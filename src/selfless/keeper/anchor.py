@@ -25,7 +25,6 @@ from selfless.functional.anchor import LARGEST
 from selfless.functional.shapes import wide
 from selfless.keeper.pieces import is_large, piece_of, pieces_of
 
-
 _Entry = tuple[Tensor, Tensor, Tensor, Tensor | float]  # pieces of θ, Ω and θ*; c = 2 · step · λ
 
 
@@ -59,11 +58,11 @@ class Pull:
             self._away.pop(name, None)
             for piece in pieces_of(parameter, omega, star, *(t for t in state.values() if _is_like(t, parameter))):
                 step = _step(group, state, parameter, piece)
-                entry = (*(piece_of(t, piece) for t in (parameter, omega, star)), 2 * strength * step)
+                entry = (piece_of(parameter, piece), piece_of(omega, piece), piece_of(star, piece), 2 * strength * step)
                 if bucket and (not _are_alike(bucket[0], entry) or is_large(*(e[0] for e in bucket), entry[0])):
                     _move(bucket)
                     bucket = []
-                bucket.append(entry)  # type: ignore[arg-type]
+                bucket.append(entry)
         if bucket:
             _move(bucket)
 
@@ -95,6 +94,23 @@ def _are_alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return all(isinstance(x, Tensor) == isinstance(y, Tensor) for x, y in zip(a, b, strict=True)) and all(
         (x.dtype, x.device) == (y.dtype, y.device) for x, y in zip(a[:3], b[:3], strict=True)
     )
+
+
+def distances(parameters: Mapping[str, Tensor], star: Mapping[str, Tensor], omega: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return {"penalty": Σ Ω(θ − θ*)², "drift": Σ (θ − θ*)², "size": Σ θ*²} over the parameters that have a θ*, piece by piece."""
+    total: dict[str, Tensor] = {}
+    for name, p in parameters.items():
+        if name not in star:
+            continue
+        for piece in pieces_of(p, star[name], *([] if omega is None else [omega[name]])):
+            held = wide(piece_of(star[name], piece).to(p.device))
+            square = (piece_of(p.detach(), piece).to(held.dtype) - held).square()
+            found = {"drift": square.sum(), "size": held.square().sum()}
+            if omega is not None:
+                found["penalty"] = (wide(piece_of(omega[name], piece).to(p.device)) * square).sum()
+            for key, value in found.items():
+                total[key] = total[key] + value.double() if key in total else value.double()
+    return total
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Iterator[tuple[dict[str, Any], Tensor, str]]:

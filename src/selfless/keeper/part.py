@@ -13,6 +13,7 @@ from selfless.keeper.anchor import Pull
 from selfless.keeper.distillation import distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates
+from selfless.keeper.log import Log
 from selfless.keeper.path import PathWatch
 from selfless.keeper.storage import Storage
 from selfless.network.calling import Forward
@@ -34,6 +35,7 @@ from selfless.preserve.capabilities import (
 )  # fmt: skip
 
 Parameters = Mapping[str, nn.Parameter]
+Tensors = Mapping[str, Tensor]
 
 
 class Part:
@@ -91,19 +93,38 @@ class Part:
         return self.term.strength > 0
 
     # ------------------------------------------------------------------------------------------------------------- in the loss
-    def costs(self, parameters: Parameters, tasks: int, implicit: bool, training: bool, forwards: Any, batch: Any) -> list[Tensor]:
+    def penalty(self, parameters: Parameters, tasks: int, implicit: bool, log: Log) -> list[Tensor]:
+        """Return the penalty on θ with its strength; none in the first task, and none if the anchor is implicit."""
+        term = self.term
+        if not (self.is_on and tasks and term.penalises) or (implicit and isinstance(term, Anchored)):
+            return []
+        self.check_shapes(parameters)
+        cost = term.strength * term.penalty(self.loaded, parameters)
+        if not isinstance(term, Anchored):
+            log.add("penalty", cost)
+        return [cost]
+
+    def costs(
+        self, parameters: Parameters, tasks: int, implicit: bool, training: bool, forwards: Any, batch: Any, log: Log
+    ) -> list[Tensor]:
         """Return the terms of the loss, with their strength: penalty, gates, distillation."""
-        term, found = self.term, list[Tensor]()
-        if self.is_on and tasks and term.penalises and not (implicit and isinstance(term, Anchored)):
-            self.check_shapes(parameters)
-            found.append(term.strength * term.penalty(self.loaded, parameters))
+        term, found = self.term, self.penalty(parameters, tasks, implicit, log)
         if self.gates is not None and training and isinstance(term, Gated):
             self.gates.follow(self.state)
             found.append(term.strength * term.gate_penalty(self.state, self.gates.leaves()))
+            log.add("gates", found[-1])
         if isinstance(term, Distils) and self.is_on and tasks:
             self.check_shapes(parameters)
             found.append(term.strength * distillation(self.model, term, self.loaded, forwards, batch))
+            log.add("distillation", found[-1])
         return found
+
+    def star(self) -> tuple[Tensors, Tensors | None]:
+        """Return (θ*, Ω as they are stored) of the last task; Ω is None for a preserver that has no anchor, both are empty without θ*."""
+        if isinstance(self.term, Anchored):
+            anchor = self.term.anchor(self.state)
+            return anchor.star, anchor.omega
+        return (self.term.teacher(self.state), None) if isinstance(self.term, Distils) else ({}, None)
 
     def needs_penalty(self, tasks: int, implicit: bool) -> bool:
         """Return True if the loss of this task must contain keeper.penalty()."""
@@ -233,6 +254,10 @@ class Part:
         if self.path is not None:
             self.path.follow(parameters)
             self.path.begin()
+
+    def buffers(self) -> dict[str, int]:
+        """Return the bytes of the tensors that follow the path of the optimizer, besides the state."""
+        return {} if self.path is None else {"path buffers": self.path.nbytes()}
 
     def stop(self) -> None:
         """Remove every hook."""

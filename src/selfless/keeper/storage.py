@@ -7,7 +7,8 @@ of θ* is larger than the drift that the anchor is to hold. So a group of parame
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -95,3 +96,16 @@ def resolve_choice(parameters: Choice | str | Iterable[str] | None, model: nn.Mo
 def _matches(name: str, item: str) -> bool:
     """Return True if a parameter is the one, or is in the module, that a name or glob stands for."""
     return name == item or name.startswith(f"{item}.") or fnmatch.fnmatchcase(name, item)
+
+
+@contextmanager
+def leaving_out(model: nn.Module, choice: Choice | None) -> Iterator[None]:
+    """Inside `with`: parameters that are not chosen need no gradient, so that nothing is measured for them."""
+    others = [p for n, p in model.named_parameters() if p.requires_grad and choice is not None and not choice(n, p)]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
