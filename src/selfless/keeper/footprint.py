@@ -18,6 +18,7 @@ from selfless.keeper.counting import LiveBytes
 from selfless.keeper.part import Part
 from selfless.keeper.storage import Storage
 from selfless.preserve import State
+from selfless.preserve.base import measurements
 
 META = torch.device("meta")
 
@@ -81,44 +82,45 @@ def _readable(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def measure_footprint(parts: Sequence[Part], preserved: Mapping[str, nn.Parameter], trainable: Mapping[str, nn.Parameter]) -> Footprint:
+def measure_footprint(model: nn.Module, parts: Sequence[Part], preserved: Mapping[str, nn.Parameter]) -> Footprint:
     """Return the footprint of the preservers of a keeper."""
     groups: dict[str, int] = {}
     after: dict[str, int] = {}
     numbers = [""] if len(parts) == 1 else [f"{i}." for i in range(len(parts))]
-    needs: list[int] = []
-    measured = sum(_nbytes(torch.empty_like(wide(p.to(META)))) for p in preserved.values())
-    for number, part in zip(numbers, parts, strict=True):
-        groups |= {f"{number}{name}": size for name, size in _by_group(part.state).items()}
-        groups |= {f"{number}{name}": size for name, size in part.buffers().items()}
-        new, extra = _predict(part, preserved)
-        after |= {f"{number}{name}": size for name, size in _by_group(new).items()}
-        after |= {f"{number}{name}": size for name, size in part.buffers().items()}
-        needs.append(extra)
-    now, measures = sum(groups.values()), any(part.term.measures for part in parts)
-    largest = max(_nbytes(p) for p in preserved.values())
-    # while Ω is measured: Ω and the sum of one batch for one parameter; then the preservers take it over one after another
-    while_measuring = now + (measured + largest if measures else 0)
-    while_ending = now + (measured if measures else 0) + max(needs)
-    return Footprint(groups, after, max(while_measuring, while_ending), sum(_nbytes(p) for p in trainable.values()))
+    omega = sum(_nbytes(wide(p.detach().to(META))) for p in preserved.values())
+    omegas = omega * sum(bool(one.users) for one in measurements([part.term for part in parts]))
+    predicted = [_predict(part, preserved) for part in parts]
+    for number, part, (new, _) in zip(numbers, parts, predicted, strict=True):
+        for found, state in ((groups, part.state), (after, new)):
+            sizes = _by_group(state) | part.buffers()
+            found |= {f"{number}{name}": size for name, size in sizes.items()}
+    # Ω is measured: all of it, and the sum of one batch for one parameter, which is sparse for an embedding
+    sparse = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    largest = max((_nbytes(p) for p in preserved.values() if id(p) not in sparse), default=0)
+    level = sum(groups.values()) + omegas
+    peak = level + (largest if omegas else 0)
+    for part, (new, need) in zip(parts, predicted, strict=True):  # then the preservers take it over, one after another
+        own = omega if part.term.measures else 0
+        peak = max(peak, level - own + need)
+        level += sum(_by_group(new).values()) - sum(_by_group(part.state).values()) - own
+    return Footprint(groups, after, peak, sum(_nbytes(p) for p in model.parameters() if p.requires_grad))
 
 
 def _predict(part: Part, parameters: Mapping[str, nn.Parameter]) -> tuple[State, int]:
-    """Return the state after the next task on the meta device, and the bytes that its computation needs besides state and Ω."""
+    """Return the state after the next task on the meta device, and the bytes that Ω and the computation need at a time."""
     term, storage = part.term, Storage(part.storage.dtype, META if part.storage.device is not None else None)
     state: State = {g: {n: t.to(META) for n, t in ts.items()} for g, ts in part.state.items()}
     values = {n: p.detach().to(META) for n, p in parameters.items()}
-    omega = {n: torch.empty_like(wide(p)) for n, p in values.items()} if term.measures else {}
-    freed = 0
+    size = pieces.piece_size(next(iter(parameters.values())))
     with LiveBytes() as count:
-        count.know(*values.values(), *omega.values(), *(t for ts in state.values() for t in ts.values()))
+        count.know(*values.values(), *(t for ts in state.values() for t in ts.values()))
+        omega = {n: torch.empty_like(wide(p)) for n, p in values.items()} if term.measures else {}
         if term.splits == "whole":
             new = storage.store(term, term.consolidate(storage.load_state(state, META), values, omega), values)
         else:
-            pieces.check_consolidation(term, state, values, omega, storage)
-            new = pieces.consolidate(term, state, values, omega, storage)
-        extra = count.peak - freed
-    return new, extra
+            pieces.check_consolidation(term, state, values, omega, storage, size)
+            new = pieces.consolidate(term, state, values, omega, storage, size)
+    return new, count.peak
 
 
 def _by_group(state: State) -> dict[str, int]:

@@ -257,7 +257,7 @@ class Keeper(OldNames):
 
     def footprint(self) -> Footprint:
         """Return the memory that this keeper holds now, by group of the state, and at the peak of the next `consolidate`."""
-        return measure_footprint(self.parts, self.preserved(), self.trainable())
+        return measure_footprint(self.model, self.parts, self.preserved())
 
     # ------------------------------------------------------------------------------------------------------------ state, ends
     def state_dict(self) -> dict[str, Tensor]:

@@ -21,9 +21,9 @@ Piece = slice | None  # None: the whole parameter
 Tensors = Mapping[str, Tensor]
 
 
-def pieces_of(*tensors: Tensor) -> list[Piece]:
+def pieces_of(*tensors: Tensor, size: int | None = None) -> list[Piece]:
     """Return the pieces of some tensors of the same shape: slices of their flat views, or [None] where they are small or not contiguous."""
-    first, size = tensors[0], _piece_size(tensors[0])
+    first, size = tensors[0], piece_size(tensors[0]) if size is None else size
     if first.numel() <= size or not all(t.is_contiguous() and t.shape == first.shape for t in tensors):
         return [None]
     return [slice(start, min(start + size, first.numel())) for start in range(0, first.numel(), size)]
@@ -31,10 +31,11 @@ def pieces_of(*tensors: Tensor) -> list[Piece]:
 
 def is_large(*tensors: Tensor) -> bool:
     """Return True if these tensors have more entries together than a piece may have."""
-    return sum(t.numel() for t in tensors) > _piece_size(tensors[0])
+    return sum(t.numel() for t in tensors) > piece_size(tensors[0])
 
 
-def _piece_size(tensor: Tensor) -> int:
+def piece_size(tensor: Tensor) -> int:
+    """Return how many entries of this tensor a piece has."""
     return PIECE.get(tensor.device.type, PIECE["other"])
 
 
@@ -43,9 +44,11 @@ def piece_of(tensor: Tensor, piece: Piece) -> Tensor:
     return tensor if piece is None else tensor.view(-1)[piece]
 
 
-def check_consolidation(term: Preserver, state: State, parameters: Tensors, omega: Tensors, storage: Storage) -> None:
+def check_consolidation(
+    term: Preserver, state: State, parameters: Tensors, omega: Tensors, storage: Storage, size: int | None = None
+) -> None:
     """Raise ValueError if the importances after this task would not be finite; nothing changes."""
-    for name, _, new in _consolidate(term, state, parameters, dict(omega), storage, consume=False):
+    for name, _, new in _consolidate(term, state, parameters, dict(omega), storage, size, consume=False):
         for key, value in (term.importance(new) or {}).items():
             check_importance(name or key, value)
 
@@ -56,11 +59,16 @@ def check_importance(name: str, value: Tensor) -> None:
         raise ValueError(f"the importance of {name!r} is not finite; did training diverge? Lower the learning rate or λ, or clip gradients")
 
 
-def consolidate(term: Preserver, state: State, parameters: Tensors, omega: dict[str, Tensor], storage: Storage) -> State:
-    """Return the state after a task, as it is stored. Tensors of `state` are reused, and `omega` is emptied on the way."""
+def consolidate(
+    term: Preserver, state: State, parameters: Tensors, omega: dict[str, Tensor], storage: Storage, size: int | None = None
+) -> State:
+    """Return the state after a task, as it is stored. Tensors of `state` are reused, and `omega` is emptied on the way.
+
+    size   the entries of a piece; None: as the device of the parameters wants it
+    """
     groups = {group.name: group for group in term.groups if group.like_parameter}
     result: State = {}
-    for name, piece, new in _consolidate(term, state, parameters, omega, storage, consume=True):
+    for name, piece, new in _consolidate(term, state, parameters, omega, storage, size, consume=True):
         for group, tensors in new.items():
             found = result.setdefault(group, {})
             for key, value in tensors.items():
@@ -78,7 +86,7 @@ def consolidate(term: Preserver, state: State, parameters: Tensors, omega: dict[
 
 
 def _consolidate(
-    term: Preserver, state: State, parameters: Tensors, omega: dict[str, Tensor], storage: Storage, *, consume: bool
+    term: Preserver, state: State, parameters: Tensors, omega: dict[str, Tensor], storage: Storage, size: int | None, *, consume: bool
 ) -> Iterator[tuple[str | None, Piece, State]]:
     """Call `consolidate` for one piece at a time; yield (parameter, piece, its new state), and at last (None, None, all the rest).
 
@@ -90,7 +98,7 @@ def _consolidate(
     for name, p in parameters.items():
         own = {g: {name: ts[name]} if name in ts else {} for g, ts in state.items()}
         tensors = [own[g][name] for g in own if g in shaped and own[g]] + ([omega[name]] if name in omega else [])
-        for piece in pieces_of(p, *tensors) if term.splits == "entries" else [None]:
+        for piece in pieces_of(p, *tensors, size=size) if term.splits == "entries" else [None]:
             given = {
                 g: {**common[g], **{n: storage.load(piece_of(t, piece), p.device) if g in shaped else t for n, t in ts.items()}}
                 for g, ts in own.items()
