@@ -55,16 +55,19 @@ def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tensor, po
 
 
 def embedding(module: nn.Embedding, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
-    """g_m of row v = Σ_{t: a_mt = v} δ_mt: sum δ within each pair (sample, token), take the power, sum by token."""
+    """g_m of row v = Σ_{t: a_mt = v} δ_mt: sum δ within each pair (sample, token), take the power, sum by token.
+
+    The sum is sparse: a batch reads few rows of a large table.
+    """
     tokens, rows = a.flatten(1), module.num_embeddings
     pairs = (torch.arange(len(a), device=a.device)[:, None] * rows + tokens).flatten()
     unique, inverse = pairs.unique(return_inverse=True)
     delta = delta.reshape(-1, module.embedding_dim)
     g = delta.new_zeros(len(unique), module.embedding_dim).index_add_(0, inverse, delta)
-    total = delta.new_zeros(rows, module.embedding_dim).index_add_(0, unique % rows, power_of(g, power))
+    read, value = unique % rows, power_of(g, power)
     if module.padding_idx is not None:
-        total[module.padding_idx] = 0
-    yield "weight", total
+        value = value * (read != module.padding_idx).unsqueeze(1)
+    yield "weight", torch.sparse_coo_tensor(read.unsqueeze(0), value, (rows, module.embedding_dim), check_invariants=False)
 
 
 def norm(module: nn.Module, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:

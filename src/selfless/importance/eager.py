@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfless.functional.shapes import is_finite
 from selfless.importance.closed import power_of
 from selfless.importance.fallback import vmap_chunks
 from selfless.importance.layerwise import Layerwise
-from selfless.importance.loop import Estimator, Importance, Sums, accumulate, add_sum
+from selfless.importance.loop import Estimator, Importance, Pairs, Sums, accumulate, add_sum
 from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Loss, Objective, OwnLoss, with_loss
 from selfless.importance.reducer import MEMORY, Reducer
 from selfless.network.calling import CalledModel, Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
@@ -140,16 +141,16 @@ class _Eager:
         else:
             if alpha is not None:
                 self.reducer.neurons(values, weight, retain=True, alpha=alpha)
-            for name, value in _batch_gradient(self.model, values, power, weight, retain).items():
+            for name, value in _batch_gradient(self.model, values, power, weight, retain):
                 add_sum(omega, name, value)
 
 
-def _batch_gradient(model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool) -> Sums:
+def _batch_gradient(model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool) -> Pairs:
     """|∂ Σ_m L_m/∂θ|ᵖ of one batch: the estimate in the authors' code and in most libraries."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = values.sum() if weight is None else (values * (weight if power == 1 else weight.sqrt())).sum()
     grads = torch.autograd.grad(total, list(named.values()), retain_graph=retain, allow_unused=True)
-    return {n: power_of(g, power) for n, g in zip(named, grads, strict=True) if g is not None}
+    return ((n, power_of(g, power)) for n, g in zip(named, grads, strict=True) if g is not None)
 
 
 def _omega_or_zeros(omega: Sums, name: str, parameter: Tensor) -> Tensor:
@@ -161,10 +162,10 @@ def _omega_or_zeros(omega: Sums, name: str, parameter: Tensor) -> Tensor:
 def _check_finite(omega: Sums, alpha: Sums) -> None:
     """Raise ValueError for an importance that is NaN or infinite."""
     for name, value in omega.items():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise ValueError(f"the importance of {name!r} is not finite: the output contains NaN or infinity. Did training diverge?")
     for name, value in alpha.items():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise ValueError(
                 f"the importance of layer {name!r} is not finite: activations or outputs contain NaN or infinity. Did training diverge?"
             )

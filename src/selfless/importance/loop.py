@@ -17,6 +17,7 @@ from selfless.importance.objectives import Objective
 
 Estimator = Literal["per-sample", "per-batch"]
 Sums = dict[str, Tensor]
+Pairs = Iterable[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -85,5 +86,8 @@ def accumulate(
 
 
 def add_sum(total: Sums, name: str, value: Tensor) -> None:
-    """Add one value to `total` in place."""
-    total[name] = total[name].add_(value) if name in total else value.clone()
+    """Add one value, which may be sparse, to `total` in place."""
+    if name in total:
+        total[name].add_(value)
+    else:
+        total[name] = value.to_dense() if value.is_sparse else value.clone()
