@@ -52,6 +52,11 @@ class Encoder(nn.Module):
         return self.head(self.blocks(self.norm(self.token(tokens) + self.place(places)))[:, 0])
 
 
+def storages(tree: Any) -> list[Any]:
+    tensors = (t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, Tensor) and t.layout == torch.strided)
+    return [t.untyped_storage() for t in tensors]
+
+
 class PeakMemory(TorchDispatchMode):
     """Counts the bytes of tensors that are made inside `with`: torch has such a counter for GPUs alone."""
 
@@ -60,10 +65,9 @@ class PeakMemory(TorchDispatchMode):
         self.now, self.peak, self.seen = 0, 0, weakref.WeakSet[Any]()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        leaves = torch.utils._pytree.tree_leaves
-        given = {id(t.untyped_storage()) for t in leaves((args, kwargs)) if isinstance(t, Tensor)}
+        given = {id(storage) for storage in storages((args, kwargs))}
         result = function(*args, **(kwargs or {}))
-        for storage in (t.untyped_storage() for t in leaves(result) if isinstance(t, Tensor)):
+        for storage in storages(result):
             if storage not in self.seen and id(storage) not in given:
                 self.seen.add(storage)
                 self.add(storage.nbytes())
@@ -103,7 +107,8 @@ def main(sizes: dict[str, int] = SMALL, device: str = "cpu") -> dict[str, float]
             F.cross_entropy(model(x), y).backward()
 
     def consolidate() -> None:
-        selfless.attach(model, EWC(10.0)).consolidate(batches)
+        with selfless.attach(model, EWC(10.0)) as keeper:
+            keeper.consolidate(batches)
 
     cuda, size = device != "cpu", sum(p.numel() * p.element_size() for p in model.parameters())
     times = [measure(work, cuda) for work in (passes, consolidate) * 3][2:]  # the first calls are slower
@@ -121,4 +126,5 @@ if __name__ == "__main__":
     parser.add_argument("--full", action="store_true", help="the size of BERT; batches of 5")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     options = parser.parse_args()
+    torch.set_num_threads(1 if not options.full else torch.get_num_threads())
     main(FULL if options.full else SMALL, options.device)

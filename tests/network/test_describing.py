@@ -14,6 +14,8 @@ from selfless.network.roles import adapters, hidden_layers, output_layer
 from tests import text_nets
 from tests.small_nets import Net, made, mlp, rand
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*hidden layers are left out")  # tested with the other notices of a keeper
+
 
 def reasons(description: object) -> dict[str, str]:
     return {row.name: f"{row.status}: {row.reason}" for row in description}  # type: ignore[attr-defined]
@@ -121,6 +123,7 @@ def test_conv1d_of_gpt_2_is_a_linear_layer() -> None:
     keeper.consolidate([text_nets.tokens()])
     assert keeper.alpha["block.up"].shape == (16,)
     keeper.load_state_dict(keeper.state_dict())
+    keeper.detach()
     with selfless.attach(model, None, OrthReg(1.0), layers=["block.up"]) as weights:
         model(text_nets.tokens())
         assert_close(weights.penalty(), selfless.functional.orth_reg(model.block.up.weight.T))  # rows are neurons

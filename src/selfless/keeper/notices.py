@@ -125,6 +125,6 @@ class Notices:
         self.once(
             "left out",
             f"{len(names)} of {len(names) + kept} hidden layers are left out, because no activation function was found right after them: "
-            f"{shown}. If one of them is the output of a task, name the outputs: heads=[…]; to choose yourself, name activation modules: "
-            "layers=[…]",
+            f"{shown} (print(keeper.describe()) shows all). If one of them is the output of a task, name the outputs: heads=[…]; to choose "
+            "yourself, name activation modules: layers=[…]",
         )
