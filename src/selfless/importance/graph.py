@@ -51,36 +51,56 @@ class Graph:
 
     counts      how many times each leaf enters an operation
     consumers   node → the operations that read its output, with the number of the argument
+    following   node → the nodes whose outputs it reads; a node comes after all nodes that it reaches
     """
 
     counts: dict[Tensor, int] = field(default_factory=dict)
     consumers: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
+    following: dict[Node, list[Node]] = field(default_factory=dict)
     leaves: dict[Tensor, Node] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Tensor) -> Graph:
         """Walk through the graph of `values`."""
         found = cls()
-        stack, seen = [values.grad_fn], {values.grad_fn}
+        stack: list[tuple[Node, list[Node] | None]] = [(values.grad_fn, None)]
+        seen = set()
         while stack:
-            node = stack.pop()
-            if type(node).__name__ == "CheckpointFunctionBackward":
-                raise ValueError(
-                    "the model uses reentrant activation checkpointing, which hides its parameters from autograd; "
-                    "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-                )
-            for slot, (following, _) in enumerate(() if node is None else node.next_functions):
-                if following is None:
-                    continue
-                found.consumers.setdefault(following, []).append((node, slot))
-                variable = getattr(following, "variable", None)
-                if variable is not None:
-                    found.counts[variable] = found.counts.get(variable, 0) + 1
-                    found.leaves[variable] = following
-                if following not in seen:
-                    seen.add(following)
-                    stack.append(following)
+            node, following = stack.pop()
+            if following is not None:
+                found.following[node] = following
+            elif node not in seen:
+                seen.add(node)
+                following = found._enter(node)
+                stack.append((node, following))
+                stack += [(after, None) for after in following]
         return found
+
+    def _enter(self, node: Node) -> list[Node]:
+        """Note what a node reads, and return those nodes."""
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise ValueError(
+                "the model uses reentrant activation checkpointing, which hides its parameters from autograd; "
+                "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        found = []
+        for slot, (after, _) in enumerate(node.next_functions):
+            if after is None:
+                continue
+            found.append(after)
+            self.consumers.setdefault(after, []).append((node, slot))
+            variable = getattr(after, "variable", None)
+            if variable is not None:
+                self.counts[variable] = self.counts.get(variable, 0) + 1
+                self.leaves[variable] = after
+        return found
+
+    def deepest(self, nodes: set[Node]) -> set[Node]:
+        """Return the `nodes` from which no other one can be reached."""
+        below: dict[Node, bool] = {}  # node → one of `nodes` can be reached from it, itself not counted
+        for node, following in self.following.items():
+            below[node] = any(after in nodes or below[after] for after in following)
+        return {node for node in nodes if not below.get(node, True)}
 
     def uses(self, parameter: Tensor, count: int) -> list[Use]:
         """Return every use of a parameter in a batch of `count` samples."""
@@ -127,21 +147,20 @@ def shape_of(node: Node) -> torch.Size | None:
     return torch.Size(metadata[0].shape) if metadata else None
 
 
-def stream_gradients(root: Tensor, places: Sequence[Place], retain: bool) -> None:
-    """Run one backward pass from the scalar `root`. Call each function with the gradient at its edge, as soon as that is complete.
+def stream_gradients(values: Tensor, graph: Graph, places: Sequence[Place], retain: bool) -> None:
+    """Run one backward pass from Σ_m L_m. Call each function with the gradient at its edge, as soon as that is complete.
 
     The pass goes as far as the deepest edges, from which no other edge can be reached. Their gradients are returned by autograd; all
     others are read by hooks while the pass runs. No gradient of a parameter is computed.
     """
-    nodes = {edge.node for edge, _ in places}
-    deepest = _deepest(root.grad_fn, nodes)
+    deepest = graph.deepest({edge.node for edge, _ in places})
     last = [place for place in places if place[0].node in deepest]
     handles = []
     for edge, receive in places:
         if edge.node not in deepest and edge.node is not None:
             handles.append(edge.node.register_prehook(_reader(edge.output_nr, receive)))
     try:
-        grads = torch.autograd.grad(root, [edge for edge, _ in last], allow_unused=True, retain_graph=retain) if last else ()
+        grads = torch.autograd.grad(values.sum(), [edge for edge, _ in last], allow_unused=True, retain_graph=retain) if last else ()
     finally:
         for handle in handles:
             handle.remove()
@@ -159,24 +178,6 @@ def _reader(position: int, receive: Callable[[Tensor], None]) -> Callable[[tuple
             receive(gradient)
 
     return hook
-
-
-def _deepest(root: Node, nodes: set[Node]) -> set[Node]:
-    """Return the `nodes` from which no other one can be reached, among those reachable from the root."""
-    below: dict[Node, bool] = {}  # node → one of `nodes` can be reached from it, itself not counted
-    stack: list[tuple[Node, bool]] = [(root, False)]
-    while stack:
-        node, done = stack.pop()
-        if node is None or (node in below and not done):
-            continue
-        following = [f for f, _ in node.next_functions if f is not None]
-        if done:
-            below[node] = any(f in nodes or below[f] for f in following)
-        else:
-            below[node] = False
-            stack.append((node, True))
-            stack += [(f, False) for f in following if f not in below]
-    return {node for node in nodes if node in below and not below[node]}
 
 
 def apply_views(views: Sequence[Node], gradient: Tensor) -> Tensor:

@@ -174,12 +174,11 @@ class Reducer:
         others = [n for n, p in self._parameters.items() if p.requires_grad and p in graph.counts and id(p) not in done]
         shared = [self._shared(name, uses, layouts, now, omega) for name, uses, layouts in self._exact_uses(graph, values, others)]
         rest = [name for name in others if name not in {s.name for s in shared}]
-        del graph  # its nodes hold activations
         places = [self._module_place(name, call, now, omega) for name, call in modules.items()]
         places += [place for one in shared for place in one.places()]
         found: dict[int, Tensor] = {}
         places += self._tap_places(found) if alpha is not None else []
-        stream_gradients(values.sum(), places, retain or bool(rest))
+        stream_gradients(values, graph, places, retain or bool(rest))
         for one in shared:
             one.finish()
         if rest:
@@ -192,7 +191,7 @@ class Reducer:
         """Add only Σ_m w_m |∂L_m/∂n| by tap, of the last forward pass, to `alpha`."""
         self._stop_listening(values)
         found: dict[int, Tensor] = {}
-        stream_gradients(values.sum(), self._tap_places(found), retain)
+        stream_gradients(values, Graph.of(values), self._tap_places(found), retain)
         self._sum_by_tap(found, weights, alpha)
 
     def _stop_listening(self, values: Tensor) -> None:
