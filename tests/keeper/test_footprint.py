@@ -37,7 +37,7 @@ class Words(nn.Module):
 
 def tasks(build: Any, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     g = torch.Generator().manual_seed(seed)
-    xs = [torch.randint(0, 20_000, (4, 6), generator=g) if build is Words else torch.randn(4, SIZE, generator=g) for _ in range(2)]
+    xs = [torch.randint(0, 20_000, (4, 6), generator=g) if build is Words else torch.randn(4, SIZE, generator=g) for _ in range(1)]
     return [(x, torch.randint(0, 4, (4,), generator=g)) for x in xs]
 
 
