@@ -68,8 +68,8 @@ def _format_json(value: Any, indent: int = 0) -> str:
 def locked(path: Path, busy: Callable[[], None]) -> Iterator[IO[str]]:
     """Hold an exclusive lock on the file `path` inside the `with` block; a killed process loses its lock.
 
-    If another process holds the lock, call `busy` once and wait. The holder may remove the file and its folder. Whoever waited then holds
-    a file that no other process can find, and locks the new file instead.
+    If another process holds the lock, call `busy` once and wait. The holder may remove the file and its folder. The process that waited
+    then has a lock on a file that no other process can find, so it locks the new file instead.
     """
     waited = False
     tries = 0

@@ -116,7 +116,7 @@ def paired_interval(
 
 def _float64(values: "ArrayLike | Tensor") -> Floats:
     """Return a float64 array of a tensor (any device, any float type), an array or nested lists."""
-    if hasattr(values, "detach"):  # a tensor; asked this way, so that torch is not imported
+    if hasattr(values, "detach"):  # a tensor; this test does not import torch
         values = values.detach().cpu().double().numpy()
     return np.asarray(values, dtype=np.float64)
 

@@ -121,7 +121,7 @@ def _perceptron(inputs: int, width: int, linear: int, activation: Callable[[], n
 
 
 def _cnn(n: int, *, outputs: int, input_shape: Shape, padding: Padding = "same-valid", dropout: float = 0.0) -> Network:
-    """Zenke et al. 2017: conv 32, 32, max-pool, conv 64, 64, max-pool, FC N, head; 3×3 kernels and ReLU throughout.
+    """The network of Zenke et al. 2017: conv 32, 32, max-pool, conv 64, 64, max-pool, FC N, head; 3×3 kernels and ReLU throughout.
 
     padding: "same-valid" pads only the first convolution of each pair, as in their Keras network: 32×32 images give 64×6×6 = 2304 inputs to
     the FC layer. "same" pads all. dropout: the rate after the FC layer, and half of it after each pool. Zenke et al. use 0.5, the paper 0.

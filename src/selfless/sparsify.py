@@ -31,7 +31,7 @@ class Sparsifier(Term):
     discounted: ClassVar[bool] = False  # True if α lowers the penalty of neurons that earlier tasks need
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Remove the inherited `pair_form` from a subclass that overrides `penalty`: it belongs to another formula."""
+        """Remove the inherited `pair_form` from a subclass that overrides `penalty`, because it belongs to the parent's formula."""
         super().__init_subclass__(**options)
         if "penalty" in cls.__dict__ and "pair_form" not in cls.__dict__:
             cls.pair_form = Sparsifier.pair_form  # type: ignore[method-assign]
@@ -47,7 +47,7 @@ class Sparsifier(Term):
 
 @dataclass(frozen=True)
 class NoSparsifier(Sparsifier):
-    """No penalty: the paper's No-Reg."""
+    """No penalty: No-Reg in the paper."""
 
     name: ClassVar[str] = "none"
     strength: float = 0.0
@@ -141,7 +141,7 @@ class SLNID(_Inhibition, Sparsifier):
 
 @dataclass(frozen=True)
 class L1Rep(Sparsifier):
-    """Few active neurons, by an L1 norm of the activations (`functional.l1_rep`)."""
+    """L1 norm of the activations: few active neurons (`functional.l1_rep`)."""
 
     name: ClassVar[str] = "l1-rep"
     strength: float = 1e-5
@@ -152,7 +152,7 @@ class L1Rep(Sparsifier):
 
 @dataclass(frozen=True)
 class DeCov(Sparsifier):
-    """Decorrelated activations (`functional.decov`)."""
+    """Penalty on correlated activations (`functional.decov`)."""
 
     name: ClassVar[str] = "decov"
     strength: float = 1e-4
@@ -163,7 +163,7 @@ class DeCov(Sparsifier):
 
 @dataclass(frozen=True)
 class L1Param(Sparsifier):
-    """Sparse parameters, by an L1 norm of every trainable parameter (`functional.l1_param`)."""
+    """L1 norm of every trainable parameter: sparse parameters (`functional.l1_param`)."""
 
     name: ClassVar[str] = "l1-param"
     reads: ClassVar[Reads] = "parameters"
@@ -175,7 +175,7 @@ class L1Param(Sparsifier):
 
 @dataclass(frozen=True)
 class L2Param(Sparsifier):
-    """Weight decay, over every trainable parameter (`functional.l2_param`): the paper's L2-WD."""
+    """Weight decay of every trainable parameter (`functional.l2_param`): L2-WD in the paper."""
 
     name: ClassVar[str] = "l2-wd"
     reads: ClassVar[Reads] = "parameters"
@@ -187,7 +187,7 @@ class L2Param(Sparsifier):
 
 @dataclass(frozen=True)
 class OrthReg(Sparsifier):
-    """Decorrelated incoming weights of the chosen layers (`functional.orth_reg`)."""
+    """Penalty on correlated incoming weights of the chosen layers (`functional.orth_reg`)."""
 
     name: ClassVar[str] = "orth-reg"
     reads: ClassVar[Reads] = "weights"

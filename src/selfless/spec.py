@@ -61,7 +61,7 @@ class Option:
             raise ValueError(f"{name} is {value!r}; choose one of {', '.join(self.choices)}")
         if self.kind is dict:
             if not isinstance(value, Mapping):
-                raise TypeError(f"{name} is {value!r}; it must be a table of options, as {{classes_per_task = 5}}")
+                raise TypeError(f"{name} is {value!r}; it must be a table of options, such as {{classes_per_task = 5}}")
             return dict(value)
         if self.kind is int:
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < self.low:
@@ -150,11 +150,11 @@ class Run:
         Select, "Training", "Epoch that is kept: last, held-out (the best on held-out data), best-on-test (marked in every table)."
     )
     held_out: float = option(
-        0.0, "Training", "Share of the training data that is held out.", below=1, shown="0; 0.1 where the run needs held-out data"
+        0.0, "Training", "Share of the training data that is held out.", below=1, shown="0; 0.1 if the run needs held-out data"
     )
     augment: Augmentation = chosen_from(Augmentation, "Training", "Augmentation of training images: none, flip, crop-flip, resized.")
     precision: Precision = chosen_from(
-        Precision, "Training", "Precision of products on a GPU: tf32, fp32, bf16. A CPU uses float32, or bf16 where it can."
+        Precision, "Training", "Precision of products on a GPU: tf32, fp32, bf16. A CPU uses float32, or bf16 if it supports it."
     )
     scenario: Scenario = chosen_from(
         Scenario,

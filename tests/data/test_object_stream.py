@@ -60,7 +60,7 @@ def test_named_sets_in_the_order_given(three_sets: Path) -> None:
     assert [task.name for task in found.tasks] == ["svhn", "scenes"]
     assert found.name == "objects:svhn,scenes"
     assert [task.name for task in stream("objects", tasks=2).tasks] == ["scenes", "birds"]
-    with pytest.raises(MissingData, match=r"cars \(Stanford Cars\) is not here.*\n.*\n(.*\n)*.*cars_train.tgz"):
+    with pytest.raises(MissingData, match=r"cars \(Stanford Cars\) is not on this machine.*\n.*\n(.*\n)*.*cars_train.tgz"):
         stream("objects:svhn,cars")
     with pytest.raises(ValueError, match="did you mean 'birds'"):
         stream("objects:brids")
@@ -102,7 +102,7 @@ def test_seeds_share_one_copy(three_sets: Path) -> None:
 
 
 def test_nothing_is_here(tmp_path: Path) -> None:
-    with pytest.raises(MissingData, match=r"none of the eight object sets is here.*selfless data fetch objects"):
+    with pytest.raises(MissingData, match=r"none of the eight object sets is on this machine.*selfless data fetch objects"):
         stream("objects", data_dir=tmp_path)
 
 

@@ -26,7 +26,7 @@ def test_fetch_objects_says_what_to_place_by_hand(served: list[str], tmp_path: P
     output = run("fetch", "objects", "--data-dir", root, code=1)
     for name in ("flowers", "svhn", "scenes"):
         assert f"{name}: {root}/objects/{name}" in output
-    assert "cars (Stanford Cars) is not here:" in output
+    assert "cars (Stanford Cars) is not on this machine:" in output
     assert "not publicly downloadable; the set's own page" in output
     assert f"Put these files, or what is in them, into {root}/objects/cars:" in output
     assert "cars_test_annos_withlabels.mat" in output
@@ -66,7 +66,7 @@ def test_prepare_boxes_and_errors(three_sets: Path, tmp_path: Path) -> None:
     assert "4 + 4 (official" in run("prepare", "birds", "--boxes")
     assert prepare_objects("birds", boxes=True).fresh == (0, 0.0)
     assert "choose variant" in run("prepare", "birds", "--aircraft", "engine", code=1)
-    with pytest.raises(MissingData, match=r"letters \(Chars74K, good images\) is not here"):
+    with pytest.raises(MissingData, match=r"letters \(Chars74K, good images\) is not on this machine"):
         prepare_objects("letters")
 
 
@@ -87,4 +87,4 @@ def test_a_set_that_cannot_be_prepared_does_not_stop_the_others(three_sets: Path
 
 
 def test_prepare_where_nothing_is(tmp_path: Path) -> None:
-    assert "none of the eight object sets is here" in run("prepare", "objects", "--data-dir", str(tmp_path), code=1)
+    assert "none of the eight object sets is on this machine" in run("prepare", "objects", "--data-dir", str(tmp_path), code=1)

@@ -39,7 +39,7 @@ def test_a_name_becomes_the_path_of_that_very_file(tmp_path: Path, monkeypatch: 
     with pytest.raises(Altered, match="not the file this run was made with"):
         locate_weights("alexnet", {"weights": named})
     (tmp_path / "alexnet" / FULL).unlink()
-    with pytest.raises(MissingData, match=r"the weights alexnet\.pth are not here; put the file into"):
+    with pytest.raises(MissingData, match=r"the weights alexnet\.pth were not found; put the file into"):
         locate_weights("alexnet", {"weights": named})
 
 

@@ -13,7 +13,7 @@ import torch
 
 
 def describe_hardware(device: torch.device) -> dict[str, Any]:
-    """Return what bench.json says of the machine: hardware, threads, load, versions, commit, time."""
+    """Return the description of the machine in bench.json: hardware, threads, load, versions, commit, time."""
     from selfless.runner.machine import machine
 
     known = machine()

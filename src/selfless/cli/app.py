@@ -10,7 +10,7 @@ from selfless import __version__
 from selfless.cli import bench, capacity, data, demo, records, report, reproduce, run, tune
 
 app = typer.Typer(
-    help="Continual learning that leaves room: MAS, EWC, SI and their rivals beside SLNID (Selfless Sequential Learning, ICLR 2019).",
+    help="Continual learning that leaves room for later tasks: MAS, EWC, SI, … with SLNID (Selfless Sequential Learning, ICLR 2019).",
     epilog="Examples:  selfless run --sparsify slnid:1e-3  ·  selfless run --help  ·  selfless report results",
     no_args_is_help=True,
     rich_markup_mode="rich",

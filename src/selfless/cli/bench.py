@@ -1,4 +1,4 @@
-"""`selfless bench`: what things cost on this machine."""
+"""`selfless bench`: measure time and memory on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from selfless.cli.options import AsJson, DataDir, Device
 EXAMPLES = """[bold]Examples[/bold]
 
   selfless bench                                       [dim]# steps, importance, penalty, growth: one table[/dim]
-  selfless bench --quick                               [dim]# a minute: a look, not a result[/dim]
+  selfless bench --quick                               [dim]# a minute: a quick look, not a result[/dim]
   selfless bench --only penalty --device cpu --threads 2
   selfless bench --out results/bench/here              [dim]# bench.json and the plots, PNG and SVG[/dim]
   selfless bench --only sequence --out results/bench/gpu [dim]# whole sequences: needs a GPU, MNIST and CIFAR-100[/dim]
@@ -35,9 +35,9 @@ def bench(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """What things cost on this machine, as ratios to plain PyTorch measured in the same run: interleaved rounds, the least time of each.
+    """Measure time and memory on this machine, as ratios to plain PyTorch in the same rounds; a time is the minimum over rounds.
 
-    Images are made up in memory; only sequence and peers need real data. A part that cannot be measured here says why.
+    Images are random tensors in memory; only sequence and peers need real data. If a part cannot be measured, the reason is printed.
     """
     with reporting_errors(as_json, "stopped; with --out, what was measured so far is in bench.json"):
         import shlex

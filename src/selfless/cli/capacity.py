@@ -1,4 +1,4 @@
-"""`selfless capacity`: the room that recorded runs have left."""
+"""`selfless capacity`: show how much capacity recorded runs have left."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from selfless.spec import Result
 
 EXAMPLES = "Examples:  selfless capacity results  ·  selfless capacity results/KEY"
-FEW = 12  # up to so many runs, all layers are shown; of more runs, a summary
+FEW = 12  # up to this number of runs all layers are shown, for more runs a summary
 
 
 def capacity(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results, or of one run.")] = Path("results"),
     as_json: AsJson = False,
 ) -> None:
-    """How much room each recorded run has left after each task: free parameters and neurons by layer; a summary of many runs."""
+    """Show how much room each recorded run has left after each task: free parameters and neurons by layer, or a summary of many runs."""
     with reporting_errors(as_json):
         results = load_results(folder)
         if as_json:

@@ -13,13 +13,13 @@ import typer
 from selfless.cli.errors import print_error, reporting_errors
 from selfless.cli.options import AsJson, DataDir
 
-app = typer.Typer(help="Published data sets: what is here, fetch it, check it, prepare it.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(help="List, fetch, check and prepare published data sets.", no_args_is_help=True, rich_markup_mode="rich")
 STOPPED = "stopped; the same command goes on where it stopped"
 
 
 @app.command("list", epilog="Examples:  selfless data list  ·  selfless data list --json")
 def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """The data sets that are known by name, whether they are here, and the streams made of them."""
+    """List the known data sets, whether they are on this machine, and the streams made from them."""
     with reporting_errors(as_json, STOPPED):
         from selfless import data
 
@@ -122,7 +122,7 @@ def _alexnet_weights(data_dir: Path | None) -> tuple[str | None, str]:
 
 
 def _where(place: str | None, first: Path) -> str:
-    """A place in a word, because paths are too long for a cell: in the data folder `first`, in the cache, or nowhere."""
+    """Return one word for a place, because paths are too long for a cell: in the data folder `first`, in the cache, or nowhere."""
     return "not here" if place is None else "here" if Path(place).is_relative_to(first) else "in cache"
 
 
@@ -153,7 +153,7 @@ def fetch(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch data sets from their public mirrors and check their checksums; sets that are here already are not changed.
+    """Fetch data sets from their public mirrors and check their checksums; sets that are already on this machine are not changed.
 
     `objects` means the eight object sets: each is tried. Sets that cannot be downloaded are named, with the folder they belong in.
     """
@@ -187,7 +187,7 @@ def prepare(
 ) -> None:
     """Resize object sets to 224×224 once, into a memory map in the cache.
 
-    The command goes on where it was stopped, and does not prepare a set again. A set that cannot be prepared does not stop the others: it
+    If the command was stopped, it continues there; a set is not prepared twice. A set that cannot be prepared does not stop the others: it
     is named at the end, and the exit status is 1.
     """
     with reporting_errors(as_json, STOPPED):
@@ -195,7 +195,7 @@ def prepare(
 
         every = data.present_objects(data_dir) if "objects" in names else ()
         if "objects" in names and not every:
-            raise data.MissingData("none of the eight object sets is here; see: selfless data fetch objects")
+            raise data.MissingData("none of the eight object sets is on this machine; see: selfless data fetch objects")
         wanted = list(dict.fromkeys([n for n in names if n != "objects"] + list(every)))
         done, failed = [], {}
         for name in wanted:
@@ -227,7 +227,7 @@ def verify(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every file and compare it with the published one. The exit status is 1 if a file is altered, or NAME is absent."""
+    """Read every file and compare it with the published one. The exit status is 1 if a file is altered or the data set NAME is absent."""
     with reporting_errors(as_json, STOPPED):
         checks = _verify(name, data_dir)
         failed = any(c.status == "altered" or (name and not c.usable) for c in checks)

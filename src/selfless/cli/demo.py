@@ -16,7 +16,7 @@ EXAMPLES = "Example:  selfless demo --out demo"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where results, pictures and the report go.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for results, pictures and the report.")] = Path("demo"),
     data_dir: DataDir = None,
     device: Device = None,
     workers: Workers = None,
@@ -24,7 +24,7 @@ def demo(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Five permuted-MNIST tasks, MAS alone beside MAS + SLNID: a table, pictures and a report."""
+    """Compare MAS with MAS + SLNID on five permuted-MNIST tasks: a table, pictures and a report."""
     with reporting_errors(as_json):
         from selfless.preserve import MAS
         from selfless.runner import TrainOptions

@@ -55,7 +55,7 @@ def print_error(message: str) -> None:
 
 @contextmanager
 def _printing_warnings() -> Iterator[None]:
-    """Print each warning once, as a line on standard error without its place in the code: that helps callers of the library only."""
+    """Print each warning once, as a line on standard error, without its place in the code, which only helps callers of the library."""
     printed = set[str]()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -70,7 +70,7 @@ def _printing_warnings() -> Iterator[None]:
 
 @contextmanager
 def _ending_with_the_pipe() -> Iterator[None]:
-    """Exit quietly, as by SIGPIPE, when the reader of standard output (`head`, for one) has closed it."""
+    """Exit quietly, as by SIGPIPE, when the reader of standard output (for example `head`) has closed it."""
     try:
         yield
     except BrokenPipeError:
@@ -78,5 +78,5 @@ def _ending_with_the_pipe() -> Iterator[None]:
         watch.register(sys.stdout.fileno(), 0)
         if not watch.poll(0):  # standard output is still read: another pipe broke
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the last flush would raise an error
         raise typer.Exit(141) from None

@@ -13,14 +13,14 @@ import typer
 from selfless.spec import Option, Run
 
 HOW = "How it runs"
-Out = Annotated[Path | None, typer.Option(help="Where results are recorded and looked up.", show_default="results", rich_help_panel=HOW)]
+Out = Annotated[Path | None, typer.Option(help="Folder in which results are recorded.", show_default="results", rich_help_panel=HOW)]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Where data sets are.", show_default="$SELFLESS_DATA, else the user's cache", rich_help_panel=HOW)
+    Path | None, typer.Option(help="Folder with the data sets.", show_default="$SELFLESS_DATA, else the user's cache", rich_help_panel=HOW)
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.", show_default="auto", rich_help_panel=HOW)]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU.", show_default="one per core", rich_help_panel=HOW)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=HOW)]
-Force = Annotated[bool, typer.Option("--force", help="Train again what is recorded already.", rich_help_panel=HOW)]
+Force = Annotated[bool, typer.Option("--force", help="Train runs again that are already recorded.", rich_help_panel=HOW)]
 
 
 def with_run_fields(command: Callable[..., None]) -> Callable[..., None]:

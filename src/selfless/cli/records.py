@@ -31,10 +31,10 @@ def pack(
 @app.command(epilog="Example:  selfless results extract results/reproduction 08b496c0c85b7cbe --to mine")
 def extract(
     folder: Folder,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The 16 digits that name a run; selfless report shows them.")],
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Where its folder is written.")] = Path("results"),
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key of a run, 16 digits; selfless report shows it.")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where to write its folder.")] = Path("results"),
 ) -> None:
-    """Write one run of DIR, packed or not, as a folder of its own: metrics.json and spec.json."""
+    """Write one run of DIR, packed or not, as a folder with metrics.json and spec.json."""
     with reporting_errors():
         from selfless.runner.store import Store
 
@@ -43,10 +43,10 @@ def extract(
 
 @app.command(epilog="Example:  selfless results merge part-1 part-2 --out results/study")
 def merge(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of results; where two hold a run, the first counts.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the joined runs.jsonl.xz is written.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of results; if two have the same run, the first counts.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the joined runs.jsonl.xz.")],
 ) -> None:
-    """Join the runs of several folders, as parts of one study that were trained on different machines."""
+    """Join the runs of several folders, for example parts of one study that were trained on different machines."""
     with reporting_errors():
         from selfless.runner.merge import merge_results
 

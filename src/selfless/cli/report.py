@@ -1,4 +1,4 @@
-"""`selfless report`: recorded results as a page, as tables or as figures."""
+"""`selfless report`: show recorded results as a page, as tables or as figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report(
         Path | None, typer.Option("--against", metavar="DIR", help="Compare with the experiments recorded there instead, as Markdown.")
     ] = None,
 ) -> None:
-    """One self-contained HTML page of everything recorded in DIR, or its tables for a paper. Experiments come first."""
+    """Make one self-contained HTML page of everything recorded in DIR, or its tables. Experiments come first."""
     with reporting_errors():
         from selfless import report as reporting
         from selfless.report import experiments as experimental

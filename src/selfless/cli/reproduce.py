@@ -1,4 +1,4 @@
-"""`selfless reproduce`: the paper's tables and figures beside the published values."""
+"""`selfless reproduce`: make the paper's tables and figures beside the published values."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Experiments, or all, which means all of the paper.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Experiments, or all: every one of the paper.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="Show every experiment with its number of runs, and stop.")] = False,
-    profile: Annotated[str, typer.Option(help="ours, or paper: the authors' settings and selection, marked.")] = "ours",
+    profile: Annotated[str, typer.Option(help="ours, or paper: the authors' settings and selection on test data (marked).")] = "ours",
     quick: Annotated[bool, typer.Option("--quick", help="A small version that runs all of the code; its numbers mean nothing.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds to report, from 0 up.", show_default="5; quick: 2")] = None,
-    judge: Annotated[bool, typer.Option("--judge", help="Train nothing; judge today's claims by the recorded results.")] = False,
+    judge: Annotated[bool, typer.Option("--judge", help="Train nothing; decide the current claims by the recorded results.")] = False,
     out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results"),
     data_dir: DataDir = None,
     device: Device = None,
@@ -111,7 +111,7 @@ def _expand(names: Sequence[str], paper: Sequence[str]) -> list[str]:
 
 
 def _judge_again(names: Sequence[str], profile: str, quick: bool, out: Path) -> list[dict[str, Any]]:
-    """Judge today's claims of every recorded experiment among these, and write the records back."""
+    """Decide the current claims of every recorded experiment among these, and write the records back."""
     from selfless.experiments import experiment
     from selfless.experiments.reproduce import judge_again, record_file
     from selfless.files import write_json

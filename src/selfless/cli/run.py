@@ -29,7 +29,7 @@ def run(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget; flags win.",
+            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget; flags override it.",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -40,7 +40,9 @@ def run(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="How much data to keep in memory, as 2GB; larger data is read from a memory map.", show_default="all", rich_help_panel=HOW
+            help="How much data to keep in memory, e.g. 2GB; larger data is read from a memory map.",
+            show_default="all",
+            rich_help_panel=HOW,
         ),
     ] = None,
     engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=HOW)] = "local",
@@ -50,7 +52,7 @@ def run(
 ) -> None:
     """Train a sequence of tasks and report accuracy, forgetting and the capacity that is left.
 
-    A run is named by its settings: a recorded run is shown, not trained again, and an interrupted run goes on where it stopped.
+    A run is identified by its settings: a recorded run is shown and not trained again, and an interrupted run continues.
     """
     with reporting_errors(as_json):
         from selfless.runner.plan import plan

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: bool) -> list[Result]:
-    """Train with live progress on standard error, or take what is recorded in `options.out`."""
+    """Train with live progress on standard error, or load the results that are recorded in `options.out`."""
     from rich.console import Console
 
     from selfless.cli.progress import progress_bars
@@ -40,7 +40,7 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
 
 
 def fleet_speeds(results: Sequence[Result]) -> list[str]:
-    """A line for every fleet among these: how many runs, on what, how fast, and how much of a GPU's memory it took."""
+    """Return a line for every fleet among these: the number of runs, the hardware, the speed, and the memory of the GPU it used."""
     fleets: dict[tuple[Any, ...], dict[str, Any]] = {}
     for about in (r.about for r in results if r.about.get("run_steps_per_second")):
         fleets.setdefault((about["seconds"], about["run_steps_per_second"]), about)

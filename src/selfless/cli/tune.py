@@ -1,4 +1,4 @@
-"""`selfless tune`: the paper's rule of thumb for λ, by one fleet."""
+"""`selfless tune`: choose λ by the paper's rule of thumb, with one fleet."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def tune(
     sparsify: Annotated[str, typer.Option(help="The sparsifier whose strength is chosen.")] = "slnid",
     strengths: Annotated[str, typer.Option(help="The grid of strengths, separated by commas.")] = "1e-5,3e-5,1e-4,3e-4,1e-3,3e-3,1e-2,3e-2",
     tolerance: Annotated[
-        float, typer.Option(min=0, help="How many points below the unregularised accuracy still count as keeping it.")
+        float, typer.Option(min=0, help="How many points of accuracy a strength may lose against training without a sparsifier.")
     ] = 0.5,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs per task.")] = 10,
     batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 200,
     lr: Annotated[float, typer.Option(help="Learning rate of SGD.")] = 1e-2,
     schedule: Annotated[str, typer.Option(help="Learning rate over a task: constant, cosine.")] = "constant",
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only so many images of the task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many images of the task to use.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 up.")] = 2,
     out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results/tune"),
     data_dir: DataDir = None,
@@ -43,9 +43,10 @@ def tune(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """The paper's rule of thumb for λ: the strength that keeps the first task's accuracy, found by one fleet on held-out data.
+    """Choose λ by the paper's rule of thumb: train the first task with several strengths and compare held-out accuracies.
 
-    The paper says the smallest that does, and means the one that leaves most room: the largest. Both are shown; the largest is suggested.
+    The paper asks for the smallest λ that keeps the accuracy, but means the λ that leaves most room, the largest one. Both are shown;
+    the largest is suggested.
     """
     with reporting_errors(as_json):
         from selfless.experiments.base import Choice
@@ -94,8 +95,8 @@ def show_tuning(
 ) -> None:
     """Print the held-out accuracy of every candidate (the first has no sparsifier) and the strength to take.
 
-    scores[i] are the accuracies of candidate i over seeds, in percent, NaN for a failed run. `largest` and `smallest` are the candidates
-    that the two readings of the rule choose; None: all failed.
+    scores[i] are the accuracies of candidate i over seeds, in percent, NaN for a failed run. `largest` and `smallest` are the numbers
+    of the candidates that the two readings of the rule choose; None: all failed.
     """
     from selfless.metrics import spread
 

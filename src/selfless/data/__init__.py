@@ -1,4 +1,4 @@
-"""Data: published sets by name, a user's own data, and streams of tasks made of them.
+"""Data: published sets by name, a user's own data, and streams of tasks made from them.
 
     from selfless.data import stream
 
@@ -14,7 +14,7 @@ How to add a stream or a data source: see `named`. Bottom up:
     tasks, streams, custom, object_stream, named                  streams of tasks; `named` is on top
     traits                                                        facts about a stream by name, without loading it
 
-Other rooms import from `selfless.data` itself. `data` imports only `selfless.files` and `selfless.workers`.
+Other packages import from `selfless.data` itself. `data` imports only `selfless.files` and `selfless.workers`.
 """
 
 from selfless.data.augment import Augment

@@ -1,4 +1,4 @@
-"""Data sets in memory: each is loaded once and shared while something uses it.
+"""Data sets in memory: each is loaded once and shared while it is in use.
 
 A loaded data set is released with its last user. Inside `with holding():` it stays loaded, so that runs one after another share one
 copy of their images, also on a GPU.
@@ -25,7 +25,7 @@ _LOADED: weakref.WeakValueDictionary[tuple[str, tuple[Path, ...]], Source] = wea
 
 @contextmanager
 def holding() -> Iterator[None]:
-    """Keep data sets loaded inside `with holding():`. Of nested blocks, the outermost counts."""
+    """Keep data sets loaded inside `with holding():`. If blocks are nested, the outermost one decides when they are released."""
     _HELD.append({})
     try:
         yield
@@ -41,7 +41,7 @@ def hold(loaded: T) -> T:
 
 
 def load(name: str, *, data_dir: Place = None, download: bool = True) -> Source:
-    """Load a published data set by name (see `sources`), checked. If it is nowhere and `download` is set, fetch it first.
+    """Load a published data set by name (see `sources`), checked. If it is not found and `download` is set, fetch it first.
 
     While a Source is in use, loading it again gives the same object: five seeds share one copy of the images.
     """
@@ -66,7 +66,7 @@ def offer(source: Source, *, data_dir: str | os.PathLike[str]) -> None:
 
 
 def _read_first(item: Entry, places: tuple[Path, ...]) -> Source:
-    """Read the first copy that is not altered. Raise the first error if all are."""
+    """Read the first copy that is not altered. If all are altered, raise the first error."""
     first: DataError | None = None
     for place in places:
         try:

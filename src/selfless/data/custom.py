@@ -33,9 +33,9 @@ def from_arrays(
     seed: int = 0,
     **options: Any,
 ) -> Stream:
-    """Make a stream of arrays or tensors.
+    """Make a stream from arrays or tensors.
 
-    With `task` (one number per image) these are the tasks; without, any `kind` of stream is made of all images. Without x_test, a
+    With `task` (one number per image) these are the tasks; without it, a stream of any `kind` is made from all images. Without x_test, a
     random `test_share` of the training images is the test set. Without task_test, the tasks of test images follow from their classes.
     """
     made = read_arrays(
@@ -75,7 +75,7 @@ def from_datasets(
     held_out: float = 0.0,
     **options: Any,
 ) -> Stream:
-    """Make a task of each (train, test) pair of `torch.utils.data.Dataset`s; their items are (image or tensor, label)."""
+    """Make a task from each (train, test) pair of `torch.utils.data.Dataset`s; their items are (image or tensor, label)."""
     halves = []
     for which in (0, 1):
         read = [read_dataset(pair[which], f"data set {i + 1}") for i, pair in enumerate(pairs)]
@@ -102,10 +102,10 @@ def from_folders(
     seed: int = 0,
     **options: Any,
 ) -> Stream:
-    """Make a stream of PATH/<task>/<train|test>/<class>/*.png, or of PATH/<task>/<class>/*.png.
+    """Make a stream from PATH/<task>/<train|test>/<class>/*.png, or of PATH/<task>/<class>/*.png.
 
     Without train and test folders, a random `test_share` of each class is for testing. Tasks come in natural order (task2 before
-    task10) or in `task_order`. Images keep their size if all have the same, else all get `size` (64 if not given), never distorted.
+    task10) or in `task_order`. Images keep their size if all have the same, else all get `size` (64 if not given), without distortion.
     They are grey only if every image is grey.
     """
     place = Path(path).expanduser()

@@ -1,7 +1,7 @@
-"""What a stream is made of beyond its name, so that a recorded result can tell that its data has changed.
+"""The data of a stream that its name does not determine, so that a recorded result can show that its data has changed.
 
 Published data is checked by its own checksums and needs nothing here. Custom arrays and folders are named by a path only, and object sets
-come whole, in part or in copies: the same name may mean other images tomorrow.
+may be complete, partial or copies: the same name may mean other images tomorrow.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Place = str | os.PathLike[str] | None
 
 @dataclass(frozen=True)
 class Contents:
-    """The part of a stream that its name does not fix.
+    """The part of a stream that its name does not determine.
 
-    listing   text that changes when the data does; None where there is nothing to list
+    listing   text that changes when the data does; None if there is nothing to list
     files     files whose bytes belong to the stream
     is_here   False: the data is not on this machine, so nothing can be compared
-    is_slow   True: finding this out takes a moment; keep the answer
+    is_slow   True: reading this is slow, so the caller should cache it
     """
 
     listing: bytes | None = None
@@ -32,7 +32,7 @@ class Contents:
 
 
 def stream_contents(name: str, *, tasks: int | None = None, options: Mapping[str, Any] | None = None, data_dir: Place = None) -> Contents:
-    """Return what the stream of that name is made of; empty for published data."""
+    """Return the contents of the stream of that name; empty for published data."""
     base = name.removeprefix("joint-")
     kind, _, path = base.partition(":")
     look = LOOKS.get(kind)
@@ -44,7 +44,7 @@ def _arrays(_: str, path: str, *__: Any) -> Contents:
 
 
 def _folders(_: str, path: str, *__: Any) -> Contents:
-    """List sizes and times: reading every image would take as long as an epoch."""
+    """List the sizes and times of files, because reading every image would take as long as an epoch."""
     files = [item for item in sorted(Path(path).rglob("*")) if item.is_file()]
     lines = [f"{item.relative_to(path)} {item.stat().st_size} {item.stat().st_mtime_ns}\n" for item in files]
     return Contents("".join(lines).encode())

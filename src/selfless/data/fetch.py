@@ -1,7 +1,7 @@
-"""Fetch published files: mirrors in order, checked by checksum, renamed into place when they are right.
+"""Fetch published files: try mirrors in order, check the checksum, and rename a file into place only if it is right.
 
-Whether the machine is offline is found out quickly: before anything is downloaded, a connection to every host is tried, all at the
-same time, for a few seconds. MNIST can then still come out of a wheel, on machines that reach a package index only.
+A machine that is offline is recognised quickly: before a download, connections to all hosts are tried at the same time, for a few
+seconds. On machines that reach only a package index, MNIST can still be taken from a wheel.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Host = tuple[str, int]
 
 
 def fetch(name: str, *, data_dir: Place = None) -> Path:
-    """Make sure that the files of a data set are here and right; return the folder they are in.
+    """Make sure that the files of a data set are on this machine and right; return their folder.
 
     Files that are right are not fetched again, altered ones are replaced. If the copy here is reduced, the whole set is fetched beside
-    it. Raise MissingData with the files to put where, if they cannot be fetched.
+    it. If files cannot be fetched, raise MissingData, which says which files to put where.
     """
     item = find_entry(name)
     before = check_copies(item, data_dirs(data_dir))
@@ -63,7 +63,7 @@ def fetch(name: str, *, data_dir: Place = None) -> Path:
 def explain_missing(item: Entry, troubles: list[str], data_dir: Place = None) -> str:
     """Say what to do by hand: each file, its address and the folder it belongs in."""
     folder = (paths.data_dir(data_dir) / item.folder).absolute()
-    lines = [f"{item.name} is not here and could not be fetched:", *(f"  {line}" for line in troubles)]
+    lines = [f"{item.name} is not on this machine and could not be fetched:", *(f"  {line}" for line in troubles)]
     lines += [f"Put {'this file' if len(item.files) == 1 else 'these files'} into {folder}:"]
     lines += [f"  {file.name}   from {file.urls[0]}" for file in item.files]
     return "\n".join([*lines, "or point SELFLESS_DATA (or --data-dir) at a folder that has them."])
@@ -80,7 +80,7 @@ def find_host(url: str) -> Host:
 
 
 def probe_hosts(hosts: Iterable[Host], within: float = PROBE_S) -> set[Host]:
-    """Return the hosts that accept a connection. Takes at most `within` seconds.
+    """Return the hosts that accept a connection, after at most `within` seconds.
 
     All are tried at the same time, in threads, because looking up a name has no time-out.
     """
@@ -117,7 +117,7 @@ def is_published(file: File, path: Path) -> bool:
 
 def download(url: str, file: File, folder: Path) -> None:
     """Download one file from one mirror into `folder`. Raise ValueError if its checksum is wrong."""
-    import pooch  # imported here: a machine without pooch still runs on data it has
+    import pooch  # imported inside: a machine without pooch can still use data it has
 
     def write(temporary: Path) -> None:
         with progress_bar(f"fetching {file.name}", file.size) as bar:

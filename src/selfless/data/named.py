@@ -80,9 +80,7 @@ def _objects_stream(name: str, data_dir: Place, options: Options) -> Stream:
     return objects_stream(parse_names(name), data_dir, **options)
 
 
-OTHER_STREAMS: dict[
-    str, Callable[[str, Place, Options], Stream]
-] = {  # what stands before the colon → (name, data folder, options) → stream
+OTHER_STREAMS: dict[str, Callable[[str, Place, Options], Stream]] = {  # the text before the colon → (name, data folder, options) → stream
     "folders": _folders_stream,
     "arrays": _arrays_stream,
     "objects": _objects_stream,

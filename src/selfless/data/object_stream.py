@@ -1,7 +1,7 @@
 """The stream of table 2: the object sets as tasks, one head each, at 224×224 with ImageNet's mean and standard deviation.
 
 The paper takes its eight tasks from MAS, whose released code contains neither the images nor lists of them. So it is not known whether
-splits, crops and classes here are theirs. Splits are the official ones (a fixed fifth where there is none). Images are whole, except for
+our splits, crops and classes are the same. Splits are the official ones (a fixed fifth where there is none). Images are whole, except for
 VOC's persons; `boxes=True` crops birds, cars and aircraft to their boxes. Training images are the prepared centre crops;
 `augment="flip"` of a run mirrors them.
 """
@@ -45,13 +45,13 @@ def objects_stream(
 ) -> Stream:
     """Make one task per object set; `tasks` takes the first ones.
 
-    With names: these sets in this order; a missing one is an error. Without: every set that is here, in the paper's order; the notes of
-    the stream name those that are not.
+    With names: these sets in this order; a missing set is an error. Without names: every set on this machine, in the paper's order; the
+    notes of the stream name the missing ones.
     """
     found, missing = _prepare_sets(names, where, tasks, boxes=boxes, aircraft=aircraft)
     if not found:
         raise MissingData(
-            f"none of the eight object sets is here; each belongs into its folder below {data_dir(where) / FOLDER} "
+            f"none of the eight object sets is on this machine; each belongs in its folder below {data_dir(where) / FOLDER} "
             f"({', '.join(OBJECTS)}): selfless data fetch objects"
         )
     if tasks is not None and not 1 <= tasks <= len(found):
@@ -66,7 +66,7 @@ def objects_stream(
 
 
 def objects_digest(text: str, where: Place = None, *, tasks: int | None = None, boxes: bool = False, aircraft: str = "variant") -> str:
-    """Return a hash of the images, labels and halves of the stream of that name; "" if its sets are not here.
+    """Return a hash of the images, labels and halves of the stream of that name; "" if its sets are missing.
 
     Sets that are here and not prepared yet are prepared first.
     """
@@ -87,7 +87,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def _prepare_sets(names: Sequence[str], where: Place, tasks: int | None, **options: Any) -> tuple[dict[str, Prepared], list[str]]:
-    """Return the prepared sets of a stream, and the names of those that are not here."""
+    """Return the prepared sets of a stream, and the names of the missing ones."""
     for name in names:
         find_object_set(name)
     if len(set(names)) < len(names):

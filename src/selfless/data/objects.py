@@ -1,4 +1,4 @@
-"""Object sets by name: which are here, prepare them, fetch them."""
+"""Object sets by name: find, prepare and fetch them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from selfless.data.sources.objects.preparing import Prepared, find_prepared, new
 
 
 def present_objects(data_dir: Place = None) -> tuple[str, ...]:
-    """Return the names of the sets that are here, as files or prepared, in the paper's order. No content is read."""
+    """Return the names of the sets that are on this machine, as files or prepared, in the paper's order. No content is read."""
     return tuple(
         name for name, item in OBJECTS.items() if item.find(data_dir) or newest_prepared(name, item.choose_options({})) is not None
     )
 
 
 def prepare_objects(name: str, *, data_dir: Place = None, workers: int | None = None, **options: Any) -> Prepared:
-    """Return one object set with its images at 224×224, and prepare it if that has not been done. MissingData says what to put where."""
+    """Return one object set with its images at 224×224, and prepare it if that has not been done. MissingData names the missing files."""
     item = find_object_set(name)
     chosen, first = item.choose_options(options), None
     for folder in item.find(data_dir):
@@ -79,7 +79,7 @@ def fetch_objects(name: str, *, data_dir: Place = None) -> Path:
 def explain_missing_set(item: ObjectSet, troubles: list[str], data_dir: Place = None) -> str:
     """Say what to do by hand: each missing file, its address, its checksum and the folder it belongs in."""
     folder = (paths.data_dir(data_dir) / FOLDER / item.name).absolute()
-    lines = [f"{item.name} ({item.title}) is not here:", *(f"  {line}" for line in troubles)]
+    lines = [f"{item.name} ({item.title}) is not on this machine:", *(f"  {line}" for line in troubles)]
     lines.append(f"Put these files, or what is in them, into {folder}:")
     for file in item.files:
         if not (folder / file.name).is_file():

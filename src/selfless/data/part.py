@@ -219,7 +219,7 @@ def _fill(x: Tensor, part: Part | Joined) -> None:
 
 
 def _write_scratch(part: Part | Joined, shape: tuple[int, ...]) -> Tensor:
-    """Write the images to a mapped file and unlink it at once: it is gone when the process ends, however it ends."""
+    """Write the images to a mapped file and unlink it at once: it disappears when the process ends, even if it is killed."""
     folder = make_folder(cache_dir() / "scratch")
     handle, path = tempfile.mkstemp(dir=folder, suffix=".bytes")
     os.close(handle)

@@ -1,4 +1,4 @@
-"""Where data files lie, and how they are written.
+"""Where data files are, and how they are written.
 
 Data is looked up in the folder that the caller names, else in `SELFLESS_DATA`, and after that in the user's cache. A shared data
 folder is often read-only, so everything that is unpacked, decoded or prepared is written to the cache.

@@ -11,10 +11,10 @@ UNBALANCED = ("mnist",)  # sources whose classes have different numbers of image
 
 @dataclass(frozen=True)
 class StreamTraits:
-    """What decides whether runs on a stream can train together.
+    """Facts that decide whether runs on a stream can train together.
 
     equal_sizes             task t has the same number of samples for every seed
-    draws_after_last_epoch  importance is measured on samples that are drawn anew, so it depends on the number of epochs
+    draws_after_last_epoch  importance is measured on newly drawn samples, so it depends on the number of epochs
     """
 
     equal_sizes: bool
@@ -22,7 +22,7 @@ class StreamTraits:
 
 
 def stream_traits(name: str, options: Mapping[str, Any] | None = None) -> StreamTraits:
-    """The traits of the stream that `selfless.data.stream(name, **options)` makes. Nothing is loaded; an unknown name is no error."""
+    """Return the traits of the stream that `selfless.data.stream(name, **options)` makes, without loading it. Any name is allowed."""
     base = name.removeprefix("joint-")
     custom = base.startswith(("folders:", "arrays:"))
     kind, _, source = base.partition("-")

@@ -30,7 +30,7 @@ NAME_AND_DIGEST = re.compile(r"[^/\\@]+@[0-9a-f]{12}")
 
 
 def find_pretrained(network: str, where: Path | str | None = None) -> str | None:
-    """Return NAME@DIGEST of the most complete known file of a network that is here, or None.
+    """Return NAME@DIGEST of the most complete known file of a network on this machine, or None.
 
     Raise Altered if the file is not the one that its name promises.
     """
@@ -62,7 +62,7 @@ def locate_weights(network: str, options: Mapping[str, Any], where: Path | str |
             "replace it by that file"
         )
     raise MissingData(
-        f"the weights {name} are not here; put the file into {data_dir(where) / network}, or point SELFLESS_DATA at a folder with it"
+        f"the weights {name} were not found; put the file into {data_dir(where) / network}, or point SELFLESS_DATA at a folder with it"
     )
 
 

@@ -120,7 +120,7 @@ class Fleet:
         self.step.refresh_shares()
 
     def anchored(self, part: Part) -> bool:
-        """Return True if the penalty of this preserver is taken implicitly and a task has ended."""
+        """Return True if the penalty of this preserver is applied implicitly and a task has ended."""
         implicit = self.run.anchor == "implicit" and self.tasks > 0 and isinstance(part.term, Anchored)
         return implicit and isinstance(part.term, Anchored) and bool(part.term.anchor(part.state).omega)
 

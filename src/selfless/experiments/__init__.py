@@ -1,12 +1,12 @@
-"""Every table and figure of the paper as an experiment: its runs, its published values, its claims. Also rivals that the paper has not.
+"""Every table and figure of the paper as an experiment: its runs, its published values, its claims. Also other experiments.
 
     from selfless.experiments import experiment, NAMES
     fig = experiment("fig-2", profile="ours")
 
-To add an experiment: one module here with a function profile → Experiment, and one entry in OTHER_EXPERIMENTS below. Choosing, training,
-statistics, record and report follow from it (docs/experiments.md).
+To add an experiment, write one module here with a function profile → Experiment, and add an entry to OTHER_EXPERIMENTS below. The same code
+then chooses strengths, trains, computes statistics and writes record and report (docs/experiments.md).
 
-Experiments import `runner` and what is below it; `cli` imports them; `report` reads their records and does not know them. Within the
+Experiments import `runner` and what is below it; `cli` imports them; `report` reads their records and does not import them. Within the
 folder: base (what an experiment is) → protocols (runs and grids) → one module per table or figure; choosing, measures and claims → record →
 reproduce.
 """
@@ -54,7 +54,7 @@ OTHER_EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
     "rivals-published": rivals_published,
 }
 EXPERIMENTS = PAPER_EXPERIMENTS | OTHER_EXPERIMENTS
-DEPENDING_ON_DATA = {"table-2": table_2_of}  # their cells follow from the data on this machine, or from a record
+DEPENDING_ON_DATA = {"table-2": table_2_of}  # their cells depend on the data on this machine, or on a record
 PAPER = tuple(PAPER_EXPERIMENTS)  # what `all` means
 NAMES = tuple(EXPERIMENTS)
 

@@ -1,7 +1,7 @@
 """What an experiment is: cells to fill, candidates to choose from, published values, and claims. It is data without behaviour.
 
 The candidates of a cell are whole runs (their seed does not matter). One of them is chosen, trained with every seed, and measured. Equal
-candidates are equal runs, so what two experiments share is trained once.
+candidates are equal runs, so a run that two experiments share is trained once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Choice:
     by          "held-out": the highest average accuracy on held-out data after the last task, mean over `seeds`
                 "test": the same on the test data, as the authors' "report the best one" (marked in every table)
                 "rule-largest", "rule-smallest": the paper's rule of thumb (sec. 4.1), by the first task's held-out accuracy alone
-    seeds       seeds of the choosing runs; with "test" they are among the reported ones, else they are others
+    seeds       seeds of the choosing runs; with "test" these are seeds that are also reported, else they are different ones
     tasks       how many of the first tasks to choose by (None: all); ignored with "test", whose runs are reported
-    tolerance   of the rules: points below the unregularised accuracy that still count as keeping it
+    tolerance   for the rules: how many points of accuracy a λ may lose against training without a sparsifier
     """
 
     by: By = "held-out"
@@ -47,7 +47,7 @@ class Choice:
 class Cell:
     """One number of a table.
 
-    candidates   runs to choose from; none where nothing can be run (yet)
+    candidates   runs to choose from; none if nothing can be run (yet)
     value        what is measured, a name of `selfless.experiments.measures.MEASURES`
     then         fields of the chosen run that change after choosing, such as {"tasks": 1}
     """
@@ -108,7 +108,7 @@ class Claim:
 class Experiment:
     """A table or figure: what to run, what was published, what is claimed.
 
-    source    where it stands in the paper, or "not in the paper"
+    source    its place in the paper, or "not in the paper"
     figure    how the report draws it
     pending   what is not run yet, and why
     notes     what a reader of its table must know

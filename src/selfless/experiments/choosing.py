@@ -1,4 +1,4 @@
-"""Choosing one candidate of a cell: `trials` are the runs that score the candidates, `choose` picks by their results."""
+"""Choosing one candidate of a cell: `trials` returns the runs that score the candidates, `choose` picks one by their results."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NUMBERS: dict[str, Callable[[Run], float]] = {
 
 @dataclass(frozen=True)
 class Selection:
-    """What was chosen, and by which scores.
+    """The chosen candidate, and the scores of all.
 
-    index    the chosen candidate; None if every one failed
+    index    the number of the chosen candidate; None if all failed
     scores   for each candidate its score by seed, in percent
     edges    sentences on numbers that were chosen at an end of their grid
     """
@@ -43,20 +43,20 @@ def trial(run: Run, seed: int, choice: Choice) -> Run:
 
 
 def first_tasks(cell: Cell) -> int | None:
-    """Return how many tasks a cell is chosen by; None for all of them."""
+    """Return how many of the first tasks decide for a cell; None for all of them."""
     limits = [(trial(run, 0, cell.choice).tasks, run.tasks) for run in cell.candidates]
     return next((used for used, of in limits if used != of), None) if cell.choice.by == "held-out" else None
 
 
 def trials(cell: Cell) -> list[Run]:
-    """Return every run that must be trained to choose; none where there is only one candidate."""
+    """Return every run that must be trained to choose; none if there is only one candidate."""
     if len(cell.candidates) < 2:
         return []
     return [trial(run, seed, cell.choice) for run in cell.candidates for seed in cell.choice.seeds]
 
 
 def choose(cell: Cell, results: Mapping[Run, Result]) -> Selection:
-    """Return which candidate the results of `trials` choose."""
+    """Return the candidate that the results of `trials` choose."""
     if len(cell.candidates) < 2:
         return Selection(0 if cell.candidates else None, ())
     choice = cell.choice

@@ -43,7 +43,7 @@ class Judgement:
 
 
 def judge(part: Comparison, values: Mapping[Place, Values], by_task: Sequence[Mapping[Place, Values]] = ()) -> Judgement:
-    """Judge one comparison by the averages, or by each task, of which the worst counts."""
+    """Judge one comparison by the averages, or task by task; then the worst task counts."""
     if not part.every_task:
         return _judge(part, values)
     found = [replace(_judge(part, those), task=number) for number, those in enumerate(by_task, 1)]

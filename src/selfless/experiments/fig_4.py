@@ -15,7 +15,7 @@ FREE, END, AVERAGE = "free after task 1", "free at the end", "average accuracy"
 
 
 def sweep(profile: Profile) -> dict[str, Run]:
-    """Return row → run: No-Reg and each λ, with one anchor for all (the paper's 0.1; ours 0.01)."""
+    """Return row → run: No-Reg and each λ, with one anchor strength for all (the paper's 0.1; ours 0.01)."""
     base = permuted_mnist(128, profile).base
     runs = {"No-Reg": dataclasses.replace(base, sparsify=NoSparsifier())}
     return runs | {f"λ = {strength:g}": dataclasses.replace(base, sparsify=SLNID(strength)) for strength in SWEEP}

@@ -1,4 +1,4 @@
-"""What an experiment measures on a finished run: numbers in percent (or counts), and the series that its figure needs.
+"""The measures of an experiment on a finished run: numbers in percent (or counts), and the series that its figure needs.
 
 Most measures read the recorded result. Activations and neuron importances come from the checkpoint: the network is built again and sees the
 first task's images, or its stored α is read.
@@ -48,7 +48,7 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Measure:
-    """`value` is the number of a finished run; `detail` is what the figure needs besides, as plain JSON."""
+    """`value` is the number of a finished run; `detail` is the other data that the figure needs, as plain JSON."""
 
     heading: str
     value: Callable[[FinishedRun], float]
@@ -120,7 +120,7 @@ def quiet(made: FinishedRun) -> float:
 def importances(made: FinishedRun, tasks: int) -> list[float]:
     """Return α of the first hidden layer after the first `tasks` tasks, from the run that ended there.
 
-    Where all tasks share one head, that run is the beginning of this one.
+    If all tasks share one head, that run is the beginning of this one.
     """
     from safetensors.numpy import load_file
 
@@ -144,7 +144,7 @@ def reuse(made: FinishedRun) -> float:
 
 
 def _lost(made: FinishedRun) -> float:
-    """Return −backward transfer; 0.0, never −0.0, where nothing is lost."""
+    """Return −backward transfer; 0.0, never −0.0, if nothing is lost."""
     return 0.0 - 100 * metrics.backward_transfer(made.result.accuracy)
 
 

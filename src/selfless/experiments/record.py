@@ -1,4 +1,4 @@
-"""The record of an experiment as JSON: filled cells, how they were chosen, judged claims, and what the runs were made with."""
+"""The record of an experiment as JSON: filled cells, how they were chosen, claims with verdicts, hardware and commits of the runs."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def fill_cell(
 
 
 def describe(run: Run, candidates: Sequence[Run]) -> str:
-    """Return the method, with whatever else the candidates differ in."""
+    """Return the method, with all other settings in which the candidates differ."""
     differing = [name for name in ("model", "lr", "schedule", "augment", "anchor") if len({getattr(c, name) for c in candidates}) > 1]
     values = [f"{name} {getattr(run, name):g}" if name == "lr" else str(getattr(run, name)) for name in differing]
     return ", ".join([run.method, *values])
 
 
 def list_choices(experiment: Experiment, chosen: Mapping[Place, Selection]) -> list[dict[str, Any]]:
-    """Return how each set of candidates was decided, once for all cells that share it."""
+    """Return how each set of candidates was chosen from, once for all cells that share the set."""
     found: dict[Any, dict[str, Any]] = {}
     for cell in experiment.cells:
         if len(cell.candidates) < 2:
@@ -139,12 +139,12 @@ def _claim(claim: Claim, verdict: str, parts: Sequence[Judgement]) -> dict[str, 
 
 
 def list_notes(results: Iterable[Result]) -> list[str]:
-    """Return what the runs say about their data, such as a reduced set, each note once."""
+    """Return the notes of the runs on their data, such as that a set is reduced; each note once."""
     return list(dict.fromkeys(str(note) for result in results for note in result.about.get("notes") or ()))
 
 
 def describe_runs(results: Sequence[Result]) -> dict[str, Any]:
-    """Return the machines and commits that took part, and the training time; each run counts its share of its fleet's time."""
+    """Return the machines, the commits and the training time of the runs; the time of a fleet is divided among its members."""
 
     def every(name: str) -> list[str]:
         return list(dict.fromkeys(str(r.about[name]) for r in results if r.about.get(name)))

@@ -1,8 +1,9 @@
-"""Not in the paper: every preserver alone and with SLNID, on one network with one training; joint training as the upper bound.
+"""Not in the paper: every preserver alone and with SLNID, on the same network with the same training; joint training as the upper bound.
 
-One table of permuted MNIST (784-128-128-10, five tasks, one head) and of split CIFAR-100 (cnn-256, ten tasks, a head each). On either, all
-methods are trained alike: SGD with momentum, ten epochs at lr 1e-2, or 25 (half of table 1's) from 5e-2 with a cosine schedule. Strengths
-are chosen on held-out data, around the values of the methods' papers (in the comments) and of this library, whose Ω are means over samples.
+One table for permuted MNIST (784-128-128-10, five tasks, one head) and one for split CIFAR-100 (cnn-256, ten tasks, one head per task). In
+each table all methods have the same training: SGD with momentum, ten epochs at lr 1e-2, or 25 (half of table 1's) from 5e-2 with a cosine
+schedule. Strengths are chosen on held-out data, around the values of the methods' papers (in the comments) and of this library, whose Ω are
+means over samples.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ METHODS: dict[str, Preserver] = {
     "PackNet": PackNet(),
 }
 ON_CIFAR = METHODS | {"HAT": HAT(s_max=50.0), "EBLL": EBLL(warmup=0)}  # why: see NOTES
-EXACT = ("HAT", "PackNet")  # they freeze what an old task uses; only the last task shows whether they froze too much
+EXACT = ("HAT", "PackNet")  # they freeze the weights of old tasks; only the last task shows if they froze too many
 PENDING = "Not in the paper, so it has no such profile: use --profile ours"
 NOTES = (
     "Lost: by how many points the accuracy on a task has fallen since it was learnt, mean over the old tasks",
@@ -92,7 +93,7 @@ CIFAR_STRENGTHS: dict[str, tuple[float, ...]] = {
     "MAS": (1.0, 3.0, 10.0),  # as in table 1
     "local MAS": (0.03, 0.3, 3.0),
     "HAT": (0.1, 0.75, 2.0),
-    "PackNet": (0.75, 0.85, 0.9),  # ten tasks: what the first ones leave is what the last ones have
+    "PackNet": (0.75, 0.85, 0.9),  # ten tasks: the last tasks have only the weights that the first ones leave
 }
 
 
@@ -125,7 +126,7 @@ def _cells(
     published      table 1's column, where the training is the same
     choose_alpha   with SLNID, EWC and IMM may take α from the function too
 
-    HAT and PackNet are chosen by all tasks: their last tasks have only what the first ones leave.
+    HAT and PackNet are chosen by all tasks: their last tasks have only the capacity that the first ones leave.
     """
     published = published or {}
     accuracy, lost = protocol.column, _lost(protocol.column)

@@ -1,4 +1,4 @@
-"""Table 1: what inhibition, locality and the discount bring, one by one, on permuted MNIST and CIFAR-100; joint training as the bound."""
+"""Table 1: the gains of inhibition, locality and the discount, one by one, on permuted MNIST and CIFAR-100; joint training as the bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MNIST, CIFAR = ("pMNIST 128", "pMNIST 64"), ("CIFAR 256", "CIFAR 128")
 
 
 def table_1(profile: Profile) -> Experiment:
-    """Table 1, with the best of ours beside it in profile `ours`."""
+    """Table 1, in profile `ours` also with our best settings."""
     protocols = [permuted_mnist(128, profile), permuted_mnist(64, profile), cifar(256, profile), cifar(128, profile)]
     cells = [cell for p in protocols for cell in p.cells(ROWS, PUBLISHED[p.column])]
     cells += [p.joint(PUBLISHED[p.column]["joint"]) for p in protocols]

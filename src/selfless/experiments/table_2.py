@@ -1,11 +1,11 @@
 """Table 2: object-recognition tasks from AlexNet with ImageNet's weights, nine methods.
 
-Only the published experiment fills the published column: all eight sets as published, and all of the pretrained weights. What can be run
-with less (some of the sets, copies in part, the convolutions alone) gets another column, named after what it is, without published values.
+The published column is filled only with all eight sets as published and all of the pretrained weights. If less is available (some of the
+sets, partial copies, the convolutions alone), the runs get another column, named after the sets, without published values.
 The experiment looks for data and weights when it is made.
 
-The paper runs the others "with the exact same setup" as MAS, whose released code has lr 8e-4, momentum 0.9, batches of 150, 100 epochs and
-λ = 1 for objects. `ours` trains shorter, at a higher rate that falls to 0.
+The paper runs the other methods "with the exact same setup" as MAS, whose released code has lr 8e-4, momentum 0.9, batches of 150, 100
+epochs and λ = 1 for objects. `ours` trains shorter, at a higher rate that falls to 0.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class Here:
 
     @property
     def published(self) -> bool:
-        """True if this is all that the published column needs."""
+        """True if everything that the published column needs is available."""
         return self.sets == tuple(OBJECTS) and not self.partly and self.torchvisions
 
     @property
     def torchvisions(self) -> bool:
-        """True if the weights are torchvision's: the digits of their checksum are in their name."""
+        """True if the weights are those of torchvision, whose file name contains the first digits of their checksum."""
         return self.weights is not None and re.fullmatch(r".*-([0-9a-f]{8})\.pth@\1[0-9a-f]{4}", self.weights) is not None
 
     @property
@@ -160,7 +160,7 @@ def _ahead(row: str, other: str, column: str, gain: float | None = None) -> Clai
 
 # --------------------------------------------------------------------------------------------------------------------- the runs
 def candidates(profile: Profile, found: Here) -> dict[str, tuple[Run, ...]]:
-    """Return row → its candidates, for the rows that can be run with what is here.
+    """Return row → its candidates, for the rows that can be run on this machine.
 
     AlexNet's dropout is off for SLNID. It is off in all rows where `ours` starts from random layers, which hardly learn with it in so few
     epochs (docs/lab-notes.md).
@@ -190,7 +190,7 @@ def _over(base: Run, options: dict[str, Any], preservers: Sequence[Preserver]) -
 
 
 def _grids(profile: Profile) -> dict[str, tuple[Preserver, ...]]:
-    """Return each row's preservers. Strengths are a decade or more apart: a network of this size allows few runs."""
+    """Return each row's preservers. Strengths differ by a factor of ten or more, because a network of this size allows only few runs."""
     distilled = (1.0,) if profile == "paper" else (1.0, 3.0)
     others: dict[str, tuple[Preserver, ...]] = {"Finetune": (NoPreserver(),)}
     warmup = 1 if profile == "paper" else 0  # a head trained alone on 4,096 features diverged at lr 0.01 (docs/lab-notes.md)
@@ -229,7 +229,7 @@ def _pending(found: Here) -> str:
 
 
 def _notes(profile: Profile, found: Here, runs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a reader of the table must know."""
+    """Return the notes below the table."""
     notes = [f"{name}: {why}" for name, why in found.missing.items() if why != ABSENT]
     if not runs:
         return tuple(notes)

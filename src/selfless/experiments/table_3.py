@@ -1,4 +1,4 @@
-"""Table 3: no hard task boundaries. Six variants; each group of classes is evaluated with the model of its time, and with the last."""
+"""Table 3: no hard task boundaries. Six variants; each group of classes is evaluated right after it was learnt, and at the end."""
 
 from __future__ import annotations
 

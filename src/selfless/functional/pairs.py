@@ -58,7 +58,7 @@ class PairForm:
         return kernel * (d[:, None] * d if self.discount == "product" else torch.minimum(d[:, None], d))
 
     def factors(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return (A (N, r), d (N,)) with S = AAᵀ − diag d and r ≪ N, for wide layers; None if r would not be small."""
+        """Return (A (N, r), d (N,)) with S = AAᵀ − diag d and r ≪ N, for wide layers; None if there is no such form with a small r."""
         if self.alpha is not None and self.discount == "max":
             return None
         if self.sigma is None:

@@ -1,4 +1,4 @@
-"""The sparsifier's term of the loss in a training loop, λ Σ_l R, and the errors if there is nothing to compute R of."""
+"""The sparsifier's term of the loss in a training loop, λ Σ_l R, and the errors if activations or weights are missing."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
         keeper.consolidate(task)
 
 `selfless.keeper.activations` says which forward passes count. After `anchor_with`, the implicit anchor follows every optimizer step over
-the model's parameters, also of an optimizer that is created later.
+the model's parameters, including steps of an optimizer that is created later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Roles of modules in any network: weighted layer, hidden layer, head, norm, activation. Every room takes them from here."""
+"""Roles of modules in any network: weighted layer, hidden layer, head, norm, activation. All other code takes them from here."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Preserver(Term):
 
     @property
     def alpha_objective(self) -> Objective | None:
-        """L for α alone, which lowers the inhibition of important neurons; None: the same as for Ω."""
+        """L for α alone (α lowers the inhibition of important neurons); None: the same L as for Ω."""
         return None
 
     @property
@@ -195,7 +195,7 @@ def measurements(terms: Sequence[Preserver]) -> list[Measurement]:
 
 
 def importance_of(terms: Sequence[Preserver], states: Sequence[State]) -> Tensors | None:
-    """Return Ω by name; None if no preserver has one. Of several, the largest counts: a parameter is free only if none needs it."""
+    """Return Ω by name; None if no preserver has one. If several have one, take the largest: a parameter is free only if none needs it."""
     found = [omega for term, state in zip(terms, states, strict=True) if (omega := term.importance(state)) is not None]
     if len(found) < 2:
         return found[0] if found else None

@@ -1,16 +1,16 @@
 """Capabilities: what a preserver may do besides a penalty on θ. A method inherits the ones it has; keeper and engine test for them.
 
-    KnowsHeads   knows which parameters are the head of which task                             LwF, IMM, PackNet, HAT
-    Anchored     has Ω and θ*, so that its penalty can be taken implicitly                      MAS, EWC, SI, RWalk, IMM
-    Observes     reads every optimizer step                                                    SI, RWalk
+    KnowsHeads   knows which parameters are the head of which task                              LwF, IMM, PackNet, HAT
+    Anchored     has Ω and θ*, so that its penalty can be applied implicitly                    MAS, EWC, SI, RWalk, IMM
+    Observes     reads every optimizer step                                                     SI, RWalk
     Distils      compares the outputs of old heads with those of a teacher, in the loss         LwF
     Encodes      trains an encoder of the task's features; compares codes, in the loss          EBLL
-    Projects     resets some parameters after each step                                        PackNet, HAT, LwF's warm-up
-    Phased       starts a new phase at some epochs                                             PackNet's pruning, LwF's warm-up
-    Gated        multiplies hidden neurons by gates of the task                                HAT
-    Drops        replaces the parameters of random nodes during a training step                IMM's drop-transfer
-    Evaluates    evaluates a task with other parameters than the trained ones                  PackNet, IMM
-    Freezes      keeps old tasks exactly, so the network must not have running statistics      PackNet, HAT
+    Projects     resets some parameters after each step                                         PackNet, HAT, LwF's warm-up
+    Phased       starts a new phase at some epochs                                              PackNet's pruning, LwF's warm-up
+    Gated        multiplies hidden neurons by gates of the task                                 HAT
+    Drops        replaces the parameters of random nodes during a training step                 IMM's drop-transfer
+    Evaluates    evaluates a task with parameters other than the trained ones                   PackNet, IMM
+    Freezes      keeps old tasks exactly, so the network must not have running statistics       PackNet, HAT
 
 Every function is pure: state in, new state out. The keeper calls it on one state, the engine maps it over the states of a fleet.
 """
@@ -52,7 +52,7 @@ class KnowsHeads(ABC):  # noqa: B024
 
 
 class Anchored(ABC):
-    """Penalises Σ Ω(θ − θ*)². After each optimizer step the penalty can be taken implicitly, which is stable at any strength."""
+    """Penalises Σ Ω(θ − θ*)². It can be applied implicitly after each optimizer step, which is stable at any strength."""
 
     @abstractmethod
     def anchor(self, state: State) -> Anchor:
@@ -169,7 +169,7 @@ class Drops(ABC):
 
 
 class Evaluates(ABC):
-    """Evaluates a task with other parameters than the trained ones."""
+    """Evaluates a task with parameters that differ from the trained ones."""
 
     by_task: ClassVar[bool] = False  # True if these parameters differ from task to task, so that the task must be known
 

@@ -25,7 +25,7 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
         a weight is frozen if earlier tasks use the neurons at both of its ends; a bias is frozen if they use its neuron
 
     Plain SGD trains the embeddings, as in the paper, at the learning rate of the optimizer or at `rate`. At the end of a task its gates
-    become hard, a = [e > 0], and the task is evaluated with them. The paper keeps σ(s_max·e), which protects old tasks only almost. With
+    become hard, a = [e > 0], and the task is evaluated with them. The paper keeps σ(s_max·e), so old tasks can still change a little. With
     hard gates the paper's factor 1 − min(u_i, u_j) on gradients is 0 or 1, `project` resets frozen weights after each step, and old tasks
     do not change at all. Gradients are not clipped (the paper clips their norm at 10,000). HAT supports chains of linear layers and
     convolutions where a pointwise activation module follows each hidden layer, without residual connections. Evaluating an image requires

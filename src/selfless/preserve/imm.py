@@ -20,7 +20,7 @@ class IMM(Quadratic, Drops, Evaluates, KnowsHeads):
     """Incremental Moment Matching (Lee et al., NIPS 2017). With θ_k the optimum of task k and F_k its Fisher information,
 
         merge="mean"   θ = 1/K Σ_k θ_k
-        merge="mode"   θ = Σ_k F_k θ_k / Σ_k F_k       (a mixture of Gaussians has its mode about there)
+        merge="mode"   θ = Σ_k F_k θ_k / Σ_k F_k       (approximately the mode of a mixture of Gaussians)
 
     The paper's three transfers:
 

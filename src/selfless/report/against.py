@@ -1,7 +1,7 @@
 """Two folders of records side by side: which values and verdicts agree, and which do not.
 
-A mean has moved where |a − b| > 2 √(s_a²/n_a + s_b²/n_b). Two runs with one seed see the same data in the same order and start from the
-same weights. Yet rounding differs between machines and between fleets, and training amplifies it: a second run is another sample.
+A mean has moved if |a − b| > 2 √(s_a²/n_a + s_b²/n_b). Two runs with the same seed see the same data in the same order and start from
+the same weights. But rounding differs between machines and between fleets, and training amplifies it: a second run is another sample.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from selfless.report.wording import text, value
 
 
 def records(folder: Path) -> list[Record]:
-    """Return the records of a folder of results, or of a folder with nothing but records."""
+    """Return the records of a folder of results, or of a folder with only records."""
     found = load(folder) or [read(path) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise ValueError(f"{folder} holds no record of an experiment; make one: selfless reproduce fig-2 --out {folder}")
@@ -25,7 +25,7 @@ def records(folder: Path) -> list[Record]:
 
 
 def against(ours: Sequence[Record], theirs: Sequence[Record], names: tuple[str, str]) -> str:
-    """Return Markdown: how many values and verdicts agree, the verdicts that differ, and the values that moved or were chosen otherwise."""
+    """Return Markdown: how many values and verdicts agree, the verdicts that differ, the values that moved or have another choice."""
     others = {_name(record): record for record in theirs}
     pairs = [(record, others[_name(record)]) for record in ours if _name(record) in others]
     if not pairs:

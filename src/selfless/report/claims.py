@@ -3,7 +3,7 @@
     python -m selfless.report.claims results/reproduction             # the table of claims
     python -m selfless.report.claims results/reproduction --values    # one small table per experiment
 
-Both are meant to be read: a claim that needs several comparisons is shown by the one that decides its verdict, the worst of them.
+Both are short: of a claim with several comparisons, only the worst, which decides its verdict, is shown.
 `selfless report DIR --format md` has every comparison and how strengths were chosen.
 """
 
@@ -21,7 +21,7 @@ from selfless.report.records import VERDICTS, Record, by_place, is_ours, judged,
 from selfless.report.tables import line_of
 from selfless.report.wording import beside, text, value
 
-PLACES = ("figure", "table", "section", "appendix")  # the order of the table; what is not in the paper comes last
+PLACES = ("figure", "table", "section", "appendix")  # the order of the table; experiments that are not in the paper come last
 PROFILES = ("ours", "paper")
 WORST_FIRST = ("fails", "missing", "undecided", "holds")
 EXPLANATION = """\
@@ -118,7 +118,7 @@ def decisive(claim: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _verdict(claims: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return one word where the profiles agree, else one per profile."""
+    """Return one word if the profiles agree, else one per profile."""
     verdicts = {profile: "not tested" if claim["verdict"] == "missing" else claim["verdict"] for profile, claim in claims.items()}
     if len(set(verdicts.values())) == 1:
         return next(iter(verdicts.values()))

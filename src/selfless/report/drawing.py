@@ -1,7 +1,7 @@
-"""How figures look and how they are saved: safe for colour-blind readers, legible on dark and light, the same bytes for the same numbers.
+"""The style of figures and how they are saved: safe for colour-blind readers, legible on dark and light, reproducible to the byte.
 
-Colours are Okabe and Ito's; marker and hatch repeat what the colour says. Text and axes are drawn in INK. `svg` turns INK into
-currentColor, so that the page's colour scheme decides; `save_png` draws on white.
+The colours are those of Okabe and Ito; marker and hatch carry the same information as the colour. Text and axes are drawn in INK. `svg`
+turns INK into currentColor, so that the colour scheme of the page sets the colour; `save_png` draws on white.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 INK = "#2f3742"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8A8F98")
 MARKERS = "osD^vPX"
-WIDTH, HEIGHT = 5.2, 3.0  # inches; what a phone shows without shrinking the type
+WIDTH, HEIGHT = 5.2, 3.0  # inches; a phone shows this width without shrinking the text
 STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "xtick.bottom", "ytick.left", "legend.frameon"), False),
@@ -123,7 +123,7 @@ def svg(figure: Figure) -> str:
 @contextlib.contextmanager
 def _drawing() -> Iterator[None]:
     with style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's font may well have it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the font of the reader may have the glyph
         yield
 
 
@@ -139,7 +139,7 @@ def panel(width: float, labels: Sequence[str], alt: str) -> tuple[Figure, Axes]:
 
 
 def across(width: float, labels: Sequence[str]) -> int:
-    """Return how many legend entries fit side by side. Averages count even where there are none: figures in a row get the same height."""
+    """Return how many legend entries fit side by side. Averages always count, so that figures in a row get the same height."""
     longest = max((len(label.partition("\u2003")[0]) + len("95.83 ± 0.21") for label in labels), default=1)
     return min(max(1, int((72 * width - 20) / (5.7 * longest + 36))), max(1, len(labels)))
 

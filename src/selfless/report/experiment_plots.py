@@ -29,7 +29,7 @@ DRAW: dict[str, Callable[[Record], dict[str, Figure]]] = {  # an experiment's `f
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Return caption → figure; empty where nothing has run."""
+    """Return caption → figure; empty if nothing has run."""
     if not any(cell["mean"] is not None for cell in record["cells"]):
         return {}
     return DRAW[record["figure"]](record)

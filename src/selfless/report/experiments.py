@@ -1,6 +1,6 @@
-"""Recorded experiments as tables: for the terminal, Markdown, LaTeX and CSV. Cells stand beside published values, claims have verdicts.
+"""Recorded experiments as tables: for the terminal, Markdown, LaTeX and CSV. Cells are shown beside published values, claims with verdicts.
 
-This module is the door to recorded experiments: it also offers what `records` reads and `wording` says.
+Other code imports only this module for recorded experiments: it re-exports the functions of `records` and `wording`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups of runs that differ in the seed only: what every table, figure and page is made of."""
+"""Groups of runs that differ only in the seed. Every table, figure and page is made from them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Group:
 
     @property
     def run(self) -> Run:
-        """The first run: all but its seed holds for every one."""
+        """The first run: all runs of the group have its settings, except for the seed."""
         return self.results[0].run
 
     @cached_property
@@ -75,7 +75,7 @@ class Group:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What every table must say about the data, such as a reduced set."""
+        """Notes on the data that every table must show, such as that a set is reduced."""
         return tuple(dict.fromkeys(str(note) for r in self.results for note in r.about.get("notes") or ()))
 
     @cached_property
@@ -175,7 +175,7 @@ def over_seeds(values: Sequence[float] | Matrix) -> Value:
 
 
 def measured(capacity: Mapping[str, Any], name: str) -> float:
-    """Return a share of free capacity; NaN where no importance was measured, so that nothing can count as free."""
+    """Return a share of free capacity; NaN if no importance was measured, so that free capacity is unknown."""
     by_layer = capacity.get(name.removeprefix("free_"), True)
     return float(capacity.get(name, math.nan)) if by_layer else math.nan
 
@@ -196,7 +196,7 @@ def _failure(result: Result) -> str:
 
 
 def _labels(first: Sequence[Result]) -> list[str]:
-    """Name each group by its method, with the settings of CONTEXT that differ, and with whatever else tells two of one name apart."""
+    """Name each group by its method, with the settings of CONTEXT that differ, and with other settings if two names are equal."""
     flat = [settings(r) for r in first]
     context = [key for key in differences(flat) if key in CONTEXT]
     plain = [(r.run.method, *(str(f[key]) for key in context)) for r, f in zip(first, flat, strict=True)]

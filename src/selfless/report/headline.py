@@ -1,4 +1,4 @@
-"""The main finding in one sentence computed from the results, and a second one on how far to trust it."""
+"""The main finding in one sentence computed from the results, and a second sentence on how reliable it is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pair(NamedTuple):
 
 
 def headline(results: Sequence[Result]) -> Headline:
-    """Return what a sparsifier brings, if a method ran with and without one; else which method leads; else what there is."""
+    """Return the gain of a sparsifier if a method ran with and without one; else the best method; else what was run."""
     found = groups(results)
     done = [g for g in found if g.done]
     if not done:
@@ -67,7 +67,7 @@ def _single(group: Group) -> Headline:
 
 
 def _lost(group: Group) -> Value:
-    """1/(T−1) Σ_{u<T} ( max_{u≤t<T} A[t, u] − A[T, u] ): forgetting, without what was guessed before a task was learnt."""
+    """1/(T−1) Σ_{u<T} ( max_{u≤t<T} A[t, u] − A[T, u] ): forgetting, ignoring the accuracy on a task before it was learnt."""
     return over_seeds([forgetting(np.where(np.tri(len(A)) > 0, A, np.nan)) for A in group.accuracy if len(A) > 1])
 
 
@@ -83,7 +83,7 @@ def _pairs(done: Sequence[Group]) -> list[Pair]:
 
 
 def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
-    """Compare the two of a pair. `rivals` is how many sparsifiers the better one was picked from."""
+    """Compare the two groups of a pair. `rivals` is the number of sparsifiers from which the better one was picked."""
     method, alone = pair
     name, other = names[method], f"{names[alone]} alone"
     gain = method.average.mean - alone.average.mean
@@ -118,14 +118,14 @@ def _seeds(group: Group) -> str:
 
 
 def _warning(*shown: Group) -> str:
-    """Return what a reader must know about these groups: chosen on test data, notes on the data, failed runs."""
+    """Return the caveats about these groups: chosen on test data, notes on the data, failed runs."""
     texts = dict.fromkeys(text for g in shown for text in ([ON_TEST] if g.on_test else []) + list(g.notes))
     texts |= dict.fromkeys(f"{len(g.failures)} of {len(g.results)} runs of {_name(g.run)} failed" for g in shown if g.failures)
     return "".join(f" {text[:1].upper()}{text[1:]}." for text in texts)
 
 
 def _names(done: Sequence[Group]) -> dict[Group, str]:
-    """Return short names such as "MAS + SLNID" if they tell all groups apart, else the labels."""
+    """Return short names such as "MAS + SLNID" if they are all different, else the labels."""
     names = {g: _name(g.run) for g in done}
     return names if len(set(names.values())) == len(names) else {g: g.label for g in done}
 

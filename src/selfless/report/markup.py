@@ -27,7 +27,7 @@ def inches(figure: Figure) -> float:
 
 
 def link(file: Path | None, here: Path) -> str:
-    """Return the address of a file, seen from the folder of the page; nothing where there is no file."""
+    """Return the address of a file relative to the folder of the page; an empty string if there is no file."""
     return quote(Path(os.path.relpath(file, here)).as_posix()) if file is not None else ""
 
 

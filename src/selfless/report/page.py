@@ -23,7 +23,7 @@ CAPTIONS = {
     "first-task": "What is left of the first task: accuracy on it after each task.",
     "capacity": "Room for the tasks to come: parameters whose importance is still below the threshold{}.",
 }
-MOST = 24  # groups that a figure can tell apart; with more the page has tables only
+MOST = 24  # the most groups that a figure can show; with more groups the page has only tables
 
 
 def write(
@@ -37,7 +37,7 @@ def write(
 ) -> Path:
     """Write the page at `path`; return `path`.
 
-    out           the folder of results that links lead to; the page's folder unless given
+    out           the folder of results for links; by default the folder of the page
     experiments   records of `selfless reproduce` (`report.experiments.load`, `marked`): they come first, and the results that they report
                   are not listed again
     """
@@ -59,7 +59,7 @@ def write(
 
 
 def _content(results: Sequence[Result], here: Path, out: Path) -> dict[str, Any]:
-    """Return what the template shows of results that belong to no experiment."""
+    """Return the template's values for results that belong to no experiment."""
     from selfless.report import plots
 
     found = groups(results)
@@ -96,7 +96,7 @@ def _content(results: Sequence[Result], here: Path, out: Path) -> dict[str, Any]
 
 
 def _facts(found: Sequence[Group]) -> list[str]:
-    """Return what all runs share: data, network, tasks, epochs, seeds."""
+    """Return the settings that all runs share: data, network, tasks, epochs, seeds."""
 
     def same(values: Iterable[Any], unit: str = "", tail: str = "") -> str:
         value, *others = set(values) or {""}
@@ -124,7 +124,7 @@ def _run(result: Result, group: Group, here: Path, out: Path) -> dict[str, Any]:
 
 
 def _task_names(found: Sequence[Group]) -> list[str]:
-    """Return the names of the tasks, where all groups have the same."""
+    """Return the names of the tasks if all groups have the same names."""
     names = {tuple(map(str, r.about.get("tasks") or ())) for g in found for r in g.results}
     return list(names.pop()) if len(names) == 1 else []
 

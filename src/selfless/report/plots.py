@@ -1,6 +1,6 @@
 """Figures of results: matplotlib figures without global state; `svg` and `save_png` save them.
 
-Each function takes results and draws one colour per group, means over seeds, and the spread where there are several seeds.
+Each function takes results and draws one colour per group, means over seeds, and their spread if there are several seeds.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def matrices(results: Sequence[Result]) -> list[Figure]:
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
-    """Return name → figure, for those that the results have numbers for."""
+    """Return name → figure, for the figures that the results have values for."""
     done = [g for g in groups(results) if g.done]
     made: dict[str, Callable[[Sequence[Result]], Figure]] = {"per-task": per_task} if done else {}
     if any(g.accuracy.shape[1] > 1 for g in done):

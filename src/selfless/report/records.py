@@ -1,7 +1,7 @@
-"""Records of experiments: the JSON files that `selfless reproduce` writes, read and looked up. The content is used as it is.
+"""Records of experiments: the JSON files that `selfless reproduce` writes, read and looked up. Their content is not changed.
 
-`marked` adds what a reader must know about each cell: that it failed, that its runs are missing from the folder, or that the experiment has
-changed since (stale).
+`marked` adds remarks to each cell: that runs failed, that its runs are missing from the folder, or that the experiment has changed since
+(stale).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def marked(record: Record, declared: set[str] | None = None, grids: Mapping[Plac
 
 
 def run_file(record: Record, key: str) -> Path | None:
-    """Return the file that holds a run's result: its metrics.json, or the archive of its folder; None where neither has it."""
+    """Return the file that holds a run's result: its metrics.json, or the archive of its folder; None if neither has it."""
     return result_file(Path(record["folder"]), key) if "folder" in record else None
 
 
@@ -97,12 +97,12 @@ def by_place(record: Record) -> dict[Place, dict[str, Any]]:
 
 
 def judged(record: Record) -> list[dict[str, Any]]:
-    """Return the claims whose verdicts are shown: none of a quick version, which proves nothing."""
+    """Return the claims whose verdicts are shown: none for a quick version, whose values mean nothing."""
     return [] if record["quick"] else record["claims"]
 
 
 def unjudged(record: Record) -> list[str]:
-    """Return what is said of a quick version's claims instead, as lines."""
+    """Return the lines that are shown for a quick version instead of its verdicts."""
     texts = [claim["text"] for claim in record["claims"]] if record["quick"] else []
     return ["a quick version judges no claims:", *texts] if texts else []
 

@@ -30,7 +30,7 @@ def verdicts_sentence(experiments: Sequence[Record]) -> str:
 
 
 def _verdict_counts(found: dict[str, int]) -> str:
-    """Return "26 of 54 hold, 13 fail, 13 undecided"; nothing where nothing is claimed."""
+    """Return "26 of 54 hold, 13 fail, 13 undecided"; an empty string if there are no claims."""
     tails = [f"{found['fails']} fail{'s' * (found['fails'] == 1)}"] + [f"{found[v]} {t}" for v, t in UNKNOWN.items() if found[v]]
     return f"{found['holds']} of {sum(found.values())} hold, {', '.join(tails)}" if any(found.values()) else ""
 
@@ -51,7 +51,7 @@ def support_sentence(experiments: Sequence[Record]) -> str:
 
 
 def section(record: Record, here: Path) -> dict[str, Any]:
-    """Return what the template shows of one experiment. `here` is the folder of the page: links start there."""
+    """Return the template's values for one experiment. Links are relative to `here`, the folder of the page."""
     from selfless.report import experiment_plots
 
     rows, columns = rows_and_columns(record)

@@ -30,7 +30,7 @@ CHUNK = 10  # tasks side by side in a terminal
 
 
 def columns(tasks: int) -> list[str]:
-    """Return the headings of a table with so many tasks."""
+    """Return the headings of a table with this number of tasks."""
     return ["method", "seeds", *(heading for heading, _ in MEASURES.values()), *(f"task {u + 1}" for u in range(tasks))]
 
 
@@ -94,7 +94,7 @@ def csv(results: Sequence[Result]) -> str:
 
 
 def terminal(results: Sequence[Result]) -> RenderableType:
-    """Return what `rich.print` shows in 80 columns: one row per method, then accuracy on each task; of a single run its matrix."""
+    """Return what `rich.print` shows in 80 columns: one row per method, then accuracy on each task; for a single run its matrix."""
     from rich.console import Group as Stack
     from rich.text import Text
 
@@ -117,7 +117,7 @@ def terminal(results: Sequence[Result]) -> RenderableType:
 def room(results: Sequence[Result]) -> Table:
     """Return a table for `rich.print`: free capacity after the first and the last task, one row per group, means over seeds.
 
-    Where streams or networks differ, each pair has its section, so that labels need not repeat them.
+    If streams or networks differ, each (stream, network) has its own section, so that labels need not repeat them.
     """
     from rich.text import Text
 
@@ -208,5 +208,5 @@ TEX |= {mark: rf"\textsuperscript{{{digit}}}" for digit, mark in enumerate("â°Â
 
 
 def tex(text: str) -> str:
-    """Return the text with what LaTeX would misread replaced."""
+    """Return the text with the special characters of LaTeX replaced."""
     return "".join(TEX.get(c, c) for c in text)

@@ -1,4 +1,4 @@
-"""Records in words: values beside published ones, intervals, how strengths were chosen, what the runs were trained with."""
+"""Records as text: values beside published ones, intervals, how strengths were chosen, with which settings the runs were trained."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def value(cell: Cell) -> str:
 
 
 def beside(cell: Cell) -> str:
-    """Return "published 95.83 (+0.29)"; nothing where no value was published."""
+    """Return "published 95.83 (+0.29)"; an empty string if no value was published."""
     if cell["published"] is None:
         return ""
     gap = f" ({text(cell['difference'], 2, signed=True)})" if cell["difference"] is not None else ""
@@ -80,7 +80,7 @@ def choices(record: Record) -> list[str]:
 
 
 def settings(record: Record) -> tuple[list[str], dict[Place, list[str]]]:
-    """Return how the runs are trained besides the method: (what all cells share, what differs by cell)."""
+    """Return the training settings besides the method: (those that all cells share, those that differ by cell)."""
     phrases = {place: _phrases(cell["run"]) for place, cell in by_place(record).items() if cell["run"] is not None}
     names = list(dict.fromkeys(name for some in phrases.values() for name in some))
     common = [name for name in names if len({some.get(name) for some in phrases.values()}) == 1]
@@ -89,7 +89,7 @@ def settings(record: Record) -> tuple[list[str], dict[Place, list[str]]]:
 
 
 def _phrases(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return field → phrase; an empty phrase where most runs leave the field as it is."""
+    """Return field → phrase; an empty phrase for a field at its usual value."""
     phrases = {
         "stream": run["stream"],
         "model": run["model"],
@@ -121,6 +121,6 @@ def provenance(record: Record) -> str:
 
 
 def remarks(record: Record) -> list[str]:
-    """Return the footnotes: what the marks mean, the notes, and what is not run yet."""
+    """Return the footnotes: the meaning of the marks, the notes, and the cells that are not run yet."""
     marks = dict.fromkeys(mark for cell in record["cells"] for mark in cell.get("marks", ()))
     return [*(f"{mark}: {MEANING[mark]}" for mark in marks), *record["notes"], *([record["pending"]] if record["pending"] else [])]

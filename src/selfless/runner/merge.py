@@ -13,7 +13,7 @@ from selfless.runner.store import Store
 
 @dataclass(frozen=True)
 class Merged:
-    """What `merge_results` wrote: how many runs, how many of them were in several folders, and how many of these with other numbers."""
+    """The counts of `merge_results`: runs written, runs that were in several folders, and runs among these whose numbers differ."""
 
     path: Path
     runs: int
@@ -22,7 +22,7 @@ class Merged:
 
 
 def merge_results(folders: Sequence[Path], out: Path) -> Merged:
-    """Write the runs of all folders into one archive below `out`; where two hold a run, the first counts."""
+    """Write the runs of all folders into one archive below `out`; if two contain the same run, the first counts."""
     found: dict[str, dict[str, object]] = {}
     repeated, differing = set[str](), set[str]()
     for folder in folders:

@@ -1,11 +1,11 @@
 """The paper's protocols as runs, and the grids that strengths are chosen from. Every experiment takes its candidates from here, so that
-equal cells are equal runs and are trained once. It knows `spec`, `preserve`, `sparsify` and `experiments.base`.
+equal cells are equal runs and are trained once. It imports `spec`, `preserve`, `sparsify` and `experiments.base`.
 
 paper   the authors' settings: Ω from batch gradients, the epoch that is best on the test data, published strengths where there are any,
         for competitors "from 10⁻² to 10⁻⁹, the best one reported", evaluated on test data
 ours    exact Ω, an implicit anchor, the last epoch, strengths chosen on held-out data
 
-The strength of the anchor is chosen for each method by itself.
+The strength of the anchor is chosen separately for each method.
 """
 
 from selfless.experiments.protocols.cifar_100 import (

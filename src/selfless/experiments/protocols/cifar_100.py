@@ -26,7 +26,7 @@ NATURAL = {"class_order": "natural"}  # the paper has "the first 10 classes", th
 def cifar(width: int, profile: Profile) -> Protocol:
     """Return ten tasks of ten classes, conv 32-32-64-64 + FC N, a new head per task, fifty epochs.
 
-    In bf16, which is twice as fast and as accurate (docs/performance.md).
+    It uses bf16, which is twice as fast and just as accurate (docs/performance.md).
     """
     column = f"CIFAR {width}"
     run = Run(
@@ -56,7 +56,7 @@ def cifar(width: int, profile: Profile) -> Protocol:
 
 
 def cifar_best(width: int) -> tuple[Cell, ...]:
-    """Return the best of ours (same network and epochs, with shifts and mirrors), and No-Reg and joint training trained the same way."""
+    """Return our best settings (same network and epochs, with shifts and mirroring), and No-Reg and joint training trained the same way."""
     plain = cifar(width, "ours")
     grids = {"No-Reg": Grid((1.0, 3.0)), "SLNID": Grid((0.3, 1.0), (3e-4, 1e-3))}
     ours = dataclasses.replace(plain, base=dataclasses.replace(plain.base, augment="crop-flip"), grids=grids)
@@ -69,7 +69,7 @@ def augmented(protocol: Protocol) -> tuple[Cell, ...]:
 
 
 def blurred_cifar(profile: Profile) -> Protocol:
-    """Return ten groups without hard boundaries, each drawn with p = 2/3 in its turn; 1,000 steps of batch 200 (four epochs), one head."""
+    """Return ten groups without hard boundaries, the current one drawn with p = 2/3; 1,000 steps of batch 200 (four epochs), one head."""
     run = Run(
         stream="blurred-cifar-100",
         stream_options=NATURAL,

@@ -27,7 +27,7 @@ def permuted_mnist(width: int, profile: Profile) -> Protocol:
 
 
 def permuted_mnist_best(width: int) -> tuple[Cell, ...]:
-    """Return the best of ours (same network and epochs, a cosine schedule), and joint training trained the same way."""
+    """Return our best settings (same network and epochs, a cosine schedule), and joint training trained the same way."""
     plain = permuted_mnist(width, "ours")
     cosine = dataclasses.replace(plain.base, schedule="cosine")
     rates = (0.01, 0.03, 0.1)

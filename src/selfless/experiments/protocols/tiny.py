@@ -19,7 +19,7 @@ def tiny_imagenet(profile: Profile) -> Protocol:
     """Return ten tasks of twenty classes, the paper's VGG variant.
 
     `paper`: lr 1e-2, dropped when held-out accuracy stalls, at most 60 epochs, resized crops. `ours`: ten epochs with a cosine schedule,
-    images as they are.
+    no augmentation.
     """
     run = Run(
         stream="split-tiny-imagenet",
@@ -44,7 +44,7 @@ def tiny_imagenet(profile: Profile) -> Protocol:
 
 
 def tiny_best() -> tuple[Cell, ...]:
-    """Return SLNID in all layers, and No-Reg and SLNID with half as many epochs again, shifts and mirrors."""
+    """Return SLNID in all layers, and No-Reg and SLNID with one and a half times the epochs, shifts and mirroring."""
     plain = tiny_imagenet("ours")
     base = dataclasses.replace(plain.base, epochs=15, augment="crop-flip")
     ours = dataclasses.replace(plain, base=base, grids={"No-Reg": Grid((0.1, 0.3)), "SLNID": Grid((0.3,), (1e-5, 3e-5))})

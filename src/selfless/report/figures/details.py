@@ -1,4 +1,4 @@
-"""What several figures share: the series recorded with a cell, and the hatch of a method."""
+"""Functions that several figures share: the series recorded with a cell, and the hatch of a method."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def details(cell: Cell) -> list[Any]:
 
 
 def hatch(row: str, look: Look) -> str | None:
-    """Return the hatch that tells two methods of one colour apart, or None."""
+    """Return the hatch that distinguishes two methods of the same colour, or None."""
     return "////" if row in PARAMETERS or look.again else "----" if row in FUNCTIONS else None

@@ -1,4 +1,4 @@
-"""Pairs: every method alone and with SLNID, joined by a line, as for the rivals."""
+"""Pairs: every method alone and with SLNID, joined by a line, as in the experiment `rivals`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selfless.report.records import Cell, Record, by_place, rows_and_columns
 
 
 def pairs(record: Record) -> dict[str, Figure]:
-    """Draw one figure for each two columns "x" and "x + SLNID": one line per method, from the one value to the other."""
+    """Draw one figure for each two columns "x" and "x + SLNID": one line per method, from one value to the other."""
     _, columns = rows_and_columns(record)
     cells, made = by_place(record), {}
     for column in (c for c in columns if f"{c} + SLNID" in columns):

@@ -1,4 +1,4 @@
-"""Rule: accuracy by λ, with what the rule of thumb chooses."""
+"""Rule: accuracy by λ, with the λ that the rule of thumb chooses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selfless.report.records import Record
 
 
 def rule(record: Record) -> dict[str, Figure]:
-    """Draw the held-out accuracy of task 1 and the average at the end, by λ; a ring shows what the rule chooses."""
+    """Draw the held-out accuracy of task 1 and the average at the end, by λ; a ring marks the λ that the rule chooses."""
     swept = [c for c in record["cells"] if c["row"].startswith("λ =") and c["mean"] is not None]
     base = {c["column"]: c["mean"] for c in record["cells"] if c["row"] == "No-Reg"}
     picked = [c for c in record["cells"] if c["row"].startswith(("rule", "best")) and c["mean"] is not None]
@@ -35,7 +35,7 @@ def rule(record: Record) -> dict[str, Figure]:
             axes.grid(axis="y")
             axes.spines["left"].set_visible(False)
         for cell, marker, colour, size in zip(picked, "^vD", (COLOURS[2], COLOURS[1], COLOURS[4]), (11, 11, 19), strict=False):
-            if cell["strength"]:  # of different sizes: two readings may choose the same λ
+            if cell["strength"]:  # rings of different sizes, because both readings may choose the same λ
                 spot: Any = {"markersize": size, "markerfacecolor": "none", "markeredgewidth": 1.6, "linestyle": "none", "clip_on": False}
                 strips[-1].plot([cell["strength"]], [cell["mean"]], marker=marker, color=colour, label=cell["row"], **spot)
         strips[-1].set_xlabel("λ")

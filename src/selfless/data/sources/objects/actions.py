@@ -1,11 +1,11 @@
 """VOC 2012 Actions: ImageSets/Action/train.txt and val.txt, one image per line, Annotations/<image>.xml, JPEGImages/<image>.jpg.
 
 An example is a person, always cropped to that person's box, because the actions belong to persons and not to images (bndbox counts from
-1, both ends included). Persons with exactly one of the ten actions are taken; those with several, or with none ("other"), are left out.
-Official split: train trains and val tests, 4,588 images together; the challenge's own test annotations were never published. It is
-published nowhere how many persons do exactly one thing, so the number of listed images shows whether the set is whole.
+1, both ends included). Persons with exactly one of the ten actions are used; those with several, or with none ("other"), are left out.
+Official split: train for training and val for testing, 4,588 images together; the test annotations of the challenge were never published.
+The number of persons with exactly one action is not published, so the number of listed images shows whether the set is complete.
 
-Also read: lists of `image object`, which take only that object of the image.
+Also read: lists of `image object`, which use only that object of the image.
 """
 
 from __future__ import annotations

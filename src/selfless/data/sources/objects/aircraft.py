@@ -1,8 +1,8 @@
 """FGVC Aircraft 2013b: data/images/*.jpg, images_variant_trainval.txt and images_variant_test.txt, variants.txt, images_box.txt.
 
 Official split: trainval (6,667 images) and test (3,333), of 100 variants; `aircraft="family"` takes the 70 families instead. Images are
-whole without the 20 lowest rows, as the set's authors ask. `boxes=True` crops each to its aircraft: x1 y1 x2 y2, counted from 1, both
-ends included; the boxes leave the lowest rows out.
+whole except for the 20 lowest rows, which are cut off as the authors of the set ask. `boxes=True` crops each image to its aircraft:
+x1 y1 x2 y2, counted from 1, both ends included; the boxes leave the lowest rows out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from selfless.data.sources.objects.base import ObjectSet, published_file
 from selfless.data.sources.objects.files import SetFiles
 from selfless.data.sources.objects.listing import Box, Item, Listing, parse_number, read_table
 
-BANNER = 20  # rows at the bottom that hold a line of copyright
+BANNER = 20  # rows at the bottom, which contain a copyright line
 NAMES = {"variant": "variants.txt", "family": "families.txt"}
 
 

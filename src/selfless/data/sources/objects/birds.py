@@ -1,6 +1,6 @@
 """Caltech-UCSD Birds-200-2011: images.txt, image_class_labels.txt, train_test_split.txt, classes.txt, bounding_boxes.txt and images/.
 
-Official split: 5,994 training and 5,794 test images. The paper cites the birds of 2010 (Welinder et al.), which are fewer images of the
+Official split: 5,994 training and 5,794 test images. The paper cites the set of 2010 (Welinder et al.), which has fewer images of the
 same species; the set of 2011 is the usual one. Images are whole by default; `boxes=True` crops each to its bird (x, y, width, height).
 """
 

@@ -1,13 +1,14 @@
 """Stanford Cars: cars_train/ and cars_test/, cars_train_annos.mat and cars_meta.mat of the devkit, and cars_test_annos_withlabels.mat.
 
-Official split: 8,144 training and 8,041 test images. The devkit's own cars_test_annos.mat has no labels, so the test half needs the file
-that was published beside it. Images are whole by default; `boxes=True` crops each to its car (bbox_x1 … bbox_y2 count from 1, both ends
-included).
+Official split: 8,144 training and 8,041 test images. The devkit's own cars_test_annos.mat has no labels, so the test images need the
+other file, cars_test_annos_withlabels.mat. Images are whole by default; `boxes=True` crops each to its car (bbox_x1 … bbox_y2 count from
+1, both ends included).
 
-Also read: the same images as one archive, car_ims.tgz with cars_annos.mat, whose annotations say which of them test.
+Also read: the same images as one archive, car_ims.tgz with cars_annos.mat, whose annotations say which images are for testing.
 
 Also read: the training half alone with the devkit's train_perfect_preds.txt, one class number per line (as in the public repository
-fmejbah/car_dataset1, whose images are already cropped). A fixed fifth of every class then tests, which is not the official test set.
+fmejbah/car_dataset1, whose images are already cropped). A fixed fifth of every class is then used for testing, which is not the official
+test set.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _check_names(found: dict[str, Any], where: str) -> list[str]:
 
 
 def _read_together(files: SetFiles, boxes: bool) -> Listing:
-    """Read the images in one archive, whose annotations say which of them test."""
+    """Read the images in one archive, whose annotations say which images are for testing."""
     name, where = files.require("cars_annos.mat"), f"{files.folder}/cars_annos.mat"
     found = matlab.read(files.read(name), ["annotations", "class_names"], where)
     names, rows = _check_names(found, where), _check_rows(found["annotations"], where, ("class", "relative_im_path", "test"))
@@ -94,7 +95,7 @@ def _parse_scalar(value: Any, where: str, file: str) -> int:
 
 
 def _read_training_half(files: SetFiles, names: tuple[str, ...], meta: str, options: dict[str, Any]) -> Listing:
-    """Read the training half alone; a fixed fifth of every class tests."""
+    """Read the training half alone; a fixed fifth of every class is used for testing."""
     if options["boxes"]:
         raise Altered(f"{files.folder} has no bounding boxes (cars_train_annos.mat); use boxes=False, or put the devkit there")
     labels = files.require("train_perfect_preds.txt")

@@ -1,10 +1,11 @@
 """Oxford Flowers-102: jpg/image_00001.jpg … and two MATLAB files, imagelabels.mat (labels 1 … 102) and setid.mat (trnid, valid, tstid).
 
-Official split: trnid and valid (2,040 images, ten and ten per class) train, tstid (6,149) tests. Ids count from 1, as the files do.
+Official split: trnid and valid (2,040 images, ten and ten per class) are for training, tstid (6,149) for testing. Ids count from 1, like
+the file names.
 
-Also read: a tree `train|valid|test/<class>/image_00001.jpg` (a popular course's copy, as in the public repository
+Also read: folders `train|valid|test/<class>/image_00001.jpg` (the copy of a popular course, as in the public repository
 3ba2ii/Flower-Classifier). Its images keep their official numbers, so with setid.mat beside them the split is the official one. Without
-it, the split is that of the tree, which trains on nine tenths of all images instead of a quarter: easier, and not comparable.
+it, the split is that of the folders, which trains on nine tenths of all images instead of a quarter: easier, and not comparable.
 """
 
 from __future__ import annotations

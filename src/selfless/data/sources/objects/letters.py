@@ -1,7 +1,7 @@
 """Chars74K: English characters in natural images, English/Img/GoodImg/Bmp/Sample001/img001-00001.png …, 62 classes (0-9, A-Z, a-z).
 
-The 7,705 good images. There is no official split of all of them: a fixed fifth of every class tests, always the same. The set's bad images,
-its handwriting (EnglishHnd) and its 62,992 computer fonts (EnglishFnt) are not used.
+The 7,705 good images. There is no official split of all of them, so a fixed fifth of every class is used for testing. The bad images of
+the set, its handwriting (EnglishHnd) and its 62,992 images of computer fonts (EnglishFnt) are not used.
 
 Also read: the 6,283 images of 20×20 pixels of a Kaggle contest, trainResized/1.Bmp … with trainLabels.csv (ID,Class), as in the public
 repository naveensr89/chars74k_nsr; they are split in the same way.
