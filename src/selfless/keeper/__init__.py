@@ -1,7 +1,8 @@
 """`attach`: preservers and sparsifiers for any model and training loop.
 
 Lives here: the `Keeper`, and one module for each of its tasks: collect activations, gate and drop neurons, distil, follow the path of the
-optimizer, anchor. Imports preserve, sparsify and the layers below them; only the command line, benchmarks and users import it.
+optimizer, anchor, inject gradients, store the state and count its memory. Imports preserve, sparsify and the layers below them; only the
+command line, benchmarks and users import it.
 """
 
 from selfless.keeper.entry import attach

@@ -126,6 +126,12 @@ class Injector:
             return
         if layer not in self._pending:
             self.follow(keeper.trainable())
+        if tensor.dtype == torch.float16 and isinstance(keeper.scale, (int, float)) and keeper.scale == 1:
+            keeper.notices.once(
+                "scale",
+                "activations are float16, where a GradScaler usually multiplies the loss, but keeper.scale is 1: "
+                "write keeper.scale = scaler, so that injected gradients are multiplied too",
+            )
         passes = self._pending.setdefault(layer, [])
         if len(passes) == MOST_PASSES:
             remedy = "use model.eval() or torch.no_grad() for them"

@@ -51,7 +51,8 @@ class Log:
         values = dict(self.values)
         for part in parts:
             found = distances(parameters, *part.star())
-            values |= {"anchor": part.term.strength * found["penalty"]} if "penalty" in found else {}
+            if "penalty" in found:
+                values["anchor"] = values.get("anchor", torch.zeros_like(found["penalty"])) + part.term.strength * found["penalty"]
             values |= {"drift": found["drift"].sqrt(), "drift/relative": (found["drift"] / found["size"]).sqrt()} if found else {}
         numbers = floats(values) | {"tasks": float(capacity.tasks)}
         active = [share for name, share in numbers.items() if name.startswith("active/")]

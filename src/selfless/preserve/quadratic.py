@@ -133,7 +133,7 @@ class EWC(Quadratic):
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """Online: Ω ← decay·Ω + Ω_new, θ* ← θ. Per task: Ω ← Ω + Ω_new, θ* ← the minimum of the sum of parabolas."""
         if self.mode == "online":
-            faded = {name: self.decay * value for name, value in state["omega"].items()}
+            faded = state["omega"] if self.decay == 1 else {name: self.decay * value for name, value in state["omega"].items()}
             return super().consolidate({**state, "omega": faded}, parameters, omega)
         new = super().consolidate(state, parameters, omega)
         offset = dict(state["offset"])
