@@ -260,3 +260,20 @@ def test_penalty_is_refused_and_in_place_changes_are_said() -> None:
         keeper.penalty()
     with pytest.raises(RuntimeError, match="changed in place"):
         loss.backward()
+
+
+def test_sparse_gradients() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Embedding(20, 6, sparse=True), nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    model = seeded(build)
+    twin = copy.deepcopy(model)
+    x, y = torch.arange(8).view(4, 2), torch.tensor([0, 1, 2, 0])
+    keepers = [selfless.attach(model, MAS(1.0), SNI(0.1)), selfless.attach(twin, MAS(1.0), SNI(0.1), inject=True)]
+    for m, keeper in zip((model, twin), keepers, strict=True):
+        keeper.consolidate([(x, y)])
+        with torch.no_grad():
+            m[0].weight.add_(0.1)
+        loss = F.cross_entropy(m(x), y)
+        (loss if keeper is keepers[1] else loss + keeper.penalty()).backward()
+    assert_same_gradients(model, twin)

@@ -68,8 +68,8 @@ class Injector:
         self._handles: dict[int, tuple[Any, Any]] = {}
         self._stopped = False
         keeper.collector.on_pass = torch.compiler.disable(self._note_pass)
-        model = keeper.model
-        self._model_handles = [model.register_forward_hook(Hook(torch.compiler.disable(self._distil)), with_kwargs=True)]
+        self._model = keeper.model
+        self._model_handles = [self._model.register_forward_hook(Hook(torch.compiler.disable(self._distil)), with_kwargs=True)]
         for part in keeper.parts:
             if part.gates is not None:
                 part.gates.on_leaves = self._hook_gates(part)
@@ -77,9 +77,16 @@ class Injector:
 
     def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Add the hooks of parameters that are new."""
-        for name, parameter in parameters.items():
-            if id(parameter) not in self._handles:
-                self._handles[id(parameter)] = (parameter.register_hook(self._hook_parameter(name)), parameter)
+        new = {name: parameter for name, parameter in parameters.items() if id(parameter) not in self._handles}
+        sparse = (
+            {id(m.weight) for m in self._model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse} if new else set()
+        )
+        for name, parameter in new.items():
+            if id(parameter) in sparse:  # a hook may not make a sparse gradient dense before it is accumulated
+                handle = parameter.register_post_accumulate_grad_hook(self._hook_sparse(name))
+            else:
+                handle = parameter.register_hook(self._hook_parameter(name))
+            self._handles[id(parameter)] = (handle, parameter)
 
     def drop(self) -> None:
         """Forget the passes that had no backward pass: the step is over."""
@@ -116,7 +123,7 @@ class Injector:
     def _add(self, gradient: Tensor | None, own: Tensor, like: Tensor) -> Tensor:
         """Return gradient + s · own, in the precision of the gradient."""
         own = (self._scale.to(own.device) * own).to(like.dtype if gradient is None else gradient.dtype)
-        return own if gradient is None else gradient + own
+        return own if gradient is None else own + gradient  # a sparse gradient has to come second
 
     # --------------------------------------------------------------------------------------------------------------- activations
     def _note_pass(self, layer: str, tensor: Tensor, activation: Activation | None) -> None:
@@ -208,6 +215,15 @@ class Injector:
             self._begin(keeper)
             own = self._gradients.pop(name, None)
             return None if own is None else self._add(gradient, own, gradient)
+
+        return hook
+
+    def _hook_sparse(self, name: str) -> Callable[[Tensor], None]:
+        add = self._hook_parameter(name)
+
+        def hook(parameter: Tensor) -> None:
+            changed = add(parameter.grad) if parameter.grad is not None else None
+            parameter.grad = parameter.grad if changed is None else changed
 
         return hook
 

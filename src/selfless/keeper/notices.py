@@ -40,7 +40,7 @@ class Notices:
         new = [name for name in found if name not in self._unsigned]
         terms = [term for term in self._terms if term.strength > 0 and getattr(term, "absolute", True) is False]
         self._unsigned |= set(new)
-        signed = [name for name in new if bool(found[name].detach().amin() < 0)] if terms else []
+        signed = [name for name in new if found[name].numel() and bool(found[name].detach().amin() < 0)] if terms else []
         if signed:
             name = type(terms[0]).__name__
             self.once(
