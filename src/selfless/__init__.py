@@ -32,6 +32,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attach": "keeper",
     "Keeper": "keeper",
+    "describe": "network.describing",
     "Capacity": "capacity",
     **dict.fromkeys(
         ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "NoPreserver"], "preserve"
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from selfless.capacity import Capacity
     from selfless.data import stream
     from selfless.keeper import Keeper, attach
+    from selfless.network.describing import describe
     from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, RWalk
     from selfless.runner import load, train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_LARGEST = 1e30  # above this cΩ the share is 1 in any precision; a larger one could give inf / inf
+LARGEST = 1e30  # above this cΩ the share is 1 in any precision; a larger one could give inf / inf
 
 
 def anchor_value(theta: Tensor, omega: Tensor, star: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def anchor_value(theta: Tensor, omega: Tensor, star: Tensor) -> Tensor:
 
 def anchor_share(omega: Tensor, c: Tensor) -> Tensor:
     """cΩ / (1 + cΩ): the share of the way to θ* that each entry moves; exactly 1 where cΩ is very large."""
-    pull = (c * omega).clamp(max=_LARGEST)
+    pull = (c * omega).clamp(max=LARGEST)
     return pull / (1 + pull)
 
 

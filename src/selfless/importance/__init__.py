@@ -9,8 +9,9 @@ Imports functional and network. Imported by bench, engine, keeper and preserve.
 
 from selfless.importance.eager import ewc, mas, measure, neurons
 from selfless.importance.loop import Estimator, Importance
-from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
+from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Loss, Objective, OwnLoss, next_token_loss
 
 __all__ = [
-    "Estimator", "Fisher", "FunctionNorm", "Importance", "LayerNorms", "LogLikelihood", "Objective", "ewc", "mas", "measure", "neurons",
+    "Estimator", "Fisher", "FunctionNorm", "Importance", "LayerNorms", "LogLikelihood", "Loss", "Objective", "OwnLoss", "ewc", "mas",
+    "measure", "neurons", "next_token_loss",
 ]  # fmt: skip

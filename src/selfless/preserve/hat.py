@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from selfless.network.wiring import Wiring
-from selfless.preserve.base import COUNT, HEAD, Group, Preserver, count_tasks, widened
+from selfless.preserve.base import COUNT, HEAD, Group, Preserver, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Freezes, Gated, KnowsHeads, Projects, State, Tensors
 from selfless.terms import check_positive
 
@@ -34,13 +34,14 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
 
     name: ClassVar[str] = "hat"
     groups: ClassVar[tuple[Group, ...]] = (
-        Group("anchor"),
+        Group("anchor", precision="parameter"),
         Group("frozen"),
         HEAD,
         COUNT,
         *(Group(name, like_parameter=False) for name in ("rows", "columns", "place", "used", "kept")),
         Group("embedding", like_parameter=False, changes_in_step=True),
     )
+    splits: ClassVar[Splits] = "parameters"
     retired: ClassVar[tuple[str, ...]] = ("fresh",)
     strength: float = 0.75
     s_max: float = 400.0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from selfless.importance.objectives import Fisher
-from selfless.preserve.base import COUNT, HEAD, Group, count_tasks, widened
+from selfless.preserve.base import COUNT, HEAD, Group, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Drops, Evaluates, KnowsHeads, State, Tensors
 from selfless.preserve.quadratic import FisherObjectives, Quadratic
 from selfless.terms import check_choice, check_positive
@@ -36,7 +36,8 @@ class IMM(FisherObjectives, Quadratic, Drops, Evaluates, KnowsHeads):
 
     name: ClassVar[str] = "imm"
     later: ClassVar[tuple[str, ...]] = ("alpha",)
-    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("merged"), Group("mass"), HEAD, COUNT)
+    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("merged"), Group("mass", precision="low"), HEAD, COUNT)
+    splits: ClassVar[Splits] = "entries"
     strength: float = 1e-3
     merge: Literal["mean", "mode"] = "mode"
     fisher: Fisher = "empirical"

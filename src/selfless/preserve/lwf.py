@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selfless.preserve.base import COUNT, HEAD, Group, Preserver, count_tasks, widened
+from selfless.preserve.base import COUNT, HEAD, Group, Preserver, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Distils, KnowsHeads, Phased, Projects, State, Tensors
 from selfless.terms import check_count, check_positive
 
@@ -25,7 +25,8 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
     """
 
     name: ClassVar[str] = "lwf"
-    groups: ClassVar[tuple[Group, ...]] = (Group("anchor"), Group("held"), HEAD, COUNT)
+    groups: ClassVar[tuple[Group, ...]] = (Group("anchor", precision="parameter"), Group("held"), HEAD, COUNT)
+    splits: ClassVar[Splits] = "entries"
     strength: float = 1.0
     temperature: float = 2.0
     warmup: int = 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from selfless.functional import Anchor
 from selfless.importance import Estimator, Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
-from selfless.preserve.base import Group, Preserver, widened
+from selfless.preserve.base import Group, Preserver, Splits, widened
 from selfless.preserve.capabilities import Anchored, Observes, State, Tensors
 from selfless.terms import check_choice, check_positive
 
@@ -19,7 +19,8 @@ from selfless.terms import check_choice, check_positive
 class Quadratic(Preserver, Anchored):
     """A preserver with Ω and θ* by parameter name. Parameters that are added later are free (Ω = 0) until their first task ends."""
 
-    groups: ClassVar[tuple[Group, ...]] = (Group("omega"), Group("anchor"))
+    groups: ClassVar[tuple[Group, ...]] = (Group("omega", precision="low"), Group("anchor", precision="parameter"))
+    splits: ClassVar[Splits] = "entries"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -114,6 +115,7 @@ class EWC(FisherObjectives, Quadratic):
 
     name: ClassVar[str] = "ewc"
     groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("offset", like_parameter=False))
+    splits: ClassVar[Splits] = "entries"
     measures: ClassVar[bool] = True
     later: ClassVar[tuple[str, ...]] = ("alpha",)
     strength: float = 10.0
@@ -138,7 +140,7 @@ class EWC(FisherObjectives, Quadratic):
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """Online: Ω ← decay·Ω + Ω_new, θ* ← θ. Per task: Ω ← Ω + Ω_new, θ* ← the minimum of the sum of parabolas."""
         if self.mode == "online":
-            faded = {name: self.decay * value for name, value in state["omega"].items()}
+            faded = state["omega"] if self.decay == 1 else {name: self.decay * value for name, value in state["omega"].items()}
             return super().consolidate({**state, "omega": faded}, parameters, omega)
         new = super().consolidate(state, parameters, omega)
         offset = dict(state["offset"])
@@ -175,7 +177,8 @@ class SI(Quadratic, Observes):
     """
 
     name: ClassVar[str] = "si"
-    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("path", changes_in_step=True), Group("start"))
+    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("path", changes_in_step=True), Group("start", precision="parameter"))
+    splits: ClassVar[Splits] = "entries"
     strength: float = 1.0
     damping: float = 0.1
 
