@@ -5,6 +5,7 @@
 
 The code stores the momentum as u = lr_f v. The learning rates then enter only once, as weights of the members' losses, and the update is
 the same for every member: u ← μ r u + ∂(lr_f loss_f)/∂θ, θ ← θ − u, where r is the rate of this step divided by that of the last.
+Adam and AdamW divide the gradient by lr_f again; their update is in `selfless.engine.adam`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from selfless.engine import rng
+from selfless.engine.adam import adam_step, entry_rates
 from selfless.engine.batches import FleetData
 from selfless.engine.inhibition import inhibition_off
 from selfless.engine.native.hardware import kernels
@@ -107,12 +109,9 @@ class Step:
         own = self._measure_curvature(costs) if measures else {}
         penalty = self._penalty(hidden, {k: cost for k, cost in costs.items() if k not in own})
         grads, gate_grads = self._gradients(head_logits, logit_grads, penalty)
-        for k, found in own.items():
-            weights = self._distillation_weights(k)
-            grads = [
-                g if d is None else d * column(weights, d) if g is None else g + d * column(weights, d)
-                for g, d in zip(grads, found, strict=True)
-            ]
+        for k, goals in own.items():
+            for found, weights in zip(goals, self._distillation_weights(k).unbind(1), strict=True):
+                grads = [_add_weighted(g, d, weights) for g, d in zip(grads, found, strict=True)]
         with torch.no_grad():
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
@@ -191,21 +190,21 @@ class Step:
                 found.setdefault(name, []).append(gradient)
         return found
 
-    def _measure_curvature(self, costs: Mapping[int, Tensor]) -> dict[int, list[Tensor | None]]:
-        """Measure κ of each damped distillation. Return ∂D/∂θ of each, by the number of its preserver."""
-        fleet, found = self.fleet, dict[int, list[Tensor | None]]()
+    def _measure_curvature(self, costs: Mapping[int, Tensor]) -> dict[int, list[list[Tensor | None]]]:
+        """Measure κ of each damped distillation. Return ∂D/∂θ of each goal, by the number of its preserver."""
+        fleet, found = self.fleet, dict[int, list[list[Tensor | None]]]()
         for k, cost in costs.items():
             if fleet.parts[k].is_damped:
                 with inhibition_off(fleet.slots):
-                    found[k] = fleet.stack.gradients([cost.sum()], [None], fleet.params, retain=True)
+                    found[k] = [fleet.stack.gradients([goal.sum()], [None], fleet.params, retain=True) for goal in cost.unbind(1)]
                 with torch.no_grad():
-                    fleet.parts[k].measure_curvature(cost, [g for g in found[k] if g is not None])
+                    fleet.parts[k].measure_curvature(cost, found[k])
         return found
 
     def _distillation_weights(self, part: int) -> Tensor:
-        """lr λ', with the damped strength λ' of every member, (F,)."""
+        """lr λ', with the damped strength λ' of every member and goal, (F, goals)."""
         rates = self.fleet.rates
-        return rates.lr * rates.preserve[part] * self.fleet.parts[part].damping(rates.step_lambda(part))
+        return (rates.lr * rates.preserve[part]).unsqueeze(1) * self.fleet.parts[part].damping(rates.step_lambda(part))
 
     def _penalty(self, hidden: list[Tensor], distillations: Mapping[int, Tensor]) -> Tensor | None:
         """Return Σ_f lr_f (λ_SSL Σ_l R + the terms of the preservers); None if there are no terms."""
@@ -216,7 +215,7 @@ class Step:
         for k, part in enumerate(fleet.parts):
             if self.explicit[k] and fleet.tasks:
                 terms.append((fleet.lr * fleet.rates.preserve[k] * each(part.term.penalty, part.state, leaves)).sum())
-        terms += [torch.dot(self._distillation_weights(k), cost) for k, cost in distillations.items()]
+        terms += [(self._distillation_weights(k) * cost).sum() for k, cost in distillations.items()]
         gates = [part.gate_cost(fleet.lr * fleet.rates.preserve[k]) for k, part in enumerate(fleet.parts)]
         terms += [cost for cost in gates if cost is not None]
         return torch.stack(terms).sum() if terms else None
@@ -272,8 +271,8 @@ class Step:
         """Recompute the shares of the implicit anchors. An existing tensor is written in place, because a captured step reads it."""
         fleet = self.fleet
         for k, part in enumerate(fleet.parts):
-            if not fleet.anchored(part) or (kernels(fleet.lr) is not None and k == self._fused):
-                continue  # the update kernel computes the share itself
+            if not fleet.anchored(part) or fleet.second or (kernels(fleet.lr) is not None and k == self._fused):
+                continue  # the update kernel computes the share itself; with Adam the shares change in every step
             assert isinstance(part.term, Anchored)
             step, tensors = fleet.rates.step_lambda(k), self.shares[k]
             shares = part.term.anchor(part.state).shares({n: column(step, p) for n, p in fleet.trained.items()})
@@ -291,8 +290,14 @@ class Step:
         names = [n for n, g in zip(fleet.trained, grads, strict=True) if g is not None]
         found = [g for g in grads if g is not None]
         params, speed = [fleet.trained[n] for n in names], [fleet.momentum[n] for n in names]
-        if run.weight_decay:
+        if run.optimizer == "adamw" and run.weight_decay:
+            for p in params:
+                p.mul_(column(1 - run.weight_decay * fleet.lr, p))
+        elif run.weight_decay:
             found = [g + run.weight_decay * column(fleet.lr, p) * p for g, p in zip(found, params, strict=True)]
+        if fleet.second:
+            self._update_by_adam(names, params, speed, found)
+            return
         if kernels(fleet.lr) is not None:
             self._update_in_kernel(names, params, speed, found)
         else:
@@ -307,6 +312,17 @@ class Step:
                 star = part.term.anchor(part.state).star
                 torch._foreach_lerp_([fleet.trained[n] for n in shares], [star[n] for n in shares], list(shares.values()))
 
+    def _update_by_adam(self, names: list[str], params: list[Tensor], first: list[Tensor], grads: list[Tensor]) -> None:
+        """Take a step of Adam or AdamW, then apply the implicit anchors with the step size of each entry, as the keeper does."""
+        fleet, t = self.fleet, self.step_number + 1
+        unscaled = [torch.where(column(fleet.lr, g) > 0, g / column(fleet.lr, g), 0.0) for g in grads]  # gradients contain the rate
+        adam_step(params, first, [fleet.second[n] for n in names], unscaled, fleet.lr, t, fleet.run.momentum)
+        for part, strength in zip(fleet.parts, fleet.rates.preserve, strict=True):
+            if fleet.anchored(part) and isinstance(part.term, Anchored):
+                anchor = part.term.anchor(part.state)
+                shares = anchor.shares({n: entry_rates(fleet.lr * strength, fleet.second[n], t) for n in names})
+                torch._foreach_lerp_([fleet.trained[n] for n in shares], [anchor.star[n] for n in shares], list(shares.values()))
+
     def _update_in_kernel(self, names: list[str], params: list[Tensor], speed: list[Tensor], grads: list[Tensor]) -> None:
         """Update momentum and parameters and apply one implicit anchor, in one GPU kernel per parameter."""
         fleet, fused = self.fleet, self._fused
@@ -319,3 +335,11 @@ class Step:
         pull = fleet.rates.pull[fused or 0]
         for n, p, u, g in zip(names, params, speed, grads, strict=True):
             fast.update_(p, u, g.contiguous(), fleet.rates.ratio, fleet.run.momentum, omega.get(n), star.get(n), pull)
+
+
+def _add_weighted(gradient: Tensor | None, more: Tensor | None, weights: Tensor) -> Tensor | None:
+    """Return gradient + weights · more, with a weight for each member; None is zero."""
+    if more is None:
+        return gradient
+    weighted = more * column(weights, more)
+    return weighted if gradient is None else gradient + weighted

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from selfless.preserve.base import COUNT, CURVATURE, HEAD, Group, Preserver, count_tasks, widened
+from selfless.preserve.base import COUNT, CURVATURE, HEAD, Group, Preserver, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Distils, KnowsHeads, Phased, Projects, State, Tensors
 from selfless.terms import check_count, check_positive
 
@@ -29,8 +29,9 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
     """
 
     name: ClassVar[str] = "lwf"
-    groups: ClassVar[tuple[Group, ...]] = (Group("anchor"), Group("held"), HEAD, COUNT, CURVATURE)
+    groups: ClassVar[tuple[Group, ...]] = (Group("anchor", precision="parameter"), Group("held"), HEAD, COUNT, CURVATURE)
     later: ClassVar[Mapping[str, Any]] = {"damped": False}
+    splits: ClassVar[Splits] = "entries"
     strength: float = 1.0
     temperature: float = 2.0
     warmup: int = 0
@@ -42,8 +43,9 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
         check_count(self, "warmup")
 
     def init(self, parameters: Tensors) -> State:
-        zero = torch.zeros_like(next(iter(parameters.values())).detach().flatten()[0], dtype=torch.float32)
-        return {**super().init(parameters), "count": count_tasks(parameters), "curvature": {"largest": zero} if self.damped else {}}
+        first = next(iter(parameters.values())).detach().flatten()[:1]
+        curvature = {"largest": torch.zeros_like(first, dtype=torch.float32).expand(self.goals).clone()} if self.damped else {}
+        return {**super().init(parameters), "count": count_tasks(parameters), "curvature": curvature}
 
     def teacher(self, state: State) -> Tensors:
         """θ*, the network before the task."""
@@ -56,6 +58,9 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
 
     def warms_up(self, task: int) -> bool:
         return self.warmup > 0 and task > 0
+
+    def without_warmup(self) -> LwF:
+        return replace(self, warmup=0)
 
     def starts_phase(self, epoch: int, epochs: int) -> bool:
         return self.warmup > 0 and epoch in (0, self._warmup_epochs(epochs))
