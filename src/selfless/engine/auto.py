@@ -21,6 +21,7 @@ class AutoStrengths:
         numbers = [k for k, slot in enumerate(slots) if any(kind.is_auto for kind in slot.kinds)]
         self.shares = {k: torch.tensor([kind.share if kind.is_auto else 0.0 for kind in slots[k].kinds], device=device) for k in numbers}
         self.scales: dict[int, Scale] = {k: start_scale(share) for k, share in self.shares.items()}
+        self.is_open = bool(self.scales)  # True until the first task has ended
 
     def follow(self, slot: int, sizes: Tensor) -> None:
         """Take over R of every member (F,) in a step of the first task."""
@@ -30,6 +31,7 @@ class AutoStrengths:
         """Settle the scales at the end of the first task; later calls change nothing."""
         for slot, scale in self.scales.items():
             self._write(slot, settle(scale))
+        self.is_open = False
 
     def strengths(self, slot: int) -> Tensor:
         """λ of every member (F,); 0 for members with a number as strength, and until R has settled."""
@@ -43,6 +45,7 @@ class AutoStrengths:
         """Restore what `tensors` returned."""
         for key, t in self.tensors().items():
             t.copy_(tensors[key])
+        self.is_open = any(not bool(scale["ended"].all()) for scale in self.scales.values())
 
     def _write(self, slot: int, new: Scale) -> None:
         for name, value in new.items():

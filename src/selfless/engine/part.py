@@ -30,6 +30,7 @@ from selfless.network.roles import output_layer
 from selfless.network.wiring import Wiring
 from selfless.preserve import Preserver, State
 from selfless.preserve.capabilities import Distils, Drops, Encodes, Evaluates, Gated, KnowsHeads, Observes, Phased, Projects
+from selfless.preserve.groups import check_groups, check_step
 
 
 class Part:
@@ -39,6 +40,7 @@ class Part:
         self.term, self.stack, self.trained = term, stack, trained
         self.state: State = self._over_members(term.init)(self.values())
         self.measured: Tensor | None = None  # λ (F,) of the strength "auto", from the end of the first task on
+        check_groups(term, self.state, trained)
         self.is_wired = False
         self._share = torch.zeros(())
 
@@ -46,13 +48,18 @@ class Part:
         return {n: p.detach() for n, p in self.trained.items()}
 
     def place_heads(self, tasks: Sequence[tuple[range, ...]], outputs: int) -> None:
-        """Tell a preserver that needs it which task each output belongs to; −1 if several tasks share the output."""
+        """Tell a preserver that needs it which task each output belongs to; −1 if several tasks share the output.
+
+        An output that no task uses yet is kept for the task that comes after these.
+        """
         users: dict[int, set[int]] = {}
         for t, heads in enumerate(tasks):
             for column_number in (c for head in heads for c in head):
                 users.setdefault(column_number, set()).add(t)
-        owner = torch.tensor([next(iter(users[c])) if len(users.get(c, ())) == 1 else -1 for c in range(outputs)], dtype=torch.int16)
-        if not isinstance(self.term, KnowsHeads) or len(tasks) == 1 or bool((owner < 0).all()):
+        every = [users.get(c, {len(tasks)}) for c in range(outputs)]
+        owner = torch.tensor([next(iter(of)) if len(of) == 1 else -1 for of in every], dtype=torch.int16)
+        is_alone = len(tasks) == 1 and len(users) == outputs
+        if not isinstance(self.term, KnowsHeads) or is_alone or bool((owner < 0).all()):
             return
         owners = {}
         for name in self.stack.output_parameters(outputs):
@@ -67,6 +74,7 @@ class Part:
             size, term = len(next(iter(self.trained.values()))), self.term
             states = [term.wire({g: {n: t[m] for n, t in ts.items()} for g, ts in self.state.items()}, wiring) for m in range(size)]
             self.state = {g: {n: torch.stack([s[g][n] for s in states]) for n in ts} for g, ts in states[0].items()}
+            check_groups(term, self.state, self.trained)
             self.is_wired = True
 
     def _over_members(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,6 +165,7 @@ class Part:
 
         def step(state: State, gradients: Tensors, rate: Tensor) -> State:
             new = term.step_gates(state, gradients, self._share, rate)
+            check_step(term, "step_gates", state, new)
             return {group: new[group] for group in self.step_groups}
 
         self._write(self._over_members(step)(self.state, unscaled, lr))
@@ -171,9 +180,9 @@ class Part:
             self.stack.gates = self._over_members(lambda state: term.hard_gate(state, used))(self.state)
 
     def distillation(
-        self, params: Tensors, buffers: Tensors, x: Tensor, outputs: tuple[Tensor, list[Tensor]], past: Sequence[range], rates: Tensor
+        self, params: Tensors, buffers: Tensors, x: Tensor, outputs: tuple[Tensor, list[Tensor]], past: Sequence[range]
     ) -> Tensor | None:
-        """Σ_f rate_f (Σ_old heads distil(z, z*) + code_drift(f, f*)); None if there is nothing to distil.
+        """Σ_old heads distil(z, z*), and code_drift(f, f*) if there are encoders, of every member: (F, goals). None without old heads.
 
         z and f are the logits and features in `outputs`, z* and f* those of the teacher.
         """
@@ -181,10 +190,30 @@ class Part:
             return None
         logits, hidden = outputs
         old_logits, old_hidden = self.stack.outputs(params | dict(self.term.teacher(self.state)), buffers, x)
-        costs = [each(self.term.distil, logits[..., h.start : h.stop], old_logits[..., h.start : h.stop]) for h in past]
+        heads = [each(self.term.distil, *pair).view(len(x), -1).sum(1) for pair in by_head(logits, old_logits, past)]
+        goals = [torch.stack(heads).sum(0)]
         if isinstance(self.term, Encodes):
-            costs.append(each(self.term.code_drift, self.state, hidden[-1].flatten(2), old_hidden[-1].flatten(2)))
-        return torch.dot(rates, torch.stack(costs).sum(0))
+            goals.append(each(self.term.code_drift, self.state, hidden[-1].flatten(2), old_hidden[-1].flatten(2)))
+        return torch.stack(goals, 1)
+
+    @property
+    def is_damped(self) -> bool:
+        """True if the strength of the distillation is damped."""
+        return isinstance(self.term, Distils) and self.term.is_damped(self.state)
+
+    def measure_curvature(self, value: Tensor, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+        """Measure κ of every member, from D (F, goals) and ∂D/∂θ of each goal."""
+        assert isinstance(self.term, Distils)
+        squares = [torch.stack([g.flatten(1).float().square().sum(1) for g in found if g is not None]).sum(0) for found in gradients]
+        square = torch.stack(squares, 1)
+        new = self.term.measure_curvature(self.state, value, square)
+        self._write({group: new[group] for group in self.step_groups})
+
+    def damping(self, step_lambda: Tensor) -> Tensor:
+        """Return the factor of the strength of every member and goal, (F, goals), given step λ (F,)."""
+        if not isinstance(self.term, Distils) or not self.is_damped:
+            return torch.ones_like(step_lambda).unsqueeze(1)
+        return self.term.damping(self.state, step_lambda.unsqueeze(1))
 
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
@@ -196,6 +225,7 @@ class Part:
         """Pass a step from `before` to the current parameters to the preserver."""
         if isinstance(self.term, Observes):
             new = self.term.observe(self.state, before, self.trained, gradients)
+            check_step(self.term, "observe", self.state, new)
             self._write({group: new[group] for group in self.step_groups})
 
     def _write(self, new: State) -> None:
@@ -231,11 +261,23 @@ class Part:
         self.state = self._over_members(self.term.add_encoder)(self.state, self.term.fit(features(), task))
 
     def consolidate(self, omega: Tensors) -> None:
-        """Compute the state after a task."""
+        """Compute the state after a task; after the first one also λ of the strength "auto"."""
+        self._consolidate(omega)
+        self.measure_strength()
+
+    def _consolidate(self, omega: Tensors) -> None:
         if self.state:
             self.state = self._over_members(self.term.consolidate)(self.state, self.values(), omega)
+
+    def measure_strength(self) -> None:
+        """Measure λ of the strength "auto" from the state, if that was not done before."""
         if self.term.is_auto and self.measured is None:
             self.measured = self._over_members(self.term.auto_strength)(self.state)
+
+    def skip_tasks(self, count: int) -> None:
+        """Compute the state after `count` tasks that ended where they began, with importances of 0."""
+        for _ in range(count):
+            self._consolidate({n: torch.zeros_like(p) for n, p in self.values().items()})
 
     def evaluated_parameters(self, task: int | None, tasks: int) -> Tensors:
         """Return the parameters that a task is evaluated with; only those that differ from the trained ones.
@@ -247,3 +289,17 @@ class Part:
         term, used = self.term, min(task, tasks - 1)  # a task that has not been trained yet is evaluated like the newest
         found: Tensors = self._over_members(lambda state, params: term.evaluated_parameters(state, params, used))(self.state, self.values())
         return found
+
+
+def by_head(logits: Tensor, old: Tensor, heads: Sequence[range]) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of outputs (F·heads, M, C), of the network and of its teacher: one pair for all heads of the same width."""
+    by_width: dict[int, list[range]] = {}
+    for head in heads:
+        by_width.setdefault(len(head), []).append(head)
+    return [(_cut(logits, same), _cut(old, same)) for same in by_width.values()]
+
+
+def _cut(outputs: Tensor, heads: Sequence[range]) -> Tensor:
+    """Return the columns of the heads, which have the same width: (F, M, outputs) → (F·heads, M, width)."""
+    columns = torch.cat([outputs[..., head.start : head.stop] for head in heads], -1)
+    return columns.view(*columns.shape[:2], len(heads), -1).transpose(1, 2).flatten(0, 1)

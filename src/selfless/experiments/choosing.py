@@ -83,7 +83,7 @@ def _best(means: Sequence[float]) -> int | None:
 
 def _rule(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> int | None:
     """Return the largest (or smallest) strength that keeps the unregularised accuracy on the first task; the weakest if none does."""
-    reference = next((m for run, m in zip(candidates, means, strict=True) if run.sparsify.strength == 0), math.nan)
+    reference = next((m for run, m in zip(candidates, means, strict=True) if not run.sparsify.is_on), math.nan)
     if math.isnan(reference):
         raise ValueError("the rule of thumb compares with no regularisation; give one candidate the sparsifier 'none'")
     inhibited = [i for i, run in enumerate(candidates) if run.sparsify.is_on and not math.isnan(means[i])]

@@ -1,4 +1,4 @@
-"""The formulas, as pure functions of tensors: penalties on activations and weights, the pair form, the anchor.
+"""The formulas, as pure functions of tensors: penalties on activations and weights, the pair form, the anchor, damping.
 
 Conventions for all of them. `h` holds post-activations of one layer: M samples × N neurons. Accepted shapes:
 
@@ -17,15 +17,16 @@ penalises |hᵢ||hⱼ| instead. For h ≥ 0 this equals R of the paper, and for 
 over pairs is computed as a square of sums minus a sum of squares. The error is about 10⁻⁷ of Σ_i h_i², which matters only if hardly any
 two neurons are active together. TF32 is used where torch allows it for matmuls.
 
-This folder imports nothing of the package; every other module may import it.
+Imports nothing. Imported by bench, engine, importance, keeper, preserve and sparsify.
 """
 
 from selfless.functional.anchor import Anchor, anchor_share, anchor_value
+from selfless.functional.damping import damping, largest_curvature, measures_curvature
 from selfless.functional.pairs import DENSE, Discount, PairForm
 from selfless.functional.penalties import decov, l1_param, l1_rep, l2_param, orth_reg, slni, slnid, sni, snid
 from selfless.functional.shapes import samples
 
 __all__ = [
-    "DENSE", "Anchor", "Discount", "PairForm", "anchor_share", "anchor_value", "decov", "l1_param", "l1_rep", "l2_param", "orth_reg",
-    "samples", "slni", "slnid", "sni", "snid",
+    "DENSE", "Anchor", "Discount", "PairForm", "anchor_share", "anchor_value", "damping", "decov", "l1_param", "l1_rep", "l2_param",
+    "largest_curvature", "measures_curvature", "orth_reg", "samples", "slni", "slnid", "sni", "snid",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ Scale = dict[str, Tensor]  # of one sparsifier, or of every member of a fleet: e
 def start_scale(like: Tensor) -> Scale:
     """Return the scale before the first step, in the shape of `like`."""
     zero = torch.zeros_like(like, dtype=torch.float32)
-    return {name: zero.clone() for name in ("steps", "mean", "peak", "seen", "settled")} | {"look": zero + FIRST_LOOK}
+    return {name: zero.clone() for name in ("steps", "mean", "peak", "seen", "settled", "ended")} | {"look": zero + FIRST_LOOK}
 
 
 def follow(scale: Mapping[str, Tensor], size: Tensor) -> Scale:
@@ -44,12 +44,13 @@ def follow(scale: Mapping[str, Tensor], size: Tensor) -> Scale:
         "seen": torch.where(is_look, peak, scale["seen"]),
         "look": torch.where(is_look, scale["look"] * LATER, scale["look"]),
         "settled": torch.maximum(scale["settled"], has_settled.float()),
+        "ended": scale["ended"],
     }
 
 
 def settle(scale: Mapping[str, Tensor]) -> Scale:
     """Return the scale at the end of the first task: settled, if there was a step."""
-    return {**scale, "settled": (scale["peak"] > 0).float()}
+    return {**scale, "settled": (scale["peak"] > 0).float(), "ended": torch.ones_like(scale["ended"])}
 
 
 def scaled_strength(scale: Mapping[str, Tensor], share: float) -> Tensor:

@@ -2,48 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from selfless.keeper.activations import Collector
-from selfless.keeper.scales import Scales
-from selfless.sparsify import Sparsifier
+from selfless.keeper.log import Log
+from selfless.keeper.notices import Notices
+from selfless.keeper.sparsifiers import Sparsifiers
+from selfless.network.roles import neuron_rows
 
 
 def inhibition(
-    terms: Sequence[Sparsifier],
+    terms: Sparsifiers,
     collector: Collector,
     found: Mapping[str, Tensor],
     alpha: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor],
     training: bool,
-    scales: Scales,
+    log: Log,
 ) -> list[Tensor]:
-    """Return λ Σ_l R of every sparsifier: over the activations `found`, over weights, or over all parameters."""
-    return [
-        scales.weigh(i, _sum(term, collector, found, alpha, parameters), training)
-        for i, term in enumerate(terms)
-        if term.is_on and (training or term.reads != "activations")
-    ]
+    """Return λ R of every layer `found` in training, and λ R over weights or over all parameters."""
+    costs = weight_costs(terms, collector, parameters, log, training)
+    if training and terms.reading("activations"):
+        check_layers(collector)
+        _check_found(collector, found)
+        sizes = {name: layer_sizes(terms, h, alpha.get(name)) for name, h in found.items()}
+        for number in terms.reading("activations"):
+            terms.follow(number, [by_term[number] for by_term in sizes.values()])
+        costs += [layer_cost(terms, name, h, sizes[name], log) for name, h in found.items()]
+    return costs
 
 
-def _sum(
-    term: Sparsifier, collector: Collector, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
-) -> Tensor:
-    """Σ R, without the strength."""
+def layer_sizes(terms: Sparsifiers, h: Tensor, alpha: Tensor | None) -> dict[int, Tensor]:
+    """Return R(h) of one layer for each sparsifier that reads activations, by its number."""
+    return {number: term.penalty(h, alpha) for number, term in terms.reading("activations").items()}
+
+
+def layer_cost(terms: Sparsifiers, name: str, h: Tensor, sizes: Mapping[int, Tensor], log: Log) -> Tensor:
+    """Return Σ λ R(h) over the sparsifiers that read activations, for one layer with these R."""
+    cost = torch.stack([terms.strength(number) * size for number, size in sizes.items()]).sum()
+    log.add("inhibition", cost)
+    log.add(f"inhibition/{name}", cost)
+    log.add_activity(name, h)
+    return cost
+
+
+def weight_costs(terms: Sparsifiers, collector: Collector, parameters: Mapping[str, Tensor], log: Log, training: bool) -> list[Tensor]:
+    """Return λ R of the sparsifiers that read weights or parameters."""
+    costs = []
+    for number, term in terms.reading("weights", "parameters").items():
+        check_layers(collector)
+        read = list(parameters.values()) if term.reads == "parameters" else _weights(collector)
+        size = torch.stack([term.penalty(x) for x in read]).sum()
+        if training:
+            terms.follow(number, [size])
+        costs.append(terms.strength(number) * size)
+        log.add("inhibition", costs[-1])
+    return costs
+
+
+def check_layers(collector: Collector) -> None:
+    """Raise RuntimeError if a layer that was named has no activation after it."""
     if collector.silent:
         raise RuntimeError(
             f"found no activation right after layer {collector.silent!r} (or after a norm that follows it); "
             "name the activation module itself, or use one of torch's activation functions"
         )
-    if term.reads == "parameters":
-        return torch.stack([term.penalty(p) for p in parameters.values()]).sum()
-    if term.reads == "weights":
-        return torch.stack([term.penalty(weight) for weight in _weights(collector)]).sum()
-    _check_found(collector, found)
-    return torch.stack([term.penalty(h, alpha.get(name)) for name, h in found.items()]).sum()
 
 
 def _weights(collector: Collector) -> list[Tensor]:
@@ -52,7 +79,7 @@ def _weights(collector: Collector) -> list[Tensor]:
     missing = [name for name, module in layers if module is None]
     if missing:
         raise ValueError(f"the weights before layer {missing[0]!r} are not known; name the Linear or convolution itself as the layer")
-    return [module.weight for _, module in layers if module is not None]  # type: ignore[misc]
+    return [neuron_rows(module) for _, module in layers if module is not None]
 
 
 def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
@@ -73,12 +100,23 @@ def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
         raise RuntimeError(f"layer {unreached[0]!r} was never reached by a forward pass; remove it from layers= or use it in the model")
 
 
+def check_step(total: Tensor, found: Mapping[str, Tensor], has_explicit_anchor: bool, log: Log, notices: Notices) -> None:
+    """Raise ValueError for a penalty that is not finite, and warn of layers that stay silent. This waits for the device."""
+    activity = {name: share for name, share in log.activity().items() if name in found}
+    values = torch.stack([v.detach().double().reshape(()).to(total.device) for v in (total, *activity.values())]).tolist()
+    if not math.isfinite(values[0]):
+        explain_infinite(found, has_explicit_anchor)
+    notices.check_activity(dict(zip(activity, values[1:], strict=True)))
+
+
 def explain_infinite(found: Mapping[str, Tensor], has_explicit_anchor: bool) -> None:
     """Raise ValueError for a penalty that is not finite. In float16 an overflow is normal: a GradScaler then skips the step."""
     for name, h in found.items():
         if h.dtype == torch.float16:
             return
         if not bool(torch.isfinite(h).all()):
-            raise ValueError(f"layer {name!r} has NaN or infinite activations; lower the learning rate, clip gradients or check the data")
+            raise ValueError(
+                f"layer {name!r} has NaN or infinite activations; lower the learning rate or λ, clip gradients or check the data"
+            )
     remedy = "keeper.anchor_with(optimizer), which is stable at any strength, or " if has_explicit_anchor else ""
     raise ValueError(f"the penalty is not finite, but the activations are; try {remedy}a lower strength or learning rate")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from selfless.keeper.anchor import step_sizes
+from selfless.functional import measures_curvature
+from selfless.keeper import pieces
+from selfless.keeper.anchor import Pull, nominal_step
 from selfless.keeper.distillation import distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates
+from selfless.keeper.log import Log
 from selfless.keeper.path import PathWatch
+from selfless.keeper.storage import Storage
 from selfless.network.calling import Forward
 from selfless.network.layers import Tap
 from selfless.network.roles import within
@@ -30,14 +35,24 @@ from selfless.preserve.capabilities import (
     Phased,
     Projects,
 )  # fmt: skip
+from selfless.preserve.groups import check_groups
 
 Parameters = Mapping[str, nn.Parameter]
+Tensors = Mapping[str, Tensor]
 
 
 class Part:
     """A preserver that is attached to a model. Setting `state` also updates the hooks."""
 
-    def __init__(self, term: Preserver, model: nn.Module, parameters: Parameters, taps: Mapping[str, Tap], heads: Sequence[str]) -> None:
+    def __init__(
+        self,
+        term: Preserver,
+        model: nn.Module,
+        parameters: Parameters,
+        taps: Mapping[str, Tap],
+        heads: Sequence[str],
+        storage: Storage = Storage(),  # noqa: B008
+    ) -> None:
         self.term, self.model, self.heads = term, model, tuple(heads)
         if isinstance(term, Freezes):
             term.check_network(n for n, _ in model.named_buffers())
@@ -47,55 +62,102 @@ class Part:
         self.path_started = False  # True after the first penalty() of the task
         self.has_own_heads = False  # True if the heads of single tasks are known
         self.draw_noise: Callable[[int], Tensor] = torch.randn
-        self.measured: Tensor | None = None  # λ of the strength "auto", from the end of the first task on
-        self._shares: tuple[Any, dict[str, Tensor]] | None = None
-        self._state: State = term.init(parameters)
+        self.measured: float | None = None  # λ of the strength "auto", from the end of the first task on
+        self._pull = Pull()
+        self.optimizer: weakref.ref[torch.optim.Optimizer] | None = None  # whose step size damps distillation, after `anchor_with`
+        self._distillations = 0  # in this task
+        self.storage = storage
+        self._state: State = storage.store(term, term.init(parameters), parameters)
         self.place_heads(parameters)
         if isinstance(term, Gated):
             self.gates = Gates(model, taps, term)
             self.state = term.wire(self.state, self.gates.wiring)
         if isinstance(term, Drops) and term.drop_rate > 0:
+            if not storage.is_plain:
+                raise ValueError(f"{type(term).__name__} with dropped nodes reads θ* in every pass; leave state_dtype and state_device out")
             self.drops = DroppedNodes(model, term, heads)
+        check_groups(term, self.state, parameters)
 
     @property
     def state(self) -> State:
+        """The state as it is stored."""
         return self._state
 
     @state.setter
     def state(self, state: State) -> None:
-        self._state = state
+        self._state = self.storage.store(self.term, state, dict(self.model.named_parameters()) if not self.storage.is_plain else {})
         for hooks in (self.gates, self.drops):
             if hooks is not None:
                 hooks.follow(state)
+
+    @property
+    def loaded(self) -> State:
+        """The state as the preserver computes with it: on the device of the model, in at least float32."""
+        return self.storage.load_state(self.state, next(self.model.parameters()).device)
 
     @property
     def is_on(self) -> bool:
         return self.term.is_on
 
     @property
-    def strength(self) -> Tensor | float:
+    def strength(self) -> float:
         """λ: a number, or for "auto" the measured one."""
         return self.term.fixed_strength if self.measured is None else self.measured
 
     @property
     def known_strength(self) -> float | None:
         """λ as a number; None for "auto" until the first task has ended."""
-        return None if self.term.is_auto and self.measured is None else float(self.strength)
+        return None if self.term.is_auto and self.measured is None else self.strength
 
     # ------------------------------------------------------------------------------------------------------------- in the loss
-    def costs(self, parameters: Parameters, tasks: int, implicit: bool, training: bool, forwards: Any, batch: Any) -> list[Tensor]:
+    def penalty(self, parameters: Parameters, tasks: int, implicit: bool, log: Log) -> list[Tensor]:
+        """Return the penalty on θ with its strength; none in the first task, and none if the anchor is implicit."""
+        term = self.term
+        if not (self.is_on and tasks and term.penalises) or (implicit and isinstance(term, Anchored)):
+            return []
+        self.check_shapes(parameters)
+        cost = self.strength * term.penalty(self.loaded, parameters)
+        if not isinstance(term, Anchored):
+            log.add("penalty", cost)
+        return [cost]
+
+    def costs(
+        self, parameters: Parameters, tasks: int, implicit: bool, training: bool, forwards: Any, batch: Any, log: Log
+    ) -> list[Tensor]:
         """Return the terms of the loss, with their strength: penalty, gates, distillation."""
-        term, found = self.term, list[Tensor]()
-        if self.is_on and tasks and term.penalises and not (implicit and isinstance(term, Anchored)):
-            self.check_shapes(parameters)
-            found.append(self.strength * term.penalty(self.state, parameters))
+        term, found = self.term, self.penalty(parameters, tasks, implicit, log)
         if self.gates is not None and training and isinstance(term, Gated):
             self.gates.follow(self.state)
             found.append(self.strength * term.gate_penalty(self.state, self.gates.leaves()))
+            log.add("gates", found[-1])
         if isinstance(term, Distils) and self.is_on and tasks:
             self.check_shapes(parameters)
-            found.append(self.strength * distillation(self.model, term, self.state, forwards, batch))
+            found.append(self.distillation(parameters, forwards, batch))
+            log.add("distillation", found[-1])
         return found
+
+    def distillation(self, parameters: Parameters, forwards: Any, batch: Any) -> Tensor:
+        """Return λ' Σ_goals D. The strength is damped if the optimizer is known, else λ' = λ."""
+        term = self.term
+        assert isinstance(term, Distils)
+        goals = distillation(self.model, term, self.loaded, forwards, batch)
+        optimizer = None if self.optimizer is None else self.optimizer()
+        if optimizer is None or not term.is_damped(self.state):
+            return self.strength * goals.sum()
+        if goals.requires_grad and measures_curvature(self._distillations):
+            found = [torch.autograd.grad(goal, list(parameters.values()), retain_graph=True, allow_unused=True) for goal in goals]
+            square = torch.stack([torch.stack([g.float().square().sum() for g in grads if g is not None]).sum() for grads in found])
+            self.state = term.measure_curvature(self.state, goals.detach(), square)
+        self._distillations += 1
+        damping = term.damping(self.state, torch.tensor(nominal_step(optimizer) * self.strength, device=goals.device))
+        return self.strength * (damping * goals).sum()
+
+    def star(self) -> tuple[Tensors, Tensors | None]:
+        """Return (θ*, Ω as they are stored) of the last task; Ω is None for a preserver that has no anchor, both are empty without θ*."""
+        if isinstance(self.term, Anchored):
+            anchor = self.term.anchor(self.state)
+            return anchor.star, anchor.omega
+        return (self.term.teacher(self.state), None) if isinstance(self.term, Distils) else ({}, None)
 
     def needs_penalty(self, tasks: int, implicit: bool) -> bool:
         """Return True if the loss of this task must contain keeper.penalty()."""
@@ -117,25 +179,15 @@ class Part:
                 self.state = term.start_gates(self.state, self.draw_noise(term.gate_count(self.state)))
             self.gates.follow(self.state)
         if isinstance(term, Phased) and term.starts_phase(epoch, epochs):
-            self.state, changed = term.begin_phase(self.state, _values(parameters), epoch, epochs)
+            self.state, changed = term.begin_phase(self.loaded, _values(parameters), epoch, epochs)
         return changed
 
     # ------------------------------------------------------------------------------------------------- after an optimizer step
     def pull(self, optimizer: torch.optim.Optimizer, parameters: Parameters, names: Mapping[Tensor, str]) -> None:
-        """Apply the implicit anchor, θ ← θ + share · (θ* − θ). The shares are cached while the step sizes are plain numbers and stay."""
-        if not isinstance(self.term, Anchored) or not self.is_on:
-            return
-        anchor, key = self.term.anchor(self.state), _plain_steps(optimizer, names)
-        if key is None or self._shares is None or self._shares[0] != key:
+        """Apply the implicit anchor, θ ← θ + share · (θ* − θ)."""
+        if isinstance(self.term, Anchored) and self.is_on:
             self.check_shapes(parameters)
-            steps = {n: s * self.strength for n, s in step_sizes(optimizer, names).items()}
-            self._shares = (key, anchor.shares(steps))
-        for name, share in self._shares[1].items():
-            p, star = parameters[name], anchor.star[name]
-            if p.dtype == star.dtype:
-                p.lerp_(star, share)
-            else:
-                p.copy_(torch.lerp(p.to(star.dtype), star, share))
+            self._pull(optimizer, names, self.term.anchor(self.state), self.strength)
 
     def step_gates(self, lr: float | Tensor) -> None:
         """Take the training step of the gates."""
@@ -145,7 +197,7 @@ class Part:
 
     def project(self, parameters: Parameters) -> dict[str, Tensor]:
         """Return the corrected values of the parameters that the step must not change."""
-        return self.term.project(self.state, _values(parameters)) if isinstance(self.term, Projects) else {}
+        return self.term.project(self.loaded, _values(parameters)) if isinstance(self.term, Projects) else {}
 
     def watch_path(self, parameters: Parameters) -> None:
         """Start the path at the first penalty of a task; later, observe a step that no optimizer reported."""
@@ -155,44 +207,44 @@ class Part:
         if not self.path_started:
             self.path_started = True
             self.path.begin()
-            self.state = self.term.start_path(self.state, _values(parameters))
+            self.state = self.term.start_path(self.loaded, _values(parameters))
         elif self.path.moved():
             self.observe()
 
     def observe(self) -> None:
         """Pass the last step to the preserver."""
         if self.path is not None and self.path_started and isinstance(self.term, Observes):
-            self.state = self.term.observe(self.state, *self.path.step())
+            self.state = self.term.observe(self.loaded, *self.path.step())
 
     # ------------------------------------------------------------------------------------------------------------------ a task
-    def next_state(
-        self, parameters: Parameters, omega: Mapping[str, Tensor], batches: Iterable[Any], forward: Forward | None, task: int
-    ) -> State:
-        """Return the state after a task. It is checked, and nothing is changed yet: `end_task` takes it over."""
+    def prepare_end(
+        self, parameters: Parameters, omega: dict[str, Tensor], batches: Iterable[Any], forward: Forward | None, task: int
+    ) -> Callable[[], None]:
+        """Check the end of a task and return the function that ends it. Before its call nothing is changed; it empties `omega`."""
         state, values = self.state, _values(parameters)
         self.check_shapes(values)
         if isinstance(self.term, Encodes):
             encoders = self.term.fit(task_features(self.model, self.term, batches, forward), task)
             state = self.term.add_encoder(state, encoders[0])
-        state = self.term.consolidate(state, values, omega)
-        for name, value in (self.term.importance(state) or {}).items():
-            if not bool(torch.isfinite(value).all()):
-                raise ValueError(
-                    f"the importance of {name!r} is not finite; did training diverge? Lower the learning rate or clip gradients"
-                )
-        return state
+        if self.term.splits != "whole":
+            pieces.check_consolidation(self.term, state, values, omega, self.storage)
+            return lambda: self._end_task(pieces.consolidate(self.term, state, values, omega, self.storage))
+        new = self.term.consolidate(self.storage.load_state(state, next(iter(values.values())).device), values, omega)
+        for name, value in (self.term.importance(new) or {}).items():
+            pieces.check_importance(name, value)
+        return lambda: self._end_task(new)
 
-    def end_task(self, state: State) -> None:
-        """End the task with the state that `next_state` returned."""
-        self._shares, self.path_started = None, False
+    def _end_task(self, state: State) -> None:
+        self._pull.forget()
+        self.path_started, self._distillations = False, 0
         self.state = state
         if self.term.is_auto and self.measured is None:
-            self.measured = self.term.auto_strength(state)
+            self.measured = float(self.term.auto_strength(state))
 
     def evaluated_parameters(self, parameters: Parameters, task: int) -> dict[str, Tensor]:
         """Return the parameters that a task is evaluated with; only those that differ from the current ones."""
         term = self.term
-        return term.evaluated_parameters(self.state, _values(parameters), task) if isinstance(term, Evaluates) else {}
+        return term.evaluated_parameters(self.loaded, _values(parameters), task) if isinstance(term, Evaluates) else {}
 
     def place_heads(self, parameters: Mapping[str, Tensor]) -> None:
         """Tell the preserver which parameters belong to the head of a single task, by the names in `heads`."""
@@ -224,18 +276,23 @@ class Part:
 
     def move_to(self, device: torch.device) -> None:
         """Move the state to a device."""
-        self.measured = None if self.measured is None else self.measured.to(device)
-        if any(t.device != device for tensors in self.state.values() for t in tensors.values()):
-            self._shares = None
-            self.state = {g: {n: t.to(device) for n, t in tensors.items()} for g, tensors in self.state.items()}
+        away = {group.name for group in self.term.groups if group.like_parameter} if self.storage.device is not None else set()
+        if any(t.device != device for g, tensors in self.state.items() if g not in away for t in tensors.values()):
+            self._pull.forget()
+            self.state = {g: ts if g in away else {n: t.to(device) for n, t in ts.items()} for g, ts in self.state.items()}
 
-    def load(self, state: State, parameters: Parameters, path_started: bool, measured: Tensor | None) -> None:
+    def load(self, state: State, parameters: Parameters, path_started: bool, measured: float | None) -> None:
         """Use a state that was saved."""
-        self._shares, self.path_started, self.measured = None, path_started, measured
+        self._pull.forget()
+        self.path_started, self.measured = path_started, measured
         self.state = state
         if self.path is not None:
             self.path.follow(parameters)
             self.path.begin()
+
+    def buffers(self) -> dict[str, int]:
+        """Return the bytes of the tensors that follow the path of the optimizer, besides the state."""
+        return {} if self.path is None else {"path buffers": self.path.nbytes()}
 
     def stop(self) -> None:
         """Remove every hook."""
@@ -244,15 +301,12 @@ class Part:
                 hooks.stop()
 
 
+def check_head(heads: Sequence[str], parts: Iterable[Part], parameters: Iterable[str], task: int) -> None:
+    """Raise ValueError if the head of the current task is not in the model."""
+    knows_heads = task < len(heads) and any(isinstance(part.term, KnowsHeads) for part in parts)
+    if knows_heads and not any(within(name, heads[task]) for name in parameters):
+        raise ValueError(f"heads= names {heads[task]!r} for task {task + 1}, but no trainable parameter of the model is in it")
+
+
 def _values(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: p.detach() for n, p in parameters.items()}
-
-
-def _plain_steps(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Any:
-    """Return the settings that the step sizes depend on; None for optimizers with a step size per entry."""
-    groups = [(g["lr"], g.get("momentum"), g.get("dampening")) for g in optimizer.param_groups]
-    if any(isinstance(g[0], Tensor) for g in groups) or any(
-        "square" in k or "sq" in k or k == "sum" for s in optimizer.state.values() for k in s
-    ):
-        return None
-    return str(groups), tuple((i, id(p)) for i, g in enumerate(optimizer.param_groups) for p in g["params"] if p in names)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from selfless.functional.scale import Scale
 from selfless.network.layers import Tap
+from selfless.network.roles import output_width
 from selfless.preserve import Preserver, State
 from selfless.sparsify import Sparsifier
 
@@ -31,7 +32,7 @@ class Learned:
     begun: bool
     called: list[bool] | None = None
     scales: dict[int, Scale] = field(default_factory=dict)
-    measured: list[Tensor | None] = field(default_factory=list)
+    measured: list[float | None] = field(default_factory=list)
 
 
 def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
@@ -45,7 +46,7 @@ def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
     }
     found |= {f"alpha.{name}": t for name, t in learned.alpha.items()}
     found |= {f"scale.sparsify.{i}.{name}": t for i, scale in learned.scales.items() for name, t in scale.items()}
-    found |= {f"scale.preserve.{i}": t for i, t in enumerate(learned.measured) if t is not None}
+    found |= {f"scale.preserve.{i}": torch.tensor(t) for i, t in enumerate(learned.measured) if t is not None}
     method = torch.tensor(list(_method(terms).encode()), dtype=torch.uint8)
     plain = {"tasks": torch.tensor(learned.tasks), "method": method, "begun": torch.tensor(int(learned.begun))}
     if learned.called is not None:
@@ -63,7 +64,7 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
     states: list[State] = [{group.name: {} for group in term.groups} for term in terms]
     alpha: dict[str, Tensor] = {}
     scales: dict[int, Scale] = {}
-    measured: list[Tensor | None] = [None for _ in terms]
+    measured: list[float | None] = [None for _ in terms]
     for key, tensor in flat.items():
         kind, _, rest = key.partition(".")
         if not isinstance(tensor, Tensor) or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
@@ -73,7 +74,7 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
         elif kind == "scale":
             role, number, *name = rest.split(".")
             if role == "preserve":
-                measured[int(number)] = tensor.detach().clone()
+                measured[int(number)] = float(tensor)
             else:
                 scales.setdefault(int(number), {})[name[0]] = tensor.detach().clone()
         elif kind == "preserve":
@@ -110,7 +111,7 @@ def check(learned: Learned, terms: Sequence[Preserver], shapes: Mapping[str, tor
     for name, a in learned.alpha.items():
         if name not in taps:
             raise ValueError(f"the state has layer {name!r}, but this keeper has {', '.join(taps) or 'none'}; attach with the same layers")
-        width = getattr(taps[name].weighted, "out_features", getattr(taps[name].weighted, "out_channels", None))
+        width = output_width(taps[name].weighted)
         if a.dim() != 1 or (width is not None and width % len(a) != 0):
             raise ValueError(
                 f"layer {name!r} has {width} neurons, but its importance in the state has shape {tuple(a.shape)}; "

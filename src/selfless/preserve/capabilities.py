@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from selfless.functional import Anchor
+from selfless.functional import Anchor, damping, largest_curvature
 from selfless.network.wiring import Wiring
 
 State = dict[str, dict[str, Tensor]]
@@ -72,7 +72,13 @@ class Observes(ABC):
 
 
 class Distils(ABC):
-    """Compares the outputs of old heads with those of a teacher network on the same batch."""
+    """Compares the outputs of old heads with those of a teacher network on the same batch.
+
+    With the group "curvature" in its state, {"largest": κ of each goal}, its strength is damped, so that no strength diverges
+    (`selfless.functional.damping`). Without that group the plain gradient is used.
+    """
+
+    goals: ClassVar[int] = 1  # how many penalties D it has, each with its own κ
 
     @abstractmethod
     def teacher(self, state: State) -> Tensors:
@@ -82,9 +88,26 @@ class Distils(ABC):
     def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
         """Return the penalty on the outputs (M, C) of one old head, given those of the teacher; without the strength."""
 
+    @staticmethod
+    def is_damped(state: State) -> bool:
+        """Return True if the strength is damped."""
+        return bool(state.get("curvature"))
+
+    @staticmethod
+    def measure_curvature(state: State, value: Tensor, square: Tensor) -> State:
+        """Return the state with κ after a measurement: `value` is D of each goal, `square` ‖∇D‖²."""
+        return {**state, "curvature": {"largest": largest_curvature(state["curvature"]["largest"], value, square)}}
+
+    @staticmethod
+    def damping(state: State, step_lambda: Tensor) -> Tensor:
+        """Return the factor of the strength for each goal, 1/(1 + step λ κ); `step_lambda` is step λ."""
+        return damping(step_lambda, state["curvature"]["largest"])
+
 
 class Encodes(Distils):
     """Also keeps an encoder for each old task. It encodes the features, which are the input of the head."""
+
+    goals: ClassVar[int] = 2  # the outputs, the codes
 
     @abstractmethod
     def fit(self, batches: Iterable[Features], task: int) -> Tensor:
@@ -122,9 +145,18 @@ class Phased(ABC):
         """Return True if task `task` should train its new head alone at first. The keeper warns if a loop skips this."""
         return False
 
+    def without_warmup(self) -> Any:
+        """Return the same method without its warm-up, which messages suggest; None if it cannot go without."""
+        return None
+
 
 class Gated(ABC):
     """Multiplies the outputs of hidden neurons by gates that each task learns."""
+
+    @property
+    def has_own_rate(self) -> bool:
+        """True if `step_gates` ignores the learning rate of the parameters, which may be that of another optimizer."""
+        return True
 
     @abstractmethod
     def wire(self, state: State, wiring: Wiring) -> State:

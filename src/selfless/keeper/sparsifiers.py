@@ -1,4 +1,4 @@
-"""Strengths "auto" of a keeper: λ of each term from its own size in the first task (`selfless.functional.scale`)."""
+"""The sparsifiers of a keeper with their strengths; "auto" is measured in the first task (`selfless.functional.scale`)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,30 @@ from torch import Tensor
 
 from selfless.functional.scale import Scale, follow, scaled_strength, settle, start_scale
 from selfless.keeper.part import Part
-from selfless.sparsify import Sparsifier
+from selfless.sparsify import Reads, Sparsifier
 
 
-class Scales:
-    """The scale of each sparsifier with strength "auto", by its number. They follow R in the first task and stay afterwards."""
+class Sparsifiers:
+    """The sparsifiers, and the scale of each one with strength "auto", by its number. Scales follow R in the first task, then stay."""
 
     def __init__(self, terms: Sequence[Sparsifier]) -> None:
         self.terms = terms
         self.found: dict[int, Scale] = {i: start_scale(torch.zeros(())) for i, term in enumerate(terms) if term.is_auto}
         self.is_first_task = True
 
-    def weigh(self, number: int, size: Tensor, training: bool) -> Tensor:
-        """Return λR of one sparsifier, given its R."""
+    def reading(self, *what: Reads) -> dict[int, Sparsifier]:
+        """Return the sparsifiers that are on and read this, by their number."""
+        return {number: term for number, term in enumerate(self.terms) if term.is_on and term.reads in what}
+
+    def follow(self, number: int, sizes: Sequence[Tensor]) -> None:
+        """Take over R of one sparsifier in a training step, layer by layer; only "auto" in the first task needs it."""
+        if self.is_first_task and number in self.found:
+            self.found[number] = follow(self.found[number], torch.stack([size.detach() for size in sizes]).sum())
+
+    def strength(self, number: int) -> Tensor | float:
+        """λ of one sparsifier: a number, or for "auto" what its scale says now."""
         term = self.terms[number]
-        if number not in self.found:
-            return term.fixed_strength * size
-        if training and self.is_first_task:
-            self.found[number] = follow(self.found[number], size)
-        return scaled_strength(self.found[number], term.share) * size
+        return scaled_strength(self.found[number], term.share) if number in self.found else term.fixed_strength
 
     def end_task(self) -> None:
         """Settle the scales. Warn if there was no positive R in the first task."""

@@ -31,6 +31,12 @@ def learn(preserve: Any = None, sparsify: Any = None, model: nn.Module | None = 
     return model, keeper
 
 
+def copied(model: nn.Module) -> nn.Module:
+    other = seeded(sequential)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
 @pytest.mark.parametrize("term", [SNI, SNID, SLNI, SLNID])
 def test_inhibition_is_measured_in_the_first_task_and_then_stays(term: Any) -> None:
     _, keeper = learn(sparsify=term("auto"))
@@ -49,13 +55,15 @@ def test_the_measured_strength_is_the_same_penalty_as_the_number() -> None:
     model, keeper = learn(MAS("auto"), SLNID("auto"))
     keeper.consolidate(batches())
     numbers: Any = keeper.strengths
-    fixed = selfless.attach(model, MAS(numbers["mas"]), SLNID(numbers["slnid"]))
+    fixed = selfless.attach(copied(model), MAS(numbers["mas"]), SLNID(numbers["slnid"]))
     fixed.alpha, fixed.state, fixed.tasks = keeper.alpha, keeper.state, 1
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.01)
-    model(batches()[0][0])
+    for one in (keeper, fixed):
+        with torch.no_grad():
+            for p in one.model.parameters():
+                p.add_(0.01)
+        one.model(batches()[0][0])
     assert_close(keeper.penalty(), fixed.penalty())
+    assert keeper.log() == pytest.approx(fixed.log())
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
@@ -96,14 +104,13 @@ def test_a_keeper_that_was_loaded_goes_on_as_before() -> None:
         model, keeper = learn(MAS("auto"), SLNID("auto"), epochs=epochs)
         for _ in range(tasks):
             keeper.consolidate(batches())
-        loaded = selfless.attach(model, MAS("auto"), SLNID("auto"))
+        loaded = selfless.attach(copied(model), MAS("auto"), SLNID("auto"))
         loaded.load_state_dict(keeper.state_dict())
         assert loaded.strengths == keeper.strengths
         for _ in range(3):
             found = []
             for one in (keeper, loaded):
-                one.collector.drop()
-                model(batches()[0][0])
+                one.model(batches()[0][0])
                 found.append(one.penalty())
             assert_close(*found)
         keeper.consolidate(batches())
@@ -115,9 +122,9 @@ def test_a_state_with_numbers_is_not_loaded_as_auto() -> None:
     model, keeper = learn(MAS(0.1), SLNID(1e-3))
     keeper.consolidate(batches())
     with pytest.raises(ValueError, match="attach with that number"):
-        selfless.attach(model, MAS("auto"), SLNID(1e-3)).load_state_dict(keeper.state_dict())
+        selfless.attach(copied(model), MAS("auto"), SLNID(1e-3)).load_state_dict(keeper.state_dict())
     with pytest.raises(ValueError, match="attach with that number"):
-        selfless.attach(model, MAS(0.1), SLNID("auto")).load_state_dict(keeper.state_dict())
+        selfless.attach(copied(model), MAS(0.1), SLNID("auto")).load_state_dict(keeper.state_dict())
 
 
 def test_without_a_positive_term_there_is_a_warning() -> None:
@@ -130,6 +137,38 @@ def test_without_a_positive_term_there_is_a_warning() -> None:
 def test_a_method_without_a_scale_refuses(kind: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"{reason}.*; write a number, as {kind.__name__}\("):
         kind("auto")
+
+
+def test_injected_gradients_refuse_a_sparsifier_that_is_measured() -> None:
+    with pytest.raises(ValueError, match="slnid:auto, because it sees one layer at a time; write a number"):
+        selfless.attach(seeded(sequential), MAS("auto"), SLNID("auto"), inject=True)
+    assert selfless.attach(seeded(sequential), MAS("auto"), SLNID(1e-3), inject=True).strengths == {"mas": None, "slnid": 1e-3}
+
+
+@pytest.mark.parametrize("storage", [{"state_dtype": torch.bfloat16}, {"state_device": "cpu"}], ids=str)
+def test_a_stored_state_is_measured(storage: dict[str, Any]) -> None:
+    _, plain = learn(MAS("auto"))
+    model = seeded(sequential)
+    small = selfless.attach(model, MAS("auto"), **storage)
+    train(model, small, torch.optim.SGD(model.parameters(), lr=0.05), batches(), 3)
+    for keeper in (plain, small):
+        keeper.consolidate(batches())
+    assert small.strengths["mas"] == pytest.approx(plain.strengths["mas"], rel=1e-2)
+
+
+def test_the_strengths_of_a_sum_with_auto() -> None:
+    term: Any = SLNID("auto") + L1Rep(1e-5)
+    assert term.neutral() == SLNID("auto") + L1Rep(0.0)
+    with pytest.raises(ValueError, match="has no ratio"):
+        term.with_strength(1e-3)
+
+
+def test_negative_activations_are_named_with_auto() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+    keeper = selfless.attach(model, sparsify=SLNID("auto"))
+    model(batches()[0][0])
+    with pytest.warns(UserWarning, match=r'write SLNID\("auto", absolute=True\)'):
+        keeper.penalty()
 
 
 def test_distillation_has_the_unit_of_the_loss() -> None:
