@@ -17,6 +17,7 @@ _HOMES = {
     **dict.fromkeys(
         ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "NoPreserver"], "preserve"
     ),
+    **dict.fromkeys(["Replay", "DERpp"], "preserve"),  # they keep samples of old tasks
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
     **dict.fromkeys(["Run", "Result"], "spec"),
     "train": "runner",
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from selfless.activations import LWTA, Maxout
     from selfless.capacity import Capacity
     from selfless.keeper import Keeper, attach
-    from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, RWalk
+    from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, DERpp, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Replay, RWalk
     from selfless.runner import train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
     from selfless.spec import Result, Run

@@ -6,7 +6,8 @@
     close_gates                the gates that a task is evaluated with
     distillation               in the loss: compare outputs of old heads, and codes of features, with those of the teacher
     project, observe           after a step: reset parameters; read the step
-    encode, consolidate        after a task: train an encoder of its features; compute the new state
+    encode, remember           after a task: train an encoder of its features; keep samples of it
+    consolidate                after a task: compute the new state
     evaluated_parameters       the parameters that a task is evaluated with
 
 The pure functions of the preserver are mapped over the members with vmap. A step writes the state in place, and only the groups with
@@ -29,7 +30,7 @@ from selfless.engine.stack import Stack, Tensors, column, each
 from selfless.network.roles import output_layer
 from selfless.network.wiring import Wiring
 from selfless.preserve import Preserver, State
-from selfless.preserve.capabilities import Distils, Drops, Encodes, Evaluates, Gated, KnowsHeads, Observes, Phased, Projects
+from selfless.preserve.capabilities import Distils, Drops, Encodes, Evaluates, Gated, KnowsHeads, Observes, Phased, Projects, Replays
 
 
 class Part:
@@ -228,6 +229,11 @@ class Part:
             return F.cross_entropy(logits.flatten(0, 1), y, reduction="sum") / logits.shape[1]
 
         self.state = self._over_members(self.term.add_encoder)(self.state, self.term.fit(features(), task))
+
+    def remember(self, rows: Tensors) -> None:
+        """Add samples of a task to the memory of the preserver."""
+        if isinstance(self.term, Replays):
+            self.state = self._over_members(self.term.remember)(self.state, rows)
 
     def consolidate(self, omega: Tensors) -> None:
         """Compute the state after a task."""

@@ -18,13 +18,15 @@ from torch import Tensor
 
 from selfless.engine import rng
 from selfless.engine.batches import FleetData
+from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
 from selfless.engine.stack import Tensors, column, each
-from selfless.preserve.capabilities import Anchored, Observes
+from selfless.preserve.capabilities import Anchored, Observes, Replays
 from selfless.sparsify import Sparsifier
 
 if TYPE_CHECKING:
     from selfless.engine.fleet import Fleet
+    from selfless.engine.part import Part
 
 
 class Step:
@@ -37,7 +39,7 @@ class Step:
         self.loss_sum = torch.zeros(size, device=device)
         self.hits = torch.zeros(size, device=device)
         self.order = torch.zeros(size, 0, dtype=torch.int64, device=device)
-        self.noise_key, self.drop_key = fleet.seeds.clone(), fleet.seeds.clone()
+        self.noise_key, self.drop_key, self.memory_key = (fleet.seeds.clone() for _ in range(3))
         self.shares: list[Tensors] = [{} for _ in fleet.parts]  # shares of the implicit anchors, if no kernel computes them
         self.observes = any(isinstance(part.term, Observes) for part in fleet.parts)
         implicit = fleet.run.anchor == "implicit"
@@ -66,6 +68,7 @@ class Step:
         self.order.copy_(self.data.order(seeds, task, epoch))
         self.noise_key.copy_(rng.stream_key(seeds, "augment", task, epoch))
         self.drop_key.copy_(rng.stream_key(seeds, "drop", task, epoch))
+        self.memory_key.copy_(rng.stream_key(seeds, "drawn", task, epoch))
         self.cursor.zero_()
         self.loss_sum.zero_()
         self.hits.zero_()
@@ -188,9 +191,19 @@ class Step:
             for more in (
                 part.distillation(fleet.params, fleet.buffers, x, (logits, hidden), self.past, rates),
                 part.gate_cost(rates),
+                self._replay_cost(part, rates),
             ):
                 total = more if total is None else total if more is None else total + more
         return total
+
+    def _replay_cost(self, part: Part, rates: Tensor) -> Tensor | None:
+        """Return Σ_f rate_f · the loss on a batch of old samples; None without a memory. Old samples are not inhibited."""
+        fleet, rows = self.fleet, draw_rows(part, self.memory_key, self.cursor)
+        if not rows or not isinstance(part.term, Replays):
+            return None
+        with self.precision():
+            outputs, _ = fleet.stack.forward(fleet.params, fleet.buffers, rows["input.x"].to(self.dtype))
+        return replay_cost(part.term, outputs, rows, self.head_columns, rates)
 
     def _sparsity(self, hidden: list[Tensor], leaves: Tensors) -> list[Tensor]:
         """Return lr_f λ_f R of the sparsifiers whose gradient is not added in the backward pass."""

@@ -1,4 +1,4 @@
-"""The formulas, as pure functions of tensors: penalties on activations and weights, the pair form, the anchor.
+"""The formulas, as pure functions of tensors: penalties on activations and weights, the pair form, the anchor, the reservoir.
 
 Conventions for all of them. `h` holds post-activations of one layer: M samples × N neurons. Accepted shapes:
 
@@ -23,9 +23,10 @@ This folder imports nothing of the package; every other module may import it.
 from selfless.functional.anchor import Anchor, anchor_share, anchor_value
 from selfless.functional.pairs import DENSE, Discount, PairForm
 from selfless.functional.penalties import decov, l1_param, l1_rep, l2_param, orth_reg, slni, slnid, sni, snid
+from selfless.functional.reservoir import reservoir
 from selfless.functional.shapes import samples
 
 __all__ = [
     "DENSE", "Anchor", "Discount", "PairForm", "anchor_share", "anchor_value", "decov", "l1_param", "l1_rep", "l2_param", "orth_reg",
-    "samples", "slni", "slnid", "sni", "snid",
+    "reservoir", "samples", "slni", "slnid", "sni", "snid",
 ]  # fmt: skip

@@ -39,7 +39,7 @@ from selfless.network.layers import Layers, Tap, is_automatic
 from selfless.network.roles import within
 from selfless.preserve import State
 from selfless.preserve.base import importance_of, measurements
-from selfless.preserve.capabilities import Anchored, Distils, Encodes, KnowsHeads, Phased
+from selfless.preserve.capabilities import Anchored, Distils, Encodes, KnowsHeads, Phased, Replays
 from selfless.sparsify import Sparsifier
 from selfless.terms import Term
 
@@ -116,8 +116,8 @@ class Keeper(OldNames):
         costs = inhibition(self._sparsifiers, self.collector, found, self.alpha, parameters, training)
         for part in self.parts:
             costs += part.costs(parameters, self.tasks, self.implicit, training, self.forwards, batch)
-            if isinstance(part.term, Distils):
-                self.collector.drop()  # the passes of distillation are not part of the training loop
+            if isinstance(part.term, Distils | Replays):
+                self.collector.drop()  # their own passes are not part of the training loop
         like = costs[0] if costs else next(iter(parameters.values()))
         dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
         zero = torch.zeros((), device=like.device, dtype=dtype, requires_grad=torch.is_grad_enabled())
@@ -148,7 +148,7 @@ class Keeper(OldNames):
         self.collector.drop()
         self._check_head(parameters)
         passes = measurements([part.term for part in self.parts])
-        if iter(batches) is batches and (len(passes) > 1 or any(isinstance(part.term, Encodes) for part in self.parts)):
+        if iter(batches) is batches and (len(passes) > 1 or any(isinstance(part.term, Encodes | Replays) for part in self.parts)):
             batches = list(batches)  # a generator can be used only once
         omegas: list[dict[str, Tensor]] = [{} for _ in self.parts]
         alpha: dict[str, Tensor] = {}
@@ -247,8 +247,8 @@ class Keeper(OldNames):
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the keeper as flat named tensors, which safetensors can save."""
         terms = [part.term for part in self.parts]
-        distils = any(isinstance(term, Distils) for term in terms)
-        called = [forward is not None for forward in self.forwards] if distils and self.tasks else None
+        calls = any(isinstance(term, Distils | Replays) for term in terms)
+        called = [forward is not None for forward in self.forwards] if calls and self.tasks else None
         begun = any(part.path_started for part in self.parts)
         return saving.flatten(terms, saving.Learned(self.states, self.alpha, self.tasks, begun, called))
 

@@ -12,6 +12,7 @@ from selfless.keeper.anchor import step_sizes
 from selfless.keeper.distillation import distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates
+from selfless.keeper.memory import fill_memory, replay_cost
 from selfless.keeper.path import PathWatch
 from selfless.network.calling import Forward
 from selfless.network.layers import Tap
@@ -29,6 +30,7 @@ from selfless.preserve.capabilities import (
     Observes,
     Phased,
     Projects,
+    Replays,
 )  # fmt: skip
 
 Parameters = Mapping[str, nn.Parameter]
@@ -73,7 +75,7 @@ class Part:
 
     # ------------------------------------------------------------------------------------------------------------- in the loss
     def costs(self, parameters: Parameters, tasks: int, implicit: bool, training: bool, forwards: Any, batch: Any) -> list[Tensor]:
-        """Return the terms of the loss, with their strength: penalty, gates, distillation."""
+        """Return the terms of the loss, with their strength: penalty, gates, distillation, replay."""
         term, found = self.term, list[Tensor]()
         if self.is_on and tasks and term.penalises and not (implicit and isinstance(term, Anchored)):
             self.check_shapes(parameters)
@@ -84,12 +86,14 @@ class Part:
         if isinstance(term, Distils) and self.is_on and tasks:
             self.check_shapes(parameters)
             found.append(term.strength * distillation(self.model, term, self.state, forwards, batch))
+        if isinstance(term, Replays) and self.is_on and tasks:
+            found.append(term.strength * replay_cost(self.model, term, self.state, forwards))
         return found
 
     def needs_penalty(self, tasks: int, implicit: bool) -> bool:
         """Return True if the loss of this task must contain keeper.penalty()."""
         is_anchored = implicit and isinstance(self.term, Anchored)
-        has_cost = bool(tasks) and (isinstance(self.term, Distils) or (self.term.penalises and not is_anchored))
+        has_cost = bool(tasks) and (isinstance(self.term, Distils | Replays) or (self.term.penalises and not is_anchored))
         return self.is_on and (has_cost or isinstance(self.term, Observes | Gated))
 
     # ---------------------------------------------------------------------------------------------------------------- an epoch
@@ -163,6 +167,8 @@ class Part:
         if isinstance(self.term, Encodes):
             encoders = self.term.fit(task_features(self.model, self.term, batches, forward), task)
             state = self.term.add_encoder(state, encoders[0])
+        if isinstance(self.term, Replays):
+            state = fill_memory(self.model, self.term, state, batches, forward, task)
         state = self.term.consolidate(state, values, omega)
         for name, value in (self.term.importance(state) or {}).items():
             if not bool(torch.isfinite(value).all()):

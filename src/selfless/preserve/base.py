@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from selfless.importance import Estimator, FunctionNorm, Objective
-from selfless.preserve.capabilities import Distils, Evaluates, Freezes, Gated, Phased, Projects, State, Tensors
+from selfless.preserve.capabilities import Distils, Evaluates, Freezes, Gated, Phased, Projects, Replays, State, Tensors
 from selfless.preserve.deprecated import adopt_old_names
 from selfless.terms import Term
 
@@ -53,11 +53,13 @@ class Preserver(Term):
     retired: ClassVar[tuple[str, ...]] = ()  # groups that earlier versions saved; they are skipped when a state is read
     measures: ClassVar[bool] = False  # True if `consolidate` needs Ω, measured on the task's data
     same_strength: ClassVar[bool] = False  # True if all members of a fleet must have the same strength
+    keeps_data: ClassVar[bool] = False  # True if it keeps samples of old tasks (`Replays`): tables and reports say so
     capturable: ClassVar[bool] = True  # True if a CUDA graph can capture its part of a step: Python reads no tensor value there
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adopt_old_names(cls)
+        cls.keeps_data = issubclass(cls, Replays)
         if "same_strength" not in cls.__dict__ and _reads_strength(cls):
             cls.same_strength = True  # a fleet calls the functions of one member's term for all members
 
@@ -122,7 +124,7 @@ class Preserver(Term):
         for kind, reason in _EXCLUSIVE:
             if isinstance(self, kind) and isinstance(other, kind):
                 raise ValueError(f"{pair}: {reason}. Use one of them")
-        if isinstance(self, Gated) and isinstance(other, Distils | Evaluates | Projects):
+        if isinstance(self, Gated) and isinstance(other, Distils | Evaluates | Projects | Replays):
             raise ValueError(
                 f"{pair}: {other.name} runs the network of old tasks, but the gates of {self.name} are those of the current task. "
                 f"Use one of them, or {self.name} with a method that only penalises weights (mas, ewc, si)"
@@ -136,6 +138,7 @@ _EXCLUSIVE: tuple[tuple[type, str], ...] = (
     (Gated, "both decide which neurons a task uses"),
     (Evaluates, "both decide which parameters a task is evaluated with"),
     (Distils, "both compare the network with a teacher"),
+    (Replays, "both keep a memory of old samples"),
 )
 
 
@@ -147,6 +150,7 @@ class NoPreserver(Preserver):
     strength: float = 0.0
 
 
+MEMORY = Group("memory", like_parameter=False)  # the samples of old tasks: see `Replays`
 HEAD = Group("head")  # the task that each entry of an output layer belongs to: see `KnowsHeads`
 COUNT = Group("count", like_parameter=False)  # {"tasks": the number of tasks that have ended}
 
