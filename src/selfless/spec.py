@@ -108,7 +108,8 @@ class Run:
         "mas",
         "What",
         "Preserver, which keeps old tasks: mas:0.1, mas-local, ewc:10, ewc-online, si:1, rwalk, lwf:1, ebll:1, imm, packnet:0.5, hat:0.75, "
-        "finetune (none), as name[:strength[,option=value]]; module:Class for a custom one; a sum as lwf:1+mas:0.1.",
+        "finetune (none); with a memory of old data: replay:1,samples=200, der:0.5; as name[:strength[,option=value]]; module:Class for a "
+        "custom one; a sum as lwf:1+mas:0.1.",
         kind=Term,
         shown="mas:0.1",
     )
@@ -222,6 +223,11 @@ class Run:
     def method(self) -> str:
         """The name of the method in tables: "mas:0.1 + slnid:0.001"."""
         return str(self.preserve) if self.sparsify.name == "none" else f"{self.preserve} + {self.sparsify}"
+
+    @property
+    def uses_old_data(self) -> bool:
+        """True if the preserver keeps samples of old tasks; tables and figures say so."""
+        return any(term.keeps_data for term in self.preserve.parts)
 
 
 def _term_kinds() -> dict[str, tuple[Mapping[str, type[Term]], str]]:
