@@ -50,7 +50,7 @@ class DERpp(Replay):
 
     name: ClassVar[str] = "der"
     keeps_logits: ClassVar[bool] = True
-    strength: float = 0.5
+    strength: float = 1.0
     beta: float = 1.0
 
     def __post_init__(self) -> None:
