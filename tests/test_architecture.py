@@ -63,8 +63,8 @@ def test_a_runtime_asks_for_capabilities_and_names_no_method(room: str) -> None:
                 raise AssertionError(f"{path.name}:{node.lineno} names a group of a state: {ast.unparse(node)}")
 
 
-DATA = """errors paths checksums progress rng archives images sources verify fetch cache objects weights rotation augment part tasks streams
-custom object_stream named traits digests""".split()
+DATA = """errors paths checksums progress rng archives images sources verify fetch cache objects weights rotation augment part tasks
+description streams custom object_stream given carrying named traits digests""".split()
 OBJECT_SETS = "files listing base matlab flowers scenes birds cars aircraft actions letters svhn __init__ fitting preparing checks".split()
 
 
@@ -176,7 +176,7 @@ def test_tests_mirror_the_package() -> None:
     rooms_tested = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")} - {"."}
     packages = {path.parent.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("__init__.py")} - {"."}
     assert rooms_tested <= packages
-    assert {package for package in packages if "/" not in package} - rooms_tested == {"network"}  # by way of keeper and importance
+    assert {package for package in packages if "/" not in package} <= rooms_tested
 
 
 def test_test_files_are_short() -> None:

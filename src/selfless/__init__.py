@@ -21,6 +21,7 @@ _HOMES = {
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
     **dict.fromkeys(["Run", "Result"], "spec"),
     "train": "runner",
+    "stream": "data",
     **dict.fromkeys(["Maxout", "LWTA"], "activations"),
 }
 _MODULES = ("functional", "importance", "sparsify", "preserve", "models", "data", "metrics", "capacity")
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from selfless import capacity, data, functional, importance, metrics, models, preserve, sparsify
     from selfless.activations import LWTA, Maxout
     from selfless.capacity import Capacity
+    from selfless.data import stream
     from selfless.keeper import Keeper, attach
     from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, DERpp, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Replay, RWalk
     from selfless.runner import train

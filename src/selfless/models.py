@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
+from selfless.network.given import PREFIX, find_factory
 from selfless.network.hidden import hidden_layers
 from selfless.terms import import_custom
 
@@ -309,7 +310,11 @@ def _known_factory(name: str) -> Callable[..., nn.Module]:
 
 
 def _custom_factory(name: str) -> Callable[..., nn.Module]:
-    """Import the factory of `module:factory`."""
+    """Import the factory of `module:factory`, or return the one that was passed as an object."""
+    if name.startswith(PREFIX):
+        if (given := find_factory(name)) is None:
+            raise ValueError(f"{name} was passed as an object and is not in this process; pass it again: train(run, model=…)")
+        return given
     if not all(name.partition(":")):
         raise ValueError(f"{name!r}: write a custom network as module:factory, for example mypkg.nets:build")
     factory = import_custom(name)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from selfless.data import DataDescription
+
 FORMAT = 1  # version of the canonical form; a higher number if the same fields give other numbers
 NETWORKS = {"vgg-slim": 3}  # version of a network. vgg-slim: He initialisation since 2, a head of zeros since 3
 AUGMENTATIONS = {"resized": 2}  # version of an augmentation. resized: since 2 the mirroring does not depend on the size of the crop
@@ -97,10 +99,13 @@ class Run:
     """One training on a sequence of tasks. Every field is also a flag of `selfless run` and a key of its TOML file.
 
     `preserve` and `sparsify` take a term, such as MAS(0.1) or LwF(1) + MAS(0.1), or its text form, "mas:0.1" or "lwf:1+mas:0.1".
+    `stream` and `model` also take objects: a Stream or a list of tasks, a function that makes a network or an nn.Module. The run holds
+    their names (`selfless.data.given`, `selfless.network.given`).
     The scenarios are explained in `selfless.engine.scenario`. "best-on-test" is marked in every table.
     """
 
     later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0}  # fields added later; at these values they are left out of the key
+    _has_default_tasks: ClassVar[bool] = False
 
     stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
     model: str = option("mlp-128", "What", "Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.")
@@ -173,6 +178,10 @@ class Run:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
+        (stream, _), (model, _) = given = _name_objects(self)
+        put("stream", stream)
+        put("model", model)
+        put("_given", given)  # not a field: it keeps the objects alive as long as the run
         for name, (kinds, what) in _term_kinds().items():
             if isinstance(getattr(self, name), str):
                 put(name, parse(getattr(self, name), kinds, what))
@@ -184,6 +193,7 @@ class Run:
             raise ValueError(f"ramp is {self.ramp} of {self.epochs} epochs, so λ would never reach its strength; ramp must be below epochs")
         if self.tasks is None and self.stream.removeprefix("joint-").startswith(("permuted-", "rotated-")):
             put("tasks", 5)
+            put("_has_default_tasks", True)  # not a field: another stream for this run has its own number
         if self.held_out == 0 and (self.select == "held-out" or self.schedule == "plateau"):
             put("held_out", 0.1)
 
@@ -219,6 +229,12 @@ class Run:
     def __hash__(self) -> int:
         return hash(self.canonical())
 
+    def replace(self, **changes: Any) -> Run:
+        """Return the run with some fields changed. A new stream has its own number of tasks, unless this run was given one."""
+        if "stream" in changes and self._has_default_tasks:
+            changes = {"tasks": None, **changes}
+        return dataclasses.replace(self, **changes)
+
     @property
     def method(self) -> str:
         """The name of the method in tables: "mas:0.1 + slnid:0.001"."""
@@ -228,6 +244,21 @@ class Run:
     def uses_old_data(self) -> bool:
         """True if the preserver keeps samples of old tasks; tables and figures say so."""
         return any(term.keeps_data for term in self.preserve.parts)
+
+
+def _name_objects(run: Run) -> tuple[tuple[str, Any], tuple[str, Any]]:
+    """Return (name, object) of the stream and of the network of a run; the object is None where a name was given."""
+    stream: tuple[str, Any] = (run.stream, None)
+    model: tuple[str, Any] = (run.model, None)
+    if not isinstance(run.stream, str) or run.stream.startswith("given:"):
+        from selfless.data import name_stream
+
+        stream = name_stream(run.stream)
+    if not isinstance(run.model, str) or run.model.startswith("given:"):
+        from selfless.network.given import name_network
+
+        model = name_network(run.model)
+    return stream, model
 
 
 def _term_kinds() -> dict[str, tuple[Mapping[str, type[Term]], str]]:
@@ -275,6 +306,7 @@ class Result:
     capacity      per task: free parameters and neurons by layer
     status        "done", or "failed" with the reason in `error`
     about         hardware, versions, commit, seconds, notes (such as a reduced data set)
+    data          input shape, normalisation, class names and output columns by task (None in records of before this field)
     """
 
     run: Run
@@ -287,6 +319,7 @@ class Result:
     status: Literal["done", "failed"] = "done"
     error: str = ""
     about: dict[str, Any] = field(default_factory=dict)
+    data: DataDescription | None = None
 
     @property
     def average(self) -> float:
@@ -320,12 +353,14 @@ class Result:
             "history": self.history,
             "capacity": self.capacity,
             "about": self.about,
-        }
+        } | ({} if self.data is None else {"data": self.data.as_dict()})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
         """Return the result that `as_dict` describes."""
         import numpy as np
+
+        from selfless.data import DataDescription
 
         def matrix(rows: Any) -> Matrix:
             return np.array([[math.nan if v is None else v for v in row] for row in rows], dtype=np.float64)
@@ -341,6 +376,7 @@ class Result:
             status=values["status"],
             error=values["error"],
             about=values["about"],
+            data=None if values.get("data") is None else DataDescription.from_dict(values["data"]),
         )
 
 

@@ -118,7 +118,7 @@ class Flow(IterableDataset[tuple[torch.Tensor, int]]):
 
 def test_torch_datasets() -> None:
     tensors = TensorDataset(torch.zeros(5, 3, 4, 5, dtype=torch.uint8), torch.tensor([0, 1, 2, 3, 4]))
-    made = from_datasets([(Pictures(), Pictures()), (Flow(), Flow()), (tensors, tensors)], names=["a", "b", "c"])
+    made = from_datasets([(Pictures(), Pictures()), (list(Flow()), list(Flow())), (tensors, tensors)], names=["a", "b", "c"])
     assert [t.name for t in made.tasks] == ["a", "b", "c"]
     assert [len(t.train) for t in made.tasks] == [6, 4, 5]
     assert [t.heads for t in made.tasks] == [(range(3),), (range(3, 5),), (range(5, 10),)]

@@ -11,7 +11,9 @@ How to add a stream or a data source: see `named`. Bottom up:
     sources/                                                      one module per data set; sources/objects/: the eight of table 2
     verify, fetch, cache, objects, weights                        data sets, object sets and pretrained networks by name
     rotation, augment, part                                       images as tensors
-    tasks, streams, custom, object_stream, named                  streams of tasks; `named` is on top
+    tasks, streams, custom, object_stream, given, named           streams of tasks; `named` is on top
+    carrying                                                      a stream as files, for worker processes
+    description                                                   what a trained network must know of its data
     traits                                                        facts about a stream by name, without loading it
 
 Other packages import from `selfless.data` itself. `data` imports only `selfless.files` and `selfless.workers`.
@@ -19,9 +21,12 @@ Other packages import from `selfless.data` itself. `data` imports only `selfless
 
 from selfless.data.augment import Augment
 from selfless.data.cache import holding, load, offer
+from selfless.data.carrying import read_stream, write_stream
 from selfless.data.custom import from_arrays, from_datasets, from_folders, from_npz
+from selfless.data.description import DataDescription, TaskDescription, describe
 from selfless.data.errors import Altered, DataError, MissingData
 from selfless.data.fetch import fetch
+from selfless.data.given import check_unchanged, name_stream
 from selfless.data.named import stream, stream_names
 from selfless.data.object_stream import objects_digest
 from selfless.data.objects import fetch_objects, prepare_objects, prepared_objects, present_objects
@@ -43,6 +48,7 @@ __all__ = [
     "Altered",
     "Augment",
     "Check",
+    "DataDescription",
     "DataError",
     "Entry",
     "Joined",
@@ -53,12 +59,15 @@ __all__ = [
     "Source",
     "Stream",
     "Task",
+    "TaskDescription",
     "all_prepared",
     "blurred",
     "cache_dir",
+    "check_unchanged",
     "checksum",
     "data_dir",
     "data_dirs",
+    "describe",
     "describe_reduction",
     "fetch",
     "fetch_objects",
@@ -73,12 +82,14 @@ __all__ = [
     "joint",
     "load",
     "locate_weights",
+    "name_stream",
     "objects_digest",
     "offer",
     "permuted",
     "prepare_objects",
     "prepared_objects",
     "present_objects",
+    "read_stream",
     "rotated",
     "sources",
     "split",
@@ -86,4 +97,5 @@ __all__ = [
     "stream_names",
     "verify",
     "verify_objects",
+    "write_stream",
 ]

@@ -24,6 +24,7 @@ from selfless.files import write_json
 Bytes = npt.NDArray[np.uint8]
 Shape = tuple[int, int, int]
 VERSION = 1  # part of the cache key: change it with the way images are decoded
+GREY = ("1", "L", "I;16", "LA")  # Pillow's modes of images without colour
 BATCH = 512  # images decoded at a time
 
 
@@ -36,12 +37,19 @@ def decode_image(data: bytes, shape: Shape, what: str) -> Bytes:
     channels, height, width = shape
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            image = opened.convert("RGB" if channels == 3 else "L")
+            return fit_image(opened, (height, width), channels)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise Altered(f"{what} is not a readable image ({error})") from error
+
+
+def fit_image(image: Image.Image, size: int | tuple[int, int] | None = None, channels: int | None = None) -> Bytes:
+    """Return an image as bytes (C, H, W): its own size and colour, or fitted to (H, W) and grey (1) or RGB (3)."""
+    depth = channels or (1 if image.mode in GREY else 3)
+    height, width = (image.height, image.width) if size is None else (size, size) if isinstance(size, int) else size
+    image = image.convert("RGB" if depth == 3 else "L")
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
-    array = np.asarray(image, dtype=np.uint8).reshape(height, width, channels)
+    array = np.asarray(image, dtype=np.uint8).reshape(height, width, depth)
     return np.ascontiguousarray(array.transpose(2, 0, 1))
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from selfless.data.cache import load
-from selfless.data.custom import from_arrays, from_folders, from_npz
+from selfless.data.custom import from_arrays, from_datasets, from_folders, from_npz
+from selfless.data.given import given_stream
 from selfless.data.object_stream import objects_stream, parse_names
 from selfless.data.paths import Place
 from selfless.data.sources import CATALOGUE, suggest
@@ -31,7 +32,9 @@ def stream_names() -> tuple[str, ...]:
 
 
 def stream(
-    name: str,
+    name: str | Any,
+    tests: Any = None,
+    /,
     *,
     tasks: int | None = None,
     seed: int = 0,
@@ -41,16 +44,23 @@ def stream(
     download: bool = True,
     **options: Any,
 ) -> Stream:
-    """Make the stream of that name. The same name, options and seed give the same stream on every machine.
+    """Make the stream of that name, or of a list of tasks: `stream([(train, test), …])`; see `from_datasets`.
 
+    The same name, options and seed give the same stream on every machine.
+
+    tests      the test sets of all tasks, if the first argument is only the training sets: `stream(scenario_train, scenario_test)`
     tasks      how many; None: the default of the stream
     held_out   the share of the training images of each class that is set aside for choosing hyperparameters
     limit      keep at most this many images of each part of each task
     download   False: never use the network
     options    further options of the kind of stream, such as `classes_per_task=5`
     """
-    base = name.removeprefix("joint-")
     given = {"seed": seed, "held_out": held_out, **({} if tasks is None else {"tasks": tasks}), **options}
+    if not isinstance(name, str):
+        _check_options("of data sets", given, from_datasets)
+        made = from_datasets(name, tests, **given)
+        return made if limit is None else limit_images(made, limit)
+    base = name.removeprefix("joint-")
     prefix, _, rest = base.partition(":")
     if prefix in OTHER_STREAMS and (rest or prefix == "objects"):
         made = OTHER_STREAMS[prefix](base, data_dir, given)
@@ -80,10 +90,16 @@ def _objects_stream(name: str, data_dir: Place, options: Options) -> Stream:
     return objects_stream(parse_names(name), data_dir, **options)
 
 
+def _given_stream(name: str, data_dir: Place, options: Options) -> Stream:
+    _check_options(name, options, given_stream)
+    return given_stream(name, **options)
+
+
 OTHER_STREAMS: dict[str, Callable[[str, Place, Options], Stream]] = {  # the text before the colon → (name, data folder, options) → stream
     "folders": _folders_stream,
     "arrays": _arrays_stream,
     "objects": _objects_stream,
+    "given": _given_stream,
 }
 
 

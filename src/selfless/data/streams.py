@@ -152,6 +152,7 @@ def grouped(
     source: Source,
     tasks_train: Tensor,
     tasks_test: Tensor,
+    aside: Tensor | None = None,
     *,
     names: Sequence[str] | None = None,
     head: str = "own",
@@ -162,6 +163,7 @@ def grouped(
     """Make a stream of given tasks: training image i belongs to task `tasks_train[i]`.
 
     `head="own"`: a new head over the classes of each task; `"shared"`: one head over all classes, for tasks with the same classes.
+    `aside` (n,) is True for the training images that are held out; None: a share `held_out` of them is drawn.
     """
     if head not in ("own", "shared"):
         raise ValueError(f"head must be 'own' (a new head per task) or 'shared' (one for all), not {head!r}")
@@ -170,10 +172,15 @@ def grouped(
         raise ValueError(f"{source.name} has {len(values)} tasks, so tasks must be from 1 to {len(values)}, not {tasks}")
     values = values[:tasks]
     strata = tasks_train * len(source.classes) + source.train[1]
-    kept, taken = (torch.from_numpy(rows) for rows in split_by_class(strata.numpy(), held_out, seed, "held-out"))
+    if aside is None:
+        kept, taken = (torch.from_numpy(rows) for rows in split_by_class(strata.numpy(), held_out, seed, "held-out"))
+    else:
+        kept, taken = torch.nonzero(~aside).flatten(), torch.nonzero(aside).flatten()
+    has_held_out = held_out > 0 or aside is not None
     made, start = [], 0
     for t, value in enumerate(values):
-        present = torch.unique(source.train[1][tasks_train == value])
+        own_rows = kept[tasks_train[kept] == value]
+        present = torch.unique(source.train[1][own_rows])
         if head == "shared":
             present, start = torch.arange(len(source.classes)), 0
         columns = torch.full((len(source.classes),), -1, dtype=torch.int64)
@@ -187,10 +194,10 @@ def grouped(
                 raise ValueError(f"{source.name}: {title} is tested on a class it is not trained on")
             return Part(half[0], labels, rows, mean=source.mean, std=source.std)
 
-        train = part(source.train, kept[tasks_train[kept] == value])
+        train = part(source.train, own_rows)
         test = part(source.test, torch.nonzero(tasks_test == value).flatten())
-        aside = part(source.train, taken[tasks_train[taken] == value]) if held_out > 0 else None
-        made.append(Task(title, tuple(source.classes[c] for c in present.tolist()), (own,), train, test, aside))
+        tried = part(source.train, taken[tasks_train[taken] == value]) if has_held_out else None
+        made.append(Task(title, tuple(source.classes[c] for c in present.tolist()), (own,), train, test, tried))
     return _make_stream(source.name, made, start, source, seed)
 
 

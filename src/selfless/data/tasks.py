@@ -1,4 +1,4 @@
-"""Tasks and streams of tasks as values, and two changes of a whole stream: `joint` and `limit_images`.
+"""Tasks and streams of tasks as values, and changes of a whole stream: `joint`, `limit_images`, `first_tasks` and `set_aside`.
 
 A network has one output layer. A head is a range of its columns, and a label is a column.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from selfless.data.part import Joined, Part
+from selfless.data.rng import split_by_class
 from selfless.data.sources.base import Source
 
 
@@ -21,6 +22,7 @@ class Task:
     classes   the names of these columns, in order
     group     the columns of the task's own classes if the head is wider (`blurred`, `head="all"`): accuracy can be measured
               among them or among all
+    own       the columns of the task's own classes if it is always evaluated among more (the class scenario)
     """
 
     name: str
@@ -30,6 +32,17 @@ class Task:
     test: Part | Joined
     held_out: Part | Joined | None = None
     group: range | None = None
+    own: range | None = None
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The class name of every output column of this task."""
+        return dict(zip((column for head in self.heads for column in head), self.classes, strict=True))
+
+    @property
+    def columns(self) -> range:
+        """The output columns for classifying this task: those of its group if it has one, else those of its head."""
+        return self.group if self.group is not None else range(self.heads[0].start, self.heads[-1].stop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,3 +97,34 @@ def limit_images(stream: Stream, n: int) -> Stream:
         for t in stream.tasks
     )
     return replace(stream, tasks=tasks, evaluate=tasks, notes=(*stream.notes, f"limited to {n} images of each task"))
+
+
+def first_tasks(stream: Stream, n: int) -> Stream:
+    """Return the stream of the first n tasks, with the outputs that they need."""
+    _check_plain(stream, "only its first tasks")
+    if not 1 <= n <= len(stream.tasks):
+        raise ValueError(f"{stream.name} has {len(stream.tasks)} tasks, so tasks must be from 1 to {len(stream.tasks)}, not {n}")
+    tasks = stream.tasks[:n]
+    return replace(stream, tasks=tasks, evaluate=tasks, outputs=max(head.stop for task in tasks for head in task.heads))
+
+
+def set_aside(stream: Stream, share: float, seed: int) -> Stream:
+    """Return the stream with a share of the training data of each class held out. Held-out sets that it has already stay."""
+    if all(task.held_out is not None for task in stream.evaluate):
+        return stream
+    _check_plain(stream, "a held-out share")
+
+    def divide(task: Task, t: int) -> Task:
+        part = task.train.parts[0]
+        kept, taken = split_by_class(part.targets.numpy(), share, seed, f"held-out {t}")
+        return replace(task, train=replace(part, rows=part.rows[kept]), held_out=replace(part, rows=part.rows[taken]))
+
+    tasks = tuple(divide(task, t) for t, task in enumerate(stream.tasks))
+    return replace(stream, tasks=tasks, evaluate=tasks)
+
+
+def _check_plain(stream: Stream, wanted: str) -> None:
+    """Raise ValueError for joint and blurred streams, whose tasks overlap."""
+    plain = len(stream.tasks) == len(stream.evaluate) and all(isinstance(t.train, Part) and t.train.weights is None for t in stream.tasks)
+    if not plain:
+        raise ValueError(f"{stream.name} mixes tasks, so a run cannot take {wanted} of it; say so where the stream is made")

@@ -29,4 +29,6 @@ def stream_traits(name: str, options: Mapping[str, Any] | None = None) -> Stream
     if custom:
         kind = str((options or {}).get("kind", ""))
     unbalanced = kind in ("split", "blurred") and source in UNBALANCED
+    if base.startswith("given:"):  # one object for every seed; it may be a blurred stream
+        return StreamTraits(equal_sizes=True, draws_after_last_epoch=True)
     return StreamTraits(equal_sizes=not custom and not unbalanced, draws_after_last_epoch=kind == "blurred")

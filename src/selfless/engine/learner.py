@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from selfless.capacity import Capacity, count_free
+from selfless.data import describe
 from selfless.engine import rng, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.build import build_fleet, build_streams
@@ -174,7 +175,7 @@ class Learner:
             active = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
             progress.training += time.perf_counter() - epoch_started
             progress.run_steps += len(active) * math.ceil(data.n / self.run.batch)
-            scores = {name: fleet.evaluate(part, scenario.columns(task)) for name, part in parts.items()}
+            scores = {name: fleet.evaluate(part, task.columns) for name, part in parts.items()}
             for m in active:
                 entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: score[m] for name, score in scores.items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
@@ -253,6 +254,7 @@ class Learner:
             held_out=pick(progress.held_out) if progress.held_out else None,
             status="failed" if failed else "done",
             error=failed,
+            data=describe(self.streams[m], self.fleet.augment),
             about={
                 "seconds": progress.seconds,
                 "fleet": len(self.runs),

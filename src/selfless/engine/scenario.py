@@ -27,12 +27,18 @@ def arrange(stream: Stream, scenario: str) -> Stream:
     joint = len(stream.tasks) < len(stream.evaluate)
     blurred = any(task.train.weights is not None for task in stream.tasks)
     if scenario == "class":
-        tops = [max(columns(task).stop for task in stream.evaluate[: u + 1]) for u in range(len(stream.evaluate))]
+        tops = [max(task.columns.stop for task in stream.evaluate[: u + 1]) for u in range(len(stream.evaluate))]
         tops = [stream.outputs] * len(tops) if blurred else tops  # every task contains every class
-        evaluate = tuple(replace(task, heads=(range(top),), group=None) for task, top in zip(stream.evaluate, tops, strict=True))
-        tasks = tuple(replace(task, heads=(range(stream.outputs),), group=None) for task in stream.tasks) if joint else evaluate
+        names = {column: name for task in stream.evaluate for column, name in task.names.items()}
+
+        def widen(task: Task, top: int) -> Task:
+            classes = tuple(names[column] for column in range(top))
+            return replace(task, heads=(range(top),), classes=classes, group=None, own=task.columns)
+
+        evaluate = tuple(widen(task, top) for task, top in zip(stream.evaluate, tops, strict=True))
+        tasks = tuple(widen(task, stream.outputs) for task in stream.tasks) if joint else evaluate
         return replace(stream, tasks=tasks, evaluate=evaluate)
-    homes = list(dict.fromkeys(columns(task) for task in stream.evaluate))
+    homes = list(dict.fromkeys(task.columns for task in stream.evaluate))
     sizes = sorted({len(home) for home in homes})
     if len(sizes) > 1:
         raise ValueError(
@@ -47,25 +53,19 @@ def arrange(stream: Stream, scenario: str) -> Stream:
     def share_head(task: Task) -> Task:
         held_out = None if task.held_out is None else _relabel(task.held_out, homes)
         train, test = _relabel(task.train, homes), _relabel(task.test, homes)
-        return replace(task, heads=(range(sizes[0]),), group=None, train=train, test=test, held_out=held_out)
+        classes = tuple(task.names[column] for column in task.columns)[: sizes[0]]
+        return replace(task, heads=(range(sizes[0]),), classes=classes, group=None, train=train, test=test, held_out=held_out)
 
     evaluate = tuple(share_head(task) for task in stream.evaluate)
     return replace(stream, tasks=tuple(map(share_head, stream.tasks)) if joint else evaluate, evaluate=evaluate, outputs=sizes[0])
 
 
-def columns(task: Task) -> range:
-    """Return the output columns for classifying a task: those of its group if it has one, else those of its head."""
-    if task.group is not None:
-        return task.group
-    return range(task.heads[0].start, task.heads[-1].stop)
-
-
 def columns_among(tasks: Sequence[Task], scenario: str, learned: int, u: int) -> range:
     """Return the columns for task u after `learned` tasks. In the class scenario these are all classes seen so far and those of u."""
-    task_columns = columns(tasks[u])
+    task_columns = tasks[u].columns
     if scenario != "class":
         return task_columns
-    return range(max([task_columns.stop, *(columns(task).stop for task in tasks[:learned])]))
+    return range(max([task_columns.stop, *(task.columns.stop for task in tasks[:learned])]))
 
 
 def warn(preserve: Term, scenario: str) -> None:

@@ -21,10 +21,12 @@ from typing import Any, overload
 
 import torch
 
-from selfless.data import DataError, holding
+from selfless.data import DataError, holding, name_stream
 from selfless.engine.build import CannotShareFleet
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
+from selfless.network.given import is_unnamed, name_network
+from selfless.runner.given import can_travel, check_objects, pack_streams
 from selfless.runner.machine import core_count, suitable_threads
 from selfless.runner.machine import machine as machine
 from selfless.runner.machine import resolve_device as resolve_device
@@ -38,12 +40,14 @@ from selfless.workers import Pool, WorkerDied
 
 
 @overload
-def train(runs: Run, *, out: Path | str | None = ..., **options: Any) -> Result: ...
+def train(runs: Run, *, stream: Any = ..., model: Any = ..., out: Path | str | None = ..., **options: Any) -> Result: ...
 @overload
-def train(runs: Sequence[Run], *, out: Path | str | None = ..., **options: Any) -> list[Result]: ...
+def train(runs: Sequence[Run], *, stream: Any = ..., model: Any = ..., out: Path | str | None = ..., **options: Any) -> list[Result]: ...
 def train(  # type: ignore[misc]  # the options of the overloads are those below
     runs: Run | Sequence[Run],
     *,
+    stream: Any = None,
+    model: Any = None,
     out: Path | str | None = None,
     device: str = "auto",
     workers: int | None = None,
@@ -59,6 +63,8 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     Runs that differ only in numbers (seed, strengths, σ, lr, epochs) and in the sparsifier train together as one fleet, or as several
     fleets if one would not fit into memory.
 
+    stream        the stream of all runs, in place of their own: a name, a Stream, or a list of tasks (train, test)
+    model         the network of all runs: a name, a function that makes it, or an nn.Module, whose weights every run starts from
     out           folder where results are recorded and looked up; None: nothing is recorded
     device        "auto" (a GPU if there is one), "cpu", "cuda", …
     workers       processes on a CPU; default: one per core, at most one per run
@@ -80,17 +86,25 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         watch=watch,
         waiting=waiting,
     )
-    return train_runs([runs], options)[0] if isinstance(runs, Run) else train_runs(list(runs), options)
+    given = {  # the names are found once for all runs, and the objects are kept while they train
+        "stream": None if stream is None else name_stream(stream),
+        "model": None if model is None else name_network(model),
+    }
+    changes = {field: named[0] for field, named in given.items() if named is not None}
+    several = [run.replace(**changes) for run in ([runs] if isinstance(runs, Run) else runs)]
+    results = train_runs(several, options)
+    return results[0] if isinstance(runs, Run) else results
 
 
 def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
     """Train the runs that are not recorded yet; return the results of all, in the same order."""
     _check_importable(runs, options)
+    check_objects(runs)
     with contextlib.ExitStack() as stack:
         out = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="selfless-"))
         store = Store(out, options.data_dir, checkpoints=options.checkpoints and options.out is not None)
         unique = list(dict.fromkeys(runs))
-        missing = [run for run in unique if options.force or store.load(run) is None]
+        missing = [run for run in unique if options.force or is_unnamed(run.model) or store.load(run) is None]
         trained: dict[Run, Result] = {}
         if missing:
             stack.enter_context(holding())  # every fleet needs the same images
@@ -122,6 +136,7 @@ def _divide(missing: list[Run], wanted: list[Run], store: Store, options: TrainO
     """Return (the fleets to train, the number of processes)."""
     stopped, rest = ([], missing) if options.force else _stopped_fleets(missing, wanted, store)
     processes = max(1, min(options.workers or core_count(), len(rest) + len(stopped))) if options.device == "cpu" else 1
+    processes = processes if processes == 1 or can_travel(missing) else 1
     parts = [part for group in fleets(rest) for part in parts_that_fit(group, options, processes)]
     return stopped + [fleet for part in parts for fleet in split_evenly(part, processes)], processes
 
@@ -143,7 +158,7 @@ def train_fleet(runs: list[Run], store: Store, options: TrainOptions) -> list[Re
     If the fleet does not fit into memory, or its members cannot train together, it is split in halves.
     """
     with store.lock(runs, options.waiting or (lambda run: None)):
-        if options.force:
+        if options.force or is_unnamed(runs[0].model):
             store.training(runs).unlink(missing_ok=True)
             for run in runs:
                 store.clear(run)
@@ -236,7 +251,6 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
         "force": options.force,
         "path": [entry for entry in sys.path if entry],
     }
-    jobs = [shared | {"runs": [run.as_dict() for run in runs]} for runs in parts]
 
     def receive(job: int, message: dict[str, Any]) -> None:
         runs = parts[job]
@@ -250,7 +264,10 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
             options.watch([runs[i] for i in message["members"]], Event(**message["event"]))
 
     try:
-        Pool([sys.executable, "-m", "selfless.runner.worker"], processes).run(jobs, receive)
+        with tempfile.TemporaryDirectory(prefix="selfless-") as folder:
+            packed = pack_streams([run for runs in parts for run in runs], Path(folder))
+            jobs = [shared | {"runs": [run.as_dict() for run in runs], "streams": packed} for runs in parts]
+            Pool([sys.executable, "-m", "selfless.runner.worker"], processes).run(jobs, receive)
     except WorkerDied as death:
         message = f"the worker that trained {parts[death.job][0].method} ended with status {death.status}; see its message above"
         raise RuntimeError(message) from death

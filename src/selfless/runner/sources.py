@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import inspect
 from pathlib import Path
 
 from selfless.data import checksum
 from selfless.data.digests import Contents, stream_contents
+from selfless.network.given import PREFIX as GIVEN
 from selfless.spec import Run
 
 
@@ -38,10 +40,17 @@ def made_from(run: Run, data_dir: Path | str | None = None, contents: Contents |
 
 
 def _network_files(run: Run) -> list[Path]:
-    """Return the file of a custom network `module:function`, if it is below the working directory."""
+    """Return the file of a custom network `module:function`: below the working directory, else where Python finds the module."""
     module, colon, _ = run.model.partition(":")
+    if not colon or run.model.startswith(GIVEN):  # the name of a given network contains a digest
+        return []
     path = module.replace(".", "/")
-    return [file for file in (Path(f"{path}.py"), Path(path) / "__init__.py") if file.is_file()] if colon else []
+    if here := [file for file in (Path(f"{path}.py"), Path(path) / "__init__.py") if file.is_file()]:
+        return here
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(module)
+        return [Path(spec.origin)] if spec is not None and spec.origin is not None and Path(spec.origin).is_file() else []
+    return []
 
 
 def _method_files(run: Run) -> list[Path]:

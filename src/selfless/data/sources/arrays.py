@@ -1,4 +1,4 @@
-"""Arrays, .npz files and torch data sets as a Source."""
+"""Arrays and .npz files as a Source."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def as_images(x: Any, what: str = "images") -> Tensor:
         elif t.numel() == 0 or (int(t.min()) >= 0 and int(t.max()) <= 255):
             t = t.to(torch.uint8)
         else:
-            raise ValueError(f"{what} hold whole numbers outside 0 … 255; give bytes (uint8) or floats")
+            raise ValueError(f"{what} hold whole numbers outside 0 … 255; give bytes (uint8) or floats, or tokens=True for token ids")
     if t.ndim == 2:
         t = t[:, None, None]
     elif t.ndim == 3:
@@ -137,14 +137,3 @@ def read_npz(place: Path) -> dict[str, Any]:
             f"{place} holds {', '.join(arrays)}; needed are x_train and y_train, and optionally x_test with y_test, task and task_test"
         )
     return arrays
-
-
-def read_dataset(dataset: Any, what: str) -> tuple[Tensor, Tensor]:
-    """Return the images and labels of a `torch.utils.data.Dataset`, whose items are (image or tensor, label)."""
-    if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
-        return as_images(dataset.tensors[0], what), as_labels(dataset.tensors[1], what)
-    items = (dataset[i] for i in range(len(dataset))) if hasattr(dataset, "__len__") else iter(dataset)
-    pairs = [(x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)), int(y)) for x, y in items]
-    if not pairs:
-        raise ValueError(f"{what} is empty")
-    return as_images(torch.stack([x for x, _ in pairs]), what), as_labels([y for _, y in pairs], what)

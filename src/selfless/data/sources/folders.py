@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from selfless.data.errors import DataError, MissingData
-from selfless.data.images import Shape, decode_images
+from selfless.data.images import GREY, Shape, decode_images
 from selfless.data.paths import cache_dir, make_folder
 from selfless.data.rng import split_by_class
 from selfless.data.sources.base import Source
@@ -129,7 +129,7 @@ def _choose_shape(
             try:
                 with Image.open(place / file) as image:
                     sizes.add((image.height, image.width))
-                    grey = grey and image.mode in ("1", "L", "I;16", "LA")
+                    grey = grey and image.mode in GREY
             except (OSError, SyntaxError, ValueError) as error:
                 raise DataError(f"{place / file} is not a readable image ({error}); remove or replace it") from error
         seen = {"sizes": [list(one) for one in sorted(sizes)], "grey": grey}
