@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from selfless import SLNID, DERpp, NoSparsifier, Replay, Run
+from selfless import SLNID, DERpp, NoPreserver, NoSparsifier, Replay
 from selfless.data import stream
 from selfless.engine.learner import Learner
 from selfless.engine.memory import replay_cost
@@ -67,7 +67,7 @@ def test_a_sample_is_classified_among_its_own_columns_or_the_head_that_contains_
 
 def test_replay_keeps_old_classes_where_nothing_else_does(tasks_npz: str) -> None:
     """In the class scenario fine-tuning gives every image a class of the newest task."""
-    run = small(tasks_npz, epochs=8, scenario="class", sparsify=NoSparsifier())
-    kept, lost = (Learner([Run(**{**vars(run), "preserve": term})]).learn()[0] for term in (Replay(1.0, samples=60), "none"))
+    settings: dict[str, Any] = {"epochs": 8, "scenario": "class", "sparsify": NoSparsifier()}
+    kept, lost = (Learner([small(tasks_npz, preserve=term, **settings)]).learn()[0] for term in (Replay(1.0, samples=60), NoPreserver()))
     assert lost.accuracy[-1, :2].max() < 0.3
     assert kept.accuracy[-1, :2].mean() > lost.accuracy[-1, :2].mean() + 0.3

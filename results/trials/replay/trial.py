@@ -38,7 +38,7 @@ PERMUTED: Methods = {
 }
 SETTINGS = {
     "split MNIST, class": (Run(stream="split-mnist", epochs=2, scenario="class"), SPLIT),
-    "permuted MNIST": (Run(stream="permuted-mnist", tasks=3, epochs=1), PERMUTED),
+    "permuted MNIST": (Run(stream="permuted-mnist", tasks=5, epochs=2, stream_options={"limit": 10_000}), PERMUTED),
 }
 HELD_OUT, SEEDS = 100, (0, 1, 2)
 
