@@ -255,7 +255,7 @@ class Keeper(OldNames):
     def load_state_dict(self, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None = None) -> None:
         """Load a `state_dict`. It is checked first; if it does not fit this model, an error is raised and nothing changes.
 
-        forwards   the forward= of each consolidate() so far, for a preserver that distils
+        forwards   the forward= of each consolidate() so far, for a preserver that distils or replays
         """
         terms = [part.term for part in self.parts]
         new = saving.unflatten(state, terms)
