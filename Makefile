@@ -39,7 +39,7 @@ test: lint      ## every test, lint and types included
 	@$(PYTEST) --durations=20
 
 docs: $(STAMP)  ## run every snippet of README.md and docs/
-	@$(BIN)/python -m pytest tests/test_docs.py
+	@$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_numbers.py
 
 bench: $(STAMP) ## the speed ratios of this machine
 	@$(BIN)/selfless bench

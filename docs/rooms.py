@@ -1,7 +1,9 @@
-"""Draw the rooms of the package and their imports in docs/architecture.md.
+"""Draw the rooms of the package and their imports in docs/architecture.md, and write into every folder what imports it.
 
     python docs/rooms.py            # rewrite the picture between <!-- rooms --> and <!-- /rooms -->, print a table
-    python docs/rooms.py --check    # change nothing; exit status 1 if the picture is out of date
+    python docs/rooms.py --check    # change nothing; exit status 1 if the picture or a folder is out of date
+
+In the docstring of a folder's `__init__.py` the sentences "Imports …. Imported by …." are rewritten, if it has them.
 
 A room is a folder of src/selfless, or a file in its root. An arrow means that some file of the first room imports the second, also inside a
 function. `__init__` and `__main__` of the root are no rooms: one only passes on names, the other only calls the command line. LAYERS says
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +22,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, PAGE = ROOT / "src" / "selfless", ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms -->", "<!-- /rooms -->"
+SENTENCES = re.compile(r"\bImports [^.]*\.\s+Imported by [^.]*\.")
 
 # The lowest layer first. A room imports rooms of lower layers, and of its own layer if no circle arises.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("files", "terms", "functional", "metrics", "capacity", "activations", "workers", "network"),
+    ("files", "fields", "terms", "functional", "metrics", "capacity", "activations", "workers", "network"),
     ("importance", "sparsify", "models", "data"),
     ("preserve",),
+    ("trained",),
     ("spec",),
     ("keeper", "engine"),
     ("runner",),
@@ -174,6 +179,24 @@ def with_picture(text: str, drawing: str) -> str:
     return f"{before}{BEGIN}\n\n{drawing}\n\n{after}"
 
 
+def sentences(room: str, arrows: Arrows) -> str:
+    """Return "Imports …. Imported by …." of one room."""
+    importers = {other for other in arrows if room in arrows[other]}
+    lines = [f"{verb} {_enumerate(sorted(names))}." for verb, names in (("Imports", arrows[room]), ("Imported by", importers))]
+    return "\n".join(lines if sum(map(len, lines)) >= 120 else [" ".join(lines)])
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]]) or "nothing"
+
+
+def folders_with_sentences(source: Path) -> dict[Path, str]:
+    """Return the text of every folder's `__init__.py` in which the sentences about its imports are true."""
+    arrows = arrows_of(source)
+    found = {path: path.read_text(encoding="utf-8") for room in arrows if (path := source / room / "__init__.py").is_file()}
+    return {path: SENTENCES.sub(sentences(path.parent.name, arrows), text, count=1) for path, text in found.items()}
+
+
 def table(source: Path) -> str:
     """Return the size of the package in numbers, one line each."""
     arrows = arrows_of(source)
@@ -204,11 +227,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {options.page}: {error}", file=sys.stderr)
         return 1
+    files = {options.page: wanted} | folders_with_sentences(options.source)
+    old = [path for path, content in files.items() if path.read_text(encoding="utf-8") != content]
     if options.check:
-        if text != wanted:
-            print(f"{options.page} is out of date; run: python docs/rooms.py", file=sys.stderr)
-        return int(text != wanted)
-    options.page.write_text(wanted, encoding="utf-8")
+        for path in old:
+            print(f"{path} is out of date; run: python docs/rooms.py", file=sys.stderr)
+        return int(bool(old))
+    for path in old:
+        path.write_text(files[path], encoding="utf-8")
     print(table(options.source))
     for sentence in violations(options.source):
         print(f"  {sentence}")

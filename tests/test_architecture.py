@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,59 +40,98 @@ def test_files_can_be_held_in_the_head() -> None:
     assert sum(n > 250 for n in lengths.values()) <= len(lengths) // 8  # most files are under 250 lines
 
 
-def test_every_room_says_what_lives_there() -> None:
-    for folder in sorted({path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}):
-        told = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
-        assert len(told.splitlines()) >= 3, f"{folder.relative_to(SOURCE)}/__init__.py: say in three lines what lives there"
+FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")} - {SOURCE})
 
 
-@pytest.mark.parametrize("room", ["keeper", "engine"])
+def docstring(folder: Path) -> str:
+    return ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(SOURCE)))
+def test_every_folder_says_what_lives_there_and_who_imports_it(folder: Path) -> None:
+    text = docstring(folder)
+    assert len(text.splitlines()) >= 3, "say in three lines what lives there"
+    assert re.search(r"import(s|ed)\b", text, re.I), "say what it imports and what imports it"
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder.parent == SOURCE], ids=lambda folder: folder.name)
+def test_a_room_says_truly_who_imports_it(folder: Path) -> None:
+    assert rooms.sentences(folder.name, rooms.arrows_of(SOURCE)) in docstring(folder), (
+        "write 'Imports x. Imported by y.', then: python docs/rooms.py"
+    )
+
+
+def strings(tree: ast.Module) -> list[tuple[int, str]]:
+    """The line and text of every string that is not a docstring, parts of f-strings included."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    return [(node.lineno, node.value) for node in constants if isinstance(node.value, str)]
+
+
+@pytest.mark.parametrize("room", ["keeper", "engine", "runner"])
 def test_a_runtime_asks_for_capabilities_and_names_no_method(room: str) -> None:
-    """Neither a class of a method, nor its name, nor a group of its state; streams by name neither."""
+    """Neither a class of a method, nor its name, nor a group of its state, nor a stream; messages included."""
+    from selfless.data.streams import KINDS
     from selfless.preserve import PRESERVERS
     from selfless.sparsify import SPARSIFIERS
 
-    classes = {kind.__name__ for kind in (*PRESERVERS.values(), *SPARSIFIERS.values())} - {"NoPreserver", "NoSparsifier"} | {"Quadratic"}
-    names = {kind.name for kind in (*PRESERVERS.values(), *SPARSIFIERS.values())} - {"none"}
-    for path in (path for path in (SOURCE / room).rglob("*.py") if path.name != "anchor.py"):  # which reads an optimizer's state
+    kinds = {*PRESERVERS.values(), *SPARSIFIERS.values()} - {PRESERVERS["none"], SPARSIFIERS["none"]}
+    classes = {kind.__name__ for kind in kinds} | {"Quadratic"}
+    names = "|".join(map(re.escape, sorted({kind.name for kind in kinds} | classes, key=len, reverse=True)))
+    named = re.compile(rf"(?<![\w-])({names})(?![\w-])|\b({'|'.join(KINDS)}|joint)-\w|\bwarmup=")
+    for path in (SOURCE / room).rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert not used & classes, f"{path.name} names {used & classes}"
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                assert node.value not in names, f"{path.name}:{node.lineno} names {node.value}"
+        for line, text in strings(tree):
+            assert not named.search(text), f"{path.name}:{line} names a method or a stream: {text}"
+        for node in ast.walk(tree) if path.name != "anchor.py" else ():  # which reads an optimizer's state
             if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and ast.unparse(node.value).endswith("state"):
                 raise AssertionError(f"{path.name}:{node.lineno} names a group of a state: {ast.unparse(node)}")
 
 
-DATA = """errors paths checksums progress rng archives images sources verify fetch cache objects weights rotation augment part tasks
-description streams custom object_stream given carrying named traits digests""".split()
-OBJECT_SETS = "files listing base matlab flowers scenes birds cars aircraft actions letters svhn __init__ fitting preparing checks".split()
-
-
-def imported(path: Path, package: str) -> set[str]:
-    """The modules of a package that a file imports."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
-            rest = (node.module or "").removeprefix(package).strip(".")
-            found |= {rest.split(".")[0]} if rest else {alias.name for alias in node.names}
-    return found
+# The layers of data above its tools; a module that is not named here is a tool. In each: lower layers, and its own without circles.
+DATA = (
+    "sources",  # the data sets
+    "verify fetch cache objects weights",  # their files
+    "part tasks description streams custom object_stream",  # tasks made of them
+    "given carrying named traits digests",  # streams by name
+)
 
 
 def test_data_comes_in_layers() -> None:
-    """A module of data imports earlier ones only: sources know no streams, streams know no names."""
-    data, objects = SOURCE / "data", SOURCE / "data" / "sources" / "objects"
-    assert {path.name.removesuffix(".py") for path in data.iterdir() if not path.name.startswith("__")} == set(DATA)
-    for path in data.rglob("*.py"):
-        here = path.relative_to(data).parts[0].removesuffix(".py")
-        for other in imported(path, "selfless.data") - {here} if here != "__init__" else ():
-            assert DATA.index(other) < DATA.index(here), f"{path.name} imports {other}, which comes after it"
-    assert {path.stem for path in objects.glob("*.py")} == set(OBJECT_SETS)
-    for path in objects.glob("*.py"):
-        for other in imported(path, "selfless.data.sources.objects"):
-            at = OBJECT_SETS.index(other if other in OBJECT_SETS else "__init__")
-            assert at < OBJECT_SETS.index(path.stem), f"{path.name} imports {other}, which comes after it"
+    """Sources know no streams, streams know no names."""
+    level = {module: i for i, layer in enumerate(DATA, 1) for module in layer.split()}
+    arrows = data_imports(SOURCE / "data")
+    for here, others in arrows.items():
+        for other in others:
+            assert level.get(other, 0) <= level.get(here, 0), f"data/{here} imports data/{other}, which is in a higher layer"
+    assert tuple(graphlib.TopologicalSorter(arrows).static_order())  # raises CycleError if there is a circle
+
+
+def data_imports(folder: Path) -> dict[str, set[str]]:
+    """Return the modules of data that each of its modules imports; a folder is one module, and `__init__` none."""
+    arrows: dict[str, set[str]] = {}
+    for path in folder.rglob("*.py"):
+        here = path.relative_to(folder).parts[0].removesuffix(".py")
+        if here == "__init__":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("selfless.data."):
+                rest = (node.module or "").removeprefix("selfless.data").strip(".")
+                arrows.setdefault(here, set()).update({rest.split(".")[0]} if rest else {alias.name for alias in node.names})
+        arrows.setdefault(here, set()).discard(here)
+    return arrows
+
+
+def test_a_data_set_knows_no_other() -> None:
+    """Among the object sets, the file of one set imports what they share, and never another set."""
+    objects = SOURCE / "data" / "sources" / "objects"
+    sets = {path.stem for path in objects.glob("*.py") if "ObjectSet(" in path.read_text(encoding="utf-8")} - {"base", "__init__"}
+    assert len(sets) == 8
+    for path in (objects / f"{name}.py" for name in sets):
+        names = set(re.findall(r"from selfless\.data\.sources\.objects\.(\w+) import", path.read_text(encoding="utf-8")))
+        assert names <= {"files", "listing", "base", "matlab"}, f"{path.name} imports {names}"
 
 
 def test_a_worker_needs_nothing_of_the_package() -> None:
@@ -180,4 +221,17 @@ def test_tests_mirror_the_package() -> None:
 
 
 def test_test_files_are_short() -> None:
-    assert all(len(path.read_text(encoding="utf-8").splitlines()) <= 500 for path in (ROOT / "tests").rglob("*.py"))
+    assert all(len(path.read_text(encoding="utf-8").splitlines()) <= 400 for path in (ROOT / "tests").rglob("*.py"))
+
+
+def test_help_says_what_the_package_is_and_dir_shows_public_names_alone() -> None:
+    import pydoc
+
+    import selfless
+
+    shown = pydoc.render_doc(selfless, renderer=pydoc.plaintext)
+    assert shown.splitlines()[3].startswith("    selfless - Continual learning that leaves room")
+    in_order = ("selfless.attach(", "anchor_with(", "penalty()", "consolidate(", "selfless.Run(", "selfless.train(")
+    places = [shown.index(name) for name in in_order]
+    assert places == sorted(places)
+    assert dir(selfless) == sorted(selfless.__all__)

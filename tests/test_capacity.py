@@ -31,4 +31,8 @@ def test_without_importances_nothing_is_known():
     empty = Capacity({}, {}, tasks=1)
     assert math.isnan(empty.free_parameters)
     assert empty.as_dict()["free_neurons"] is None
-    assert str(empty) == "free after 1 task (importance < 0.01)"
+    assert str(empty).splitlines() == [
+        "free after 1 task (importance < 0.01)",
+        "  neurons     not measured: no layer is attached",
+        "  parameters  not measured: no preserver measures their importance",
+    ]

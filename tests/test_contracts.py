@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
@@ -209,10 +208,15 @@ def test_the_implicit_anchor_is_the_closed_form_and_a_fleet_of_three_is_three_ru
         params.append({n: p.detach() + 0.1 * (seed + 1) for n, p in model.named_parameters()})
     stack = lambda trees: torch.utils._pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)  # noqa: E731
     step = {n: torch.tensor(0.3, dtype=torch.float64) for n in params[0]}
-    fleet = torch.func.vmap(lambda state, values: preserve.anchor(state).moved(values, step))(stack(states), stack(params))
+
+    def moved(state: Any, values: Any) -> Any:
+        anchor = preserve.anchor(state)
+        return {n: torch.lerp(values[n], anchor.star[n], share) for n, share in anchor.shares(step).items()}
+
+    fleet = torch.func.vmap(moved)(stack(states), stack(params))
     costs = torch.func.vmap(preserve.penalty)(stack(states), stack(params))
     for m in range(3):
-        for n, value in preserve.anchor(states[m]).moved(params[m], step).items():
+        for n, value in moved(states[m], params[m]).items():
             omega, star = states[m]["omega"][n], states[m]["anchor"][n]
             assert_close(value, (params[m][n] + 0.6 * omega * star) / (1 + 0.6 * omega))
             assert_close(fleet[n][m], value)
@@ -302,97 +306,3 @@ def test_preserver_and_sparsifier_train_together(preserve: str, sparsify: str) -
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert set(keeper.alpha) == {"0", "2"}
     assert keeper.capacity().tasks == 2
-
-
-# -------------------------------------------------------------------------------------------------------------------- sums
-KINDS: dict[str, Any] = {preserve.name: preserve for preserve in reversed(PRESERVE.values()) if preserve.name != "none"}  # one row a kind
-REFUSED = {
-    ("packnet", "hat"): "runs the network of old tasks",
-    ("hat", "lwf"): "runs the network of old tasks",
-    ("hat", "ebll"): "runs the network of old tasks",
-    ("hat", "imm"): "runs the network of old tasks",
-    ("hat", "replay"): "runs the network of old tasks",
-    ("hat", "der"): "runs the network of old tasks",
-    ("packnet", "imm"): "both decide which parameters a task is evaluated with",
-    ("packnet", "ebll"): "write ebll:2,warmup=0",
-    ("ewc", "ewc-online"): "one contains the other",
-    ("lwf", "ebll"): "one contains the other",
-    ("replay", "der"): "one contains the other",
-}
-
-
-def may_be(a: str, b: str) -> bool:
-    return (a, b) not in REFUSED and (b, a) not in REFUSED
-
-
-@pytest.mark.parametrize("pair", REFUSED, ids="+".join)
-def test_a_sum_that_cannot_be_is_refused_with_the_reason(pair: tuple[str, str]) -> None:
-    a, b = (KINDS[name] for name in pair)
-    for one, other in ((a, b), (b, a)):
-        with pytest.raises(ValueError, match=REFUSED[pair]):
-            one + other
-    with pytest.raises(ValueError, match=REFUSED[pair]):
-        parse(f"{a}+{b}", PRESERVERS, "preserver")
-    with pytest.raises(TypeError, match="do not add up"):
-        a + SLNID()
-    with pytest.raises(TypeError):
-        a + 1  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(("a", "b"), [pair for pair in itertools.combinations(KINDS, 2) if may_be(*pair)][::2])
-def test_a_sum_of_preservers_trains_and_each_part_keeps_its_own_state(a: str, b: str) -> None:
-    total, model = KINDS[a] + KINDS[b], net()
-    keeper = selfless.attach(model, total)
-    alone = [selfless.attach(net(), KINDS[name]) for name in (a, b)]
-    for seed in range(2):
-        learn(model, keeper, task(seed), steps=2)
-    assert all(torch.isfinite(p).all() for p in model.parameters())
-    for state, twin in zip(keeper.states, alone, strict=True):
-        assert set(state) == set(twin.state)
-    twin_model = copy.deepcopy(model)
-    for module in twin_model.modules():
-        module._forward_hooks.clear()
-    twin = selfless.attach(twin_model, str(total))
-    assert twin.preserve == total
-    twin.load_state_dict(keeper.state_dict())
-    for key, value in keeper.state_dict().items():
-        assert_close(twin.state_dict()[key], value)
-    with pytest.raises(AttributeError, match=r"keeper\.states"):
-        _ = keeper.state
-
-
-def test_the_penalty_of_a_sum_is_the_sum_of_the_penalties() -> None:
-    parts: Any = (MAS(0.5), EWC(5.0), LwF(2.0))
-    values = []
-    for preserve in (parts[0] + parts[1] + parts[2], *parts):
-        model = net(torch.float64)
-        keeper = selfless.attach(model, preserve, SLNID(1e-2) + DeCov(1e-2) if preserve is not parts[2] else None)
-        keeper.consolidate(task(0, torch.float64))
-        with torch.no_grad():
-            for p in model.parameters():
-                p.add_(0.05)
-        model.eval()
-        values.append(keeper.penalty(task(0, torch.float64)[0]) if preserve is parts[2] else quiet(keeper, task(0, torch.float64)[0]))
-    assert_close(values[0], values[1] + values[2] + values[3])
-
-
-def quiet(keeper: Any, batch: Any) -> Tensor:
-    """The penalty without gradients: the sparsifier has no part in it."""
-    with torch.no_grad():
-        found: Tensor = keeper.penalty(batch)
-        return found
-
-
-def test_sparsifiers_add_up_too() -> None:
-    values = []
-    for sparsify in (SLNID(1e-2) + DeCov(1e-2) + OrthReg(1e-3), SLNID(1e-2), DeCov(1e-2), OrthReg(1e-3)):
-        model = net(torch.float64)
-        keeper = selfless.attach(model, sparsify=sparsify)
-        model(task(0, torch.float64)[0][0])
-        values.append(keeper.penalty())
-    assert_close(values[0], values[1] + values[2] + values[3])
-    assert SLNID(1e-2) + NoSparsifier() == SLNID(1e-2)
-    assert str(SLNID(1e6) + DeCov(1e-2)) == "slnid:1e+06+decov:0.01"
-    assert parse("slnid:1e+06+decov:0.01", SPARSIFIERS, "sparsifier") == SLNID(1e6) + DeCov(1e-2)
-    with pytest.raises(ValueError, match="one contains the other"):
-        SLNID(1.0) + SLNID(2.0)

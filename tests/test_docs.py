@@ -1,10 +1,8 @@
-"""The documentation: its snippets run, its links lead somewhere, its numbers are the recorded ones, its pages stay short and plain."""
+"""The documentation: its snippets run, its links lead somewhere, its pages stay short and plain."""
 
 from __future__ import annotations
 
-import json
 import re
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,24 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-ROOT = Path(__file__).resolve().parent.parent
-RECORDED = ROOT / "results/reproduction"
-PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def page_name(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-def read(path: str | Path) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")
-
-
-def load(path: str | Path) -> Any:
-    return json.loads(read(path))
-
-
-every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
+from tests.pages import FOLDERS, PAGES, ROOT, every_page, page_name, read
 
 # ------------------------------------------------------------------------------------------------------------------ snippets
 
@@ -217,7 +198,7 @@ def test_page_is_short(name: str) -> None:
 
 @every_page
 def test_page_says_what_the_reader_can_do_after_it(page: Path) -> None:
-    if page.name in ("README.md", "CHANGELOG.md") and page.parent == ROOT:
+    if page in FOLDERS or (page.name in ("README.md", "CHANGELOG.md") and page.parent == ROOT):
         return
     title, _, first = read(page).split("\n", 2)
     assert title.startswith("# ")
@@ -245,187 +226,3 @@ def test_picture_of_the_readme_has_one_sentence() -> None:
     caption = re.search(r"^!\[[^\]]*\]\([^)]*\)\n\n\*(.*?)\*$", read("README.md"), re.M)
     assert caption
     assert len(re.findall(r"[.!?](?:\s|$)", caption.group(1))) == 1
-
-
-# ------------------------------------------------------------------------------------------------------- numbers: experiments
-
-SPREAD = r"\d+\.\d+ ± \d+\.\d+"
-INTERVAL = r"[+−]\d+\.\d+ \[[+−]\d+\.\d+, [+−]\d+\.\d+\]"
-
-
-def block(page: str, name: str) -> str:
-    """The text of a page between `<!-- name -->` and `<!-- /name -->`."""
-    found = re.search(rf"^<!-- {name} -->\n(.*?)\n<!-- /{name} -->$", read(page), re.S | re.M)
-    assert found, f"{page} has no block {name}"
-    return found.group(1)
-
-
-def number(x: float, digits: int = 2) -> str:
-    return f"{x:.{digits}f}".replace("-", "−")
-
-
-def records(profile: str) -> list[Any]:
-    return [load(path) for path in sorted((RECORDED / "experiments").glob(f"*-{profile}.json"))]
-
-
-@pytest.mark.slow
-def test_tables_are_those_of_the_recorded_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `make tables` after every change of the records or of the report."""
-    from typer.testing import CliRunner
-
-    from selfless.cli import app
-    from selfless.report import experiments
-    from selfless.runner.store import Store
-
-    results, found = Store(RECORDED).all(), experiments.load(RECORDED)  # read once for the three forms
-    monkeypatch.setattr(Store, "all", lambda self: results)
-    monkeypatch.setattr(experiments, "load", lambda folder: found)
-    for form, suffix in (("md", "md"), ("csv", "csv"), ("latex", "tex")):
-        made = CliRunner().invoke(app, ["report", str(RECORDED), "--format", form])
-        assert made.stdout == read(RECORDED / f"tables.{suffix}"), f"run make tables: tables.{suffix} is old"
-
-
-def test_claims_on_the_results_page_are_the_generated_ones() -> None:
-    """Copy the table of the paper's claims from claims.md after `make tables`."""
-    paper = read(RECORDED / "claims.md").partition("## Claims of the paper\n")[2].partition("\n## ")[0]
-    assert block("docs/results.md", "claims") == paper.strip()
-
-
-def test_verdicts_on_the_results_page_are_counted_right() -> None:
-    page = read("docs/results.md")
-    for profile in ("ours", "paper"):
-        claims = [claim for r in records(profile) if not r["name"].startswith("rivals") for claim in r["claims"]]
-        verdicts = [claim["verdict"] for claim in claims if not claim["ours"]]
-        counted = " | ".join(str(verdicts.count(verdict)) for verdict in ("holds", "fails", "undecided"))
-        assert re.search(rf"^\| `{profile}`[^|]*\| {re.escape(counted)} \|$", page, re.M), f"{profile}: {counted}"
-
-
-def test_times_of_experiments_are_the_recorded_ones() -> None:
-    rows = {f"| `{r['name']}` | {r['about']['runs']} | {r['about']['seconds']:.0f} s |" for r in records("ours")}
-    assert rows == set(re.findall(r"^\| `[\w-]+` \| \d+ \| \d+ s \|$", read("docs/experiments.md"), re.M))
-
-
-def rivals() -> dict[tuple[str, str], Any]:
-    return {(cell["row"], cell["column"]): cell for cell in load(RECORDED / "experiments/rivals-ours.json")["cells"]}
-
-
-def test_table_of_methods_is_the_recorded_one() -> None:
-    cells = rivals()
-    for table, data in (("rivals-mnist", "pMNIST 128"), ("rivals-cifar", "CIFAR 256")):
-        rows = block("docs/choosing.md", table).splitlines()[2:]
-        columns = [f"{data}{lost}{term}" for term in ("", " + SLNID") for lost in ("", " lost")]
-        assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in dict.fromkeys(name for name, _ in cells)]
-        for row in rows:
-            name, *values = row.strip("| ").split(" | ")
-            for column, value in zip(columns, values, strict=False):
-                cell = cells.get((name, column))
-                assert value.strip() == (f"{number(cell['mean'])} ± {number(cell['std'])}" if cell else ""), (name, column)
-
-
-def test_strengths_of_methods_are_the_chosen_ones() -> None:
-    cells = rivals()
-    for row in block("docs/choosing.md", "strengths").splitlines()[2:]:
-        name, *values = row.strip("| ").split(" | ")
-        columns = ("pMNIST 128", "pMNIST 128 + SLNID", "CIFAR 256", "CIFAR 256 + SLNID")
-        assert [value.replace("`", "") for value in values] == [cells[name, column]["method"] for column in columns]
-
-
-def lambda_grid() -> set[str]:
-    """mean ± standard deviation of every setting of the trial."""
-    rows = load("results/trials/lambda-grid.json")["rows"]
-    settings = {(row["preserve"], row["sparsify"]) for row in rows}
-    averages = [[100 * row["average"] for row in rows if (row["preserve"], row["sparsify"]) == setting] for setting in settings]
-    return {f"{number(statistics.mean(a))} ± {number(statistics.stdev(a))}" for a in averages}
-
-
-OLD_RECORDS = {"64.40 ± 0.35", "+0.83 [+0.33, +1.23]"}  # of records that are in the history of the repository
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "performance.md"], ids=page_name)
-def test_values_with_a_spread_are_the_recorded_ones(page: Path) -> None:
-    """Every "a ± b" and every "+a [+b, +c]" is in a file made from the records."""
-    known = read(RECORDED / "tables.md") + read("results/again/against.md") + " ".join(lambda_grid() | OLD_RECORDS)
-    known += read("results/trials/replay/table.md")
-    assert [value for value in re.findall(f"{SPREAD}|{INTERVAL}", read(page)) if value not in known] == []
-
-
-@pytest.mark.slow
-def test_every_reported_run_is_there_and_gives_the_reported_value() -> None:
-    from selfless.runner.store import Store
-
-    results = {result.run.key: result for result in Store(RECORDED).all()}
-    reported = set()
-    for record in [*records("ours"), *records("paper")]:
-        for cell in record["cells"]:
-            for run in cell["runs"]:
-                reported.add(run["key"])
-                if cell["value"] == "average":
-                    assert 100 * results[run["key"]].average == pytest.approx(run["value"], abs=1e-9)
-    assert reported == results.keys()
-
-
-# -------------------------------------------------------------------------------------------------------------- numbers: speed
-
-
-def mark(row: dict[str, Any]) -> str:
-    return "✓" if row["target"]["met"] else "✗"
-
-
-def significant(x: float) -> str:
-    """Two decimals below 10, one above."""
-    return f"{x:.2f}" if x < 10 else f"{x:.1f}"
-
-
-def missing(values: list[str]) -> list[str]:
-    page = read("docs/performance.md")
-    return [value for value in values if value not in page]
-
-
-def test_speed_on_a_gpu_is_the_recorded_one() -> None:
-    gpu, steps = load("results/bench/h200/bench.json"), load("results/bench/h200/steps.json")
-    sixty, *cifar = gpu["sequence"]
-    wanted = [f"**{sixty['seconds']:.2f} s** {mark(sixty)}"]
-    for tf32, bf16 in ((cifar[0], cifar[1]), (cifar[2], cifar[3])):
-        wanted.append(f"**{bf16['seconds_a_run']:.2f} s** {mark(bf16)} / {tf32['seconds_a_run']:.2f} s {mark(tf32)}")
-    wanted += [re.findall(SPREAD, cifar[3]["says"])[0], re.findall(SPREAD, cifar[2]["says"])[0]]
-    wanted.append(f"**{next(r for r in steps['steps'] if r['target'])['times_eager']:.0f}×** ✓")
-    wanted.append(f"**{100 * next(r for r in gpu['penalty'] if r['target'])['share']:.1f} %** ✓")
-    wanted += [f"| {r['n']:,} | {100 * r['share']:.1f} % |" for r in gpu["penalty"] if r["kind"] == "share"]
-    passes = [f"**{r['target']['value']:.2f}×**" for r in steps["importance"]]
-    wanted += [f"{passes[0]} / {passes[1]} ✓", f"{passes[2]} / {passes[3]} ✓"]
-    assert missing(wanted) == []
-
-
-def test_speed_on_a_cpu_is_the_recorded_one() -> None:
-    cpu = load("results/bench/cpu/bench.json")
-    wanted = []
-    for n in (128, 512, 2048, 4096, 16384):
-        formula, share = (next(r for r in cpu["penalty"] if r["n"] == n and r["kind"] == kind) for kind in ("formula", "share"))
-        times = f"{significant(1e3 * formula['seconds'])} ms | {significant(formula['times_dense'])}"
-        wanted.append(f"| {n:,} | {times} | {100 * share['share']:.1f} % | {100 * share['share_eager']:.1f} % |")
-    exact = [r for r in cpu["importance"] if "per sample" in r["what"]]
-    for mas, ewc in (exact[:2], exact[2:]):
-        wanted.append(f"| {mas['of_forward_backward']:.2f}× | {ewc['of_forward_backward']:.2f}× |")
-        wanted.append(f"| {mas['times_loop']:.0f}× / {ewc['times_loop']:.0f}× faster |")
-    assert missing(wanted) == []
-
-
-def test_speed_beside_avalanche_is_the_recorded_one() -> None:
-    found = {r["what"].removesuffix(", a task-epoch"): r for r in load("results/bench/peers-cpu/bench.json")["peers"]}
-    rows = {
-        name: [name] for name in ("Avalanche MAS, its PermutedMNIST", "Avalanche MAS, fed from memory", "selfless MAS + SLNID, one run")
-    }
-    rows["selfless MAS (exact Ω), one run"] = ["selfless MAS, one run"]
-    for kind in ("selfless MAS", "selfless MAS + SLNID", "selfless MAS in bf16"):
-        fleet = f"{kind}, a run in a fleet of 8"
-        rows[fleet] = [f"{fleet}, one process", f"{fleet}, 2 workers"]
-    plain = read("docs/performance.md").replace("**", "")
-    for title, names in rows.items():
-        best = min((found[name] for name in names), key=lambda r: r["seconds"])
-        ratios = f"{best['times_its_permuted_mnist']:.1f} | {best['times_from_memory']:.1f} |"
-        assert f"| {title} | {best['seconds']:.2f} | {ratios}" in plain, (title, best["seconds"], ratios)
-
-
-def test_rate_of_preparing_images_is_the_recorded_one() -> None:
-    best = load("results/bench/prepare-cpu/bench.json")["prepare"][0]
-    assert f"{best['seconds']:.1f} s ({best['rate']}, the best of three rounds)" in " ".join(read("docs/data.md").split())

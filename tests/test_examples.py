@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,20 +42,58 @@ def test_forgetting_is_smaller(name: str, least: float, capsys: pytest.CaptureFi
     assert "free after 3 tasks" in table
 
 
+@pytest.mark.slow
+def test_deploy_goes_on_from_the_record_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = _load_example("deploy").main(tmp_path)
+    first, more = found["first"], found["more"]
+    assert first.average > 0.85
+    assert more.run.parent.startswith(first.run.key)
+    assert found["old"] == first.accuracy[-1].tolist()  # PackNet forgets nothing
+    assert np.isnan(more.accuracy[-1]).tolist() == [True, True, True, False]  # and nothing is said about data that was not there
+    assert more.accuracy[-1, 3] > 0.8
+    assert found["best"] == "ring"
+    assert found["difference"] < 1e-5
+
+
 def test_examples_are_short_and_all_tested() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
-    assert {f.stem for f in files} == set(SIZES)
-    assert all(len(f.read_text(encoding="utf-8").splitlines()) < 120 for f in files)
+    assert {f.stem for f in files} == {*SIZES, "deploy", "lora_language_model", "bert_sized"}
+    assert all(len(f.read_text(encoding="utf-8").splitlines()) < 140 for f in files)
+
+
+@pytest.mark.slow
+def test_lora_with_its_own_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ω of the own loss is that of a loop over sentences, and EWC holds the first text."""
+    example = _load_example("lora_language_model")
+    example.STEPS = 20
+    found = example.main()
+    assert max(row["gap"] for row in found.values()) < 1e-4
+    assert found["EWC"]["kept"] < found["plain"]["kept"] - 0.05
+    assert "bits a letter" in capsys.readouterr().out
+
+
+def test_a_consolidation_needs_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ω and θ* are two models; the rest is half of one. Times are printed, but a busy machine says nothing about them."""
+    example = _load_example("bert_sized")
+    found = example.main({**example.SMALL, "sequences": 12})
+    assert 2.0 <= found["models"] <= 2.5
+    assert "forward + backward passes" in capsys.readouterr().out
 
 
 def _run_example(name: str) -> dict[str, dict[str, float]]:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _load_example(name)
     module.EPOCHS, batches = SIZES[name]
     make_tasks = module.make_tasks
     module.make_tasks = lambda generator: [(train[:batches], test[:batches]) for train, test in make_tasks(generator)]
     result: dict[str, dict[str, float]] = module.main()
     return result
+
+
+def _load_example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

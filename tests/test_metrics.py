@@ -130,3 +130,14 @@ def test_wider_level_wider_interval():
     a, b = np.arange(10.0), np.zeros(10)
     narrow, wide = metrics.paired_interval(a, b, level=0.5), metrics.paired_interval(a, b, level=0.99)
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+def test_the_chance_of_so_many_hits_is_a_sum_over_all_outcomes() -> None:
+    from itertools import product
+
+    from selfless.metrics import chance_of_hits
+
+    for hits in range(6):
+        outcomes = [sum(tosses) for tosses in product((0, 0, 1), repeat=5)]  # each toss hits with probability 1/3
+        assert chance_of_hits(hits, 5, 1 / 3) == pytest.approx(sum(total >= hits for total in outcomes) / 3**5)
+    assert chance_of_hits(1200, 10_000, 0.1) < 1e-9

@@ -13,7 +13,7 @@ FILES = {
     "__init__.py": "from pack import base, top",
     "__main__.py": "from pack.top import main",
     "base.py": "import os\nimport packed\n",
-    "mid/__init__.py": "",
+    "mid/__init__.py": '"""Middle. Imports nothing. Imported by mistake."""',
     "mid/one.py": "from pack.base import x\nfrom pack.mid import two",
     "mid/two.py": "def late():\n    from .. import side\n    from ..base import x\n    from . import one",
     "side.py": "import pack.base",
@@ -98,6 +98,7 @@ def test_the_page_is_written_checked_and_found_out_of_date(
     text = page.read_text()
     assert text.startswith("# Title\n\n<!-- rooms -->\n\n4 rooms, ")
     assert text.endswith("```\n\n<!-- /rooms -->\n\nafter\n")
+    assert (source / "mid/__init__.py").read_text() == '"""Middle. Imports base and side. Imported by top."""'
     assert rooms.main([*words, "--check"]) == 0
     (source / "side.py").write_text("")
     assert rooms.main([*words, "--check"]) == 1

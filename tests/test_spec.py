@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from selfless import EWC, SLNID, Run
-from selfless.spec import Option
+from selfless.fields import Option
 
 
 def test_what_has_changed_has_other_names() -> None:

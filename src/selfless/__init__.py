@@ -1,6 +1,25 @@
-"""selfless: continual learning that leaves free capacity for later tasks.
+"""Continual learning that leaves room: a network learns tasks one after another, keeps the old ones, and has capacity for the next.
 
-Importing it is fast: torch is loaded when a name that needs it is first used.
+In your own training loop, in this order:
+
+    keeper = selfless.attach(model, preserve=MAS(0.1), sparsify=SLNID(1e-3))     attach     returns a Keeper
+    keeper.anchor_with(optimizer)                                                once for each optimizer
+    loss = F.cross_entropy(model(x), y) + keeper.penalty()                       in every step
+    keeper.consolidate(loader)                                                   when a task has ended
+    print(keeper.capacity())                                                     Capacity   what is free for the next task
+
+Whole runs, from data to a table:
+
+    run = selfless.Run(stream="permuted-mnist", sparsify="slnid:1e-3", seed=0)   Run        all settings as one value
+    result = selfless.train(run, out="results")                                  train      returns a Result, or a list of them
+    result.accuracy[t, u], result.summary()                                      Result     accuracy on task u after task t
+
+    preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet NoPreserver
+    sparsifiers   SNI SNID SLNI SLNID L1Rep DeCov L1Param L2Param OrthReg NoSparsifier
+    activations   Maxout LWTA
+    modules       functional (the formulas), importance, preserve, sparsify, models, data, metrics, capacity
+
+The command line is `selfless --help`. Importing the package is fast: torch is loaded when a name that needs it is first used.
 """
 
 from __future__ import annotations
@@ -13,6 +32,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attach": "keeper",
     "Keeper": "keeper",
+    "describe": "network.describing",
     "Capacity": "capacity",
     **dict.fromkeys(
         ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "NoPreserver"], "preserve"
@@ -20,7 +40,7 @@ _HOMES = {
     **dict.fromkeys(["Replay", "DERpp"], "preserve"),  # they keep samples of old tasks
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
     **dict.fromkeys(["Run", "Result"], "spec"),
-    "train": "runner",
+    **dict.fromkeys(["train", "load"], "runner"),
     "stream": "data",
     **dict.fromkeys(["Maxout", "LWTA"], "activations"),
 }
@@ -34,8 +54,9 @@ if TYPE_CHECKING:
     from selfless.capacity import Capacity
     from selfless.data import stream
     from selfless.keeper import Keeper, attach
+    from selfless.network.describing import describe
     from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, DERpp, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Replay, RWalk
-    from selfless.runner import train
+    from selfless.runner import load, train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
     from selfless.spec import Result, Run
 

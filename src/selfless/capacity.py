@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 THRESHOLD = 1e-2
+REASONS = {"neurons": "no layer is attached", "parameters": "no preserver measures their importance"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Free:
 
     @property
     def share(self) -> float:
-        """free / total. NaN if total = 0: a method without importances says nothing about capacity."""
+        """free / total. NaN if total = 0: where no importance is measured, it is not known what is free."""
         return self.free / self.total if self.total else math.nan
 
     def __str__(self) -> str:
@@ -44,12 +45,12 @@ class Capacity:
 
     @property
     def free_parameters(self) -> float:
-        """Σ free / Σ total over all parameters."""
+        """Σ free / Σ total over all parameters. NaN if their importance is not measured, as without a preserver."""
         return _sum(self.parameters).share
 
     @property
     def free_neurons(self) -> float:
-        """Σ free / Σ total over all neurons of the attached layers."""
+        """Σ free / Σ total over all neurons of the attached layers. NaN without such layers."""
         return _sum(self.neurons).share
 
     def as_dict(self) -> dict[str, object]:
@@ -70,6 +71,8 @@ class Capacity:
         yield f"free after {self.tasks} task{'s' * (self.tasks != 1)} (importance < {self.threshold:g})"
         width = max((len(name) for name in (*self.neurons, *self.parameters)), default=3)
         for title, rows in (("neurons", self.neurons), ("parameters", self.parameters)):
+            if not rows:
+                yield f"  {title:<10}  not measured: {REASONS[title]}"
             for name, free in rows.items():
                 yield f"  {title:<10}  {name:<{width}}  {free}"
             if len(rows) > 1:

@@ -47,6 +47,15 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, write)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, atomically."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+
+    write_atomically(path, write)
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` to `path` as JSON, atomically. NaN and infinity raise a ValueError: they are not JSON."""
     write_text(path, _format_json(value) + "\n")

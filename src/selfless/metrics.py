@@ -7,6 +7,7 @@ A[t, u] is the accuracy on task u after learning task t, t, u = 1 … T. A is (T
 - A measure that compares "before" with "after" needs two rows. With one row it is NaN.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,6 +81,15 @@ def summary(A: "ArrayLike | Tensor", baseline: "ArrayLike | Tensor | None" = Non
         "forward_transfer": forward_transfer(A, baseline) if evaluated and baseline is not None else np.nan,
         "learning_accuracy": learning_accuracy(A),
     }
+
+
+def chance_of_hits(hits: int, n: int, p: float) -> float:
+    """P(X ≥ hits) for X ~ Binomial(n, p): how likely guessing gets so many of n right, each with probability p."""
+    if hits <= 0 or p >= 1:
+        return 1.0
+    logs = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(p) + (n - k) * math.log1p(-p)
+            for k in range(hits, n + 1)]  # fmt: skip
+    return min(1.0, math.fsum(map(math.exp, logs)))
 
 
 def spread(values: "ArrayLike | Tensor") -> tuple[float, float]:

@@ -25,10 +25,12 @@ from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
 from selfless.network.given import PREFIX, find_factory
-from selfless.network.hidden import hidden_layers
+from selfless.network.hidden import hidden_activations
 from selfless.terms import import_custom
 
-__all__ = ["Network", "build", "hidden_layers", "names"]
+__all__ = ["Network", "build", "hidden_activations", "hidden_layers", "names"]
+
+hidden_layers = hidden_activations  # its first name
 
 Shape = tuple[int, int, int]  # (C, H, W)
 Padding = Literal["same-valid", "same"]
@@ -68,7 +70,7 @@ def build(name: str, *, outputs: int, input_shape: Shape, seed: int | None = Non
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
     for conv, attribute in ((False, "hidden"), (True, "hidden_conv")):
-        layers = hidden_layers(model, conv=conv)
+        layers = hidden_activations(model, conv=conv)
         if getattr(model, attribute, None) != layers:
             setattr(model, attribute, layers)
     return model

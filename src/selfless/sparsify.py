@@ -8,6 +8,7 @@ summed: `SLNID(1e-3) + DeCov(1e-3)`.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -35,6 +36,13 @@ class Sparsifier(Term):
         super().__init_subclass__(**options)
         if "penalty" in cls.__dict__ and "pair_form" not in cls.__dict__:
             cls.pair_form = Sparsifier.pair_form  # type: ignore[method-assign]
+        if cls.is_custom() and ("pairs" in cls.__dict__ or "factors" in cls.__dict__):
+            warnings.warn(
+                f"{cls.__name__}: pairs() and factors() are not read any more, and its penalty() is used; "
+                "for the fast gradient return a selfless.functional.PairForm from pair_form()",
+                DeprecationWarning,
+                stacklevel=3,
+            )
 
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
         """Return R of one layer or parameter, without the strength; `alpha` is None before the first consolidation."""

@@ -14,23 +14,30 @@ import dataclasses
 import hashlib
 import json
 import math
-import numbers
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from selfless.fields import chosen_from, option
 from selfless.terms import Term, add, parse
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from torch import Tensor
 
     from selfless.data import DataDescription
+    from selfless.trained import TrainedNetwork
 
 FORMAT = 1  # version of the canonical form; a higher number if the same fields give other numbers
 NETWORKS = {"vgg-slim": 3}  # version of a network. vgg-slim: He initialisation since 2, a head of zeros since 3
 AUGMENTATIONS = {"resized": 2}  # version of an augmentation. resized: since 2 the mirroring does not depend on the size of the crop
 
+PARENT = re.compile("[0-9a-f]{16}@[0-9a-f]{12}")  # the key of a finished run, and the first digits of the SHA-256 of its tensors
+
+Optimizer = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "cosine", "plateau"]
 Select = Literal["last", "held-out", "best-on-test"]
 Augmentation = Literal["none", "flip", "crop-flip", "resized"]
@@ -39,59 +46,6 @@ Scenario = Literal["task", "domain", "class"]
 Anchor = Literal["implicit", "explicit"]
 Alpha = Literal["sum", "mean"]
 Layers = Literal["hidden", "all"]
-
-
-@dataclass(frozen=True)
-class Option:
-    """The description of a field of `Run`: its help, its panel in the help, and the values it accepts."""
-
-    help: str
-    panel: Literal["What", "Training"]
-    kind: type  # int, float, str, Term (text on the command line) or dict (a repeatable flag key=value)
-    default: str  # as the help shows it
-    choices: tuple[str, ...] = ()
-    low: int = 0  # numbers: the smallest value
-    below: int | None = None  # numbers: the value must be smaller than this
-    optional: bool = False  # may be None
-    flag: str = ""  # the flag, if it differs from the name of the field
-
-    def check(self, name: str, value: Any) -> Any:
-        """Return the value in the type of the field. Raise an error that names the field and the values it accepts."""
-        if self.optional and value is None:
-            return None
-        if self.choices and value not in self.choices:
-            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(self.choices)}")
-        if self.kind is dict:
-            if not isinstance(value, Mapping):
-                raise TypeError(f"{name} is {value!r}; it must be a table of options, such as {{classes_per_task = 5}}")
-            return dict(value)
-        if self.kind is int:
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < self.low:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {self.low}")
-            value = int(value)
-        if self.kind is float:
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < self.low:
-                raise ValueError(f"{name} is {value!r}; it must be a number ≥ {self.low}")
-            value = float(value)
-        if self.below is not None and value >= self.below:
-            raise ValueError(f"{name} is {value}; it must be below {self.below}")
-        if self.kind is str and not isinstance(value, str):
-            raise TypeError(f"{name} is {value!r}; it must be text")
-        return value
-
-
-def option(default: Any, panel: Literal["What", "Training"], help: str, *, kind: type | None = None, shown: str = "", **more: Any) -> Any:
-    """Return a dataclass field with an `Option`. `kind` defaults to the type of the default value, `shown` to its text."""
-    description = Option(help, panel, kind or type(default), shown or str(default), optional=default is None, **more)
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"option": description})
-    return field(default=default, metadata={"option": description})
-
-
-def chosen_from(values: Any, panel: Literal["What", "Training"], help: str) -> Any:
-    """Return a dataclass field that accepts the values of a Literal type; the first value is the default."""
-    choices = get_args(values)
-    return option(choices[0], panel, help, choices=choices)
 
 
 @dataclass(frozen=True)
@@ -104,7 +58,13 @@ class Run:
     The scenarios are explained in `selfless.engine.scenario`. "best-on-test" is marked in every table.
     """
 
-    later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0}  # fields added later; at these values they are left out of the key
+    later: ClassVar[Mapping[str, Any]] = {  # fields added later; at these values they are left out of the key
+        "scenario": "task",
+        "ramp": 0,
+        "optimizer": "sgd",
+        "outputs": None,
+        "parent": "",
+    }
     _has_default_tasks: ClassVar[bool] = False
 
     stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
@@ -135,9 +95,12 @@ class Run:
     )
     epochs: int = option(10, "Training", "Epochs per task.", low=1)
     batch: int = option(200, "Training", "Samples per step.", low=1)
-    lr: float = option(1e-2, "Training", "Learning rate of SGD.")
-    momentum: float = option(0.9, "Training", "Momentum of SGD.", below=1)
-    weight_decay: float = option(0.0, "Training", "Weight decay of SGD.", shown="0")
+    optimizer: Optimizer = chosen_from(
+        Optimizer, "Training", "Optimizer, new in each task: sgd (with momentum), adam, adamw; Adam wants a smaller lr, as 1e-3."
+    )
+    lr: float = option(1e-2, "Training", "Learning rate.")
+    momentum: float = option(0.9, "Training", "Momentum of SGD, β₁ of Adam.", below=1)
+    weight_decay: float = option(0.0, "Training", "Weight decay; decoupled in AdamW.", shown="0")
     schedule: Schedule = chosen_from(
         Schedule,
         "Training",
@@ -172,6 +135,17 @@ class Run:
         {}, "What", "key=value for the stream, repeatable: classes_per_task=5.", flag="--stream-option"
     )
     model_options: Mapping[str, Any] = option({}, "What", "key=value for the network, repeatable: dropout=0.5.", flag="--model-option")
+    outputs: int | None = option(
+        None,
+        "What",
+        "Output columns of the network; more than the tasks need are kept for tasks to come.",
+        kind=int,
+        low=1,
+        shown="those of the tasks",
+    )
+    parent: str = option(
+        "", "What", "DIR/KEY of a finished run: its network learns the tasks of --stream next.", flag="--continue", shown="a new network"
+    )
     seed: int = option(0, "Training", "The first seed.", below=2**63)
 
     def __post_init__(self) -> None:
@@ -189,6 +163,8 @@ class Run:
                 raise TypeError(f"{name}= takes a {what}, or its text form name:strength, not {getattr(self, name)!r}")
         for f in dataclasses.fields(self):
             put(f.name, f.metadata["option"].check(f.name, getattr(self, f.name)))
+        if self.parent and not PARENT.fullmatch(self.parent):
+            raise ValueError(f"parent is {self.parent!r}; load('DIR/KEY').continued(stream=…) makes the run that continues DIR/KEY")
         if self.ramp >= self.epochs:
             raise ValueError(f"ramp is {self.ramp} of {self.epochs} epochs, so λ would never reach its strength; ramp must be below epochs")
         if self.tasks is None and self.stream.removeprefix("joint-").startswith(("permuted-", "rotated-")):
@@ -277,11 +253,18 @@ def _term_dict(term: Term) -> dict[str, Any]:
     return {"name": term.spelling()} | {f.name: getattr(term, f.name) for f in shown}
 
 
-def _term_from_dict(values: Mapping[str, Any], kinds: Mapping[str, type[Term]], field: str) -> Term:
-    """Return the term that `_term_dict` describes; `field` is named in messages."""
-    if "sum" in values:
-        total: Term = add([_term_from_dict(part, kinds, field) for part in values["sum"]])
+def _term_from_dict(values: Mapping[str, Any] | str, kinds: Mapping[str, type[Term]], field: str) -> Term:
+    """Return the term that `_term_dict` describes; the parts of a sum may also be text. `field` is named in messages."""
+    if isinstance(values, str):
+        return parse(values, kinds, field)
+    if isinstance(values, Mapping) and values.get("sum") and isinstance(values["sum"], list):
+        total: Term = add([one for part in values["sum"] for one in _term_from_dict(part, kinds, field).parts])
         return total
+    if not isinstance(values, Mapping) or "name" not in values:
+        raise ValueError(
+            f'[{field}] needs a name, as in {field} = "mas:0.1" or {field} = {{name = "mas", strength = 0.1}}; '
+            f'a sum is {field} = "lwf:1+mas:0.1" or {field} = {{sum = ["lwf:1", "mas:0.1"]}}'
+        )
     options = dict(values)
     kind = type(parse(str(options.pop("name")), kinds, field))
     known = [f.name for f in dataclasses.fields(kind)]
@@ -291,6 +274,7 @@ def _term_from_dict(values: Mapping[str, Any], kinds: Mapping[str, type[Term]], 
     return kind(**options)
 
 
+FREE = ("free_parameters", "free_neurons")
 Matrix: TypeAlias = "npt.NDArray[np.float64]"
 
 
@@ -307,6 +291,7 @@ class Result:
     status        "done", or "failed" with the reason in `error`
     about         hardware, versions, commit, seconds, notes (such as a reduced data set)
     data          input shape, normalisation, class names and output columns by task (None in records of before this field)
+    weights       the file of trained parameters and states, or its tensors by name; None if they were not recorded
     """
 
     run: Run
@@ -320,22 +305,52 @@ class Result:
     error: str = ""
     about: dict[str, Any] = field(default_factory=dict)
     data: DataDescription | None = None
+    weights: Path | Mapping[str, Tensor] | None = field(default=None, repr=False)
+
+    def model(self, task: int | str | None = None, *, network: Any = None) -> TrainedNetwork:
+        """Return the trained network in eval mode. It takes images as the data set has them and returns logits.
+
+        task      a number, counted from 0, or a name: the network as that task is evaluated, with the outputs of its classes alone. None:
+                  as the newest task is evaluated, with the outputs of all classes
+        network   a module or a function that makes it, if the run's network was passed as an object in another program
+        """
+        from selfless.trained import model_of
+
+        return model_of(self, task, network)
+
+    def continued(self, stream: Any, **changes: Any) -> Run:
+        """Return the run that continues this one with the tasks of `stream`. All other settings are the same, except for `changes`."""
+        from selfless.trained import digest
+
+        own: dict[str, Any] = {"tasks": None, "stream_options": {}, "outputs": None, "parent": f"{self.run.key}@{digest(self)}"}
+        return dataclasses.replace(self.run, **(own | changes), stream=stream)
 
     @property
     def average(self) -> float:
         """Average accuracy over all tasks after the last one."""
         from selfless import metrics
 
-        return metrics.average(self.accuracy) if self.status == "done" else math.nan
+        return metrics.average(self.accuracy) if self.status == "done" and self.is_evaluated else math.nan
+
+    @property
+    def is_evaluated(self) -> bool:
+        """False if the accuracy on some task is unknown: an old task of a continued run, whose data were not found."""
+        return not self.run.parent or not any(math.isnan(value) for t, row in enumerate(self.accuracy.tolist()) for value in row[: t + 1])
 
     def summary(self) -> dict[str, float]:
-        """Return average, learning_accuracy, forgetting, backward_transfer, forward_transfer, free_parameters and free_neurons."""
+        """Return average, learning_accuracy, forgetting, backward_transfer, forward_transfer, free_parameters and free_neurons.
+
+        The last two are absent where nothing was measured: without importances (as with no preserver) it is not known what is free.
+        """
         from selfless import metrics
 
         if self.status != "done":
             return {}
         last = self.capacity[-1] if self.capacity else {}
-        free = {name: math.nan if last.get(name) is None else float(last[name]) for name in ("free_parameters", "free_neurons")}
+        free = {name: float(last[name]) for name in FREE if last.get(name) is not None}
+        if not self.is_evaluated:
+            known = {"learning_accuracy": float(self.accuracy.diagonal().mean())}
+            return dict.fromkeys(("average", "forgetting", "backward_transfer", "forward_transfer"), math.nan) | known | free
         return metrics.summary(self.accuracy, self.baseline) | free
 
     def as_dict(self) -> dict[str, Any]:
@@ -345,7 +360,7 @@ class Result:
             "run": self.run.as_dict(),
             "status": self.status,
             "error": self.error,
-            "summary": {k: _number(v) for k, v in self.summary().items()},
+            "summary": self._recorded_summary(),
             "accuracy": [[_number(v) for v in row] for row in self.accuracy.tolist()],
             "accuracy_all": None if self.accuracy_all is None else self.accuracy_all.tolist(),
             "held_out": None if self.held_out is None else self.held_out.tolist(),
@@ -354,6 +369,12 @@ class Result:
             "capacity": self.capacity,
             "about": self.about,
         } | ({} if self.data is None else {"data": self.data.as_dict()})
+
+    def _recorded_summary(self) -> dict[str, float | None]:
+        """Return the summary as JSON values; what was not measured is None."""
+        found = self.summary()
+        known = {k: _number(v) for k, v in found.items() if k not in FREE}
+        return known | {name: _number(found.get(name, math.nan)) for name in FREE if found}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:

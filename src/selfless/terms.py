@@ -3,7 +3,9 @@
 slnid:1e-3            a term of this package at strength 1e-3
 slnid:1e-3,sigma=4    with an option
 mine:Close:0.1        a custom class, `Close` of the module mine.py
-lwf:1+mas:0.1         a sum: `LwF(1) + MAS(0.1)`, each part with its own strength and state
+lwf:1+mas:0.1         a sum: `LwF(1) + MAS(0.1)`, each part with its own strength and state; spaces around + are allowed
+
+The order of a sum is part of its value: `lwf:1+mas:0.1` and `mas:0.1+lwf:1` are runs with different keys.
 """
 
 from __future__ import annotations
@@ -44,9 +46,13 @@ class Term:
         """The terms of a `Sum`; for any other term, the term itself."""
         return (self,)
 
+    def with_strength(self, strength: float) -> Term:
+        """Return the same term at another strength. The parts of a `Sum` keep their ratio, and its largest part gets this strength."""
+        return replace(self, strength=strength)
+
     def neutral(self) -> Term:
         """Return the same term at strength 0, which the members of a fleet have in common."""
-        return replace(self, strength=0.0)
+        return self.with_strength(0.0)
 
     def __add__(self, other: object) -> Term:
         """Return the sum of two terms of the same role: `LwF(1) + MAS(0.1)`."""
@@ -55,8 +61,9 @@ class Term:
         found: Term = add([*self.parts, *other.parts])
         return found
 
-    def check_sum(self, other: Any) -> None:
-        """Raise ValueError with the reason if `self` and `other` cannot be summed."""
+    def conflict(self, other: Any) -> str | None:
+        """Return the reason why `self` and `other` cannot be summed, with the remedy; None if they can."""
+        return None
 
     @property
     def label(self) -> str:
@@ -110,8 +117,11 @@ class Sum(Term):
     def spelling(self) -> str:  # type: ignore[override]
         return "+".join(term.spelling() for term in self.terms)
 
-    def neutral(self) -> Sum:
-        return Sum(tuple(term.neutral() for term in self.terms))
+    def with_strength(self, strength: float) -> Sum:
+        if strength and not self.strength:
+            raise ValueError(f"{self}: all parts have strength 0, so they have no ratio; give each part a strength")
+        ratios = [term.strength / self.strength if self.strength else 0.0 for term in self.terms]
+        return Sum(tuple(term.with_strength(strength * ratio) for term, ratio in zip(self.terms, ratios, strict=True)))
 
     def __str__(self) -> str:
         return "+".join(map(str, self.terms))
@@ -126,12 +136,20 @@ def add(terms: list[Any]) -> Any:
     active = [term for term in terms if term.name != "none"] or terms[:1]
     for i, one in enumerate(active):
         for other in active[i + 1 :]:
-            if isinstance(one, type(other)) or isinstance(other, type(one)):
-                names = f"{one.name} + {other.name}"
-                raise ValueError(f"{names}: one contains the other; keep one of them and change its strength")
-            one.check_sum(other)
-            other.check_sum(one)
+            reason = _kinship(one, other) or one.conflict(other) or other.conflict(one)
+            if reason is not None:
+                raise ValueError(f"{one.spelling()} + {other.spelling()} cannot be combined: {reason}")
     return active[0] if len(active) == 1 else Sum(tuple(active))
+
+
+def _kinship(one: Term, other: Term) -> str | None:
+    """Return the reason why a method and itself, or a variant of it, cannot be summed; None if they are not related."""
+    if type(one) is type(other):
+        return f"they are the same method. Write {one.spelling()} once, with the strength that you want"
+    for child, parent in ((one, other), (other, one)):
+        if isinstance(child, type(parent)):
+            return f"{child.spelling()} is a variant of {parent.spelling()}. Use one of them, with the strength that you want"
+    return None
 
 
 def check_not_negative(term: Term, field: str) -> None:
@@ -168,7 +186,7 @@ T = TypeVar("T", bound=Term)
 
 def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
     """Read `name[:strength[,option=value…]]`, a custom `module:Class[:strength…]`, or a sum of these joined by +."""
-    parts = [_parse_one(part, kinds, what) for part in re.split(r"\+(?=[A-Za-z_])", text.strip())]  # 1e+3 is a number
+    parts = [_parse_one(part, kinds, what) for part in re.split(r"\s*\+\s*(?=[A-Za-z_])", text.strip())]  # 1e+3 is a number
     found: T = parts[0] if len(parts) == 1 else add(parts)
     return found
 

@@ -57,7 +57,28 @@ def test_the_command_line_as_a_module(module: str) -> None:
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    for words in ("run", "demo", "reproduce", "tune", "report", "capacity", "bench", "data list", "data fetch", "data prepare"):
+    for words in (
+        "run",
+        "demo",
+        "reproduce",
+        "tune",
+        "report",
+        "capacity",
+        "predict",
+        "export",
+        "bench",
+        "watch",
+        "data list",
+        "data fetch",
+        "data prepare",
+    ):
         done = runner.invoke(app, [*words.split(), "--help"])
         assert done.exit_code == 0
         assert f"selfless {words}" in done.output
+
+
+def test_a_flag_is_shown_as_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    for words in ([], ["run"], ["demo"], ["watch"], ["data"], ["data", "list"], ["data", "prepare"], ["results", "pack"]):
+        assert "bool" not in runner.invoke(app, [*words, "--help"]).output
+    assert runner.invoke(app, ["demo", "--no-quick"]).exit_code == 2

@@ -62,7 +62,7 @@ def test_capacity_of_many_runs_is_one_table(tmp_path: Path, monkeypatch: pytest.
     recorded(tmp_path, 0.6, model="mlp-64")
     many = runner.invoke(app, ["capacity", str(tmp_path)])
     assert many.exit_code == 0, many.output
-    *table, _, told = many.output.rstrip().splitlines()
+    *table, _, hint = many.output.rstrip().splitlines()
     rows = [line.split() for line in table]
     assert [row[-5:] for row in rows if row and row[0].startswith("mas")] == [
         ["6", "12.0", "6.0", "48.0", "24.0"],
@@ -72,8 +72,8 @@ def test_capacity_of_many_runs_is_one_table(tmp_path: Path, monkeypatch: pytest.
     assert ["permuted-mnist,", "mlp-64"] in rows
     assert "fc1" not in many.output
     assert max(map(len, table)) <= 80
-    assert f"selfless capacity {tmp_path}/KEY" in told
-    assert "--json" in told
+    assert f"selfless capacity {tmp_path}/KEY" in hint
+    assert "--json" in hint
     assert "parameters: fc1.weight" in runner.invoke(app, ["capacity", str(tmp_path / one.run.key)]).output
     everything = json.loads(runner.invoke(app, ["capacity", str(tmp_path), "--json"]).stdout)["runs"]
     assert {(r["key"], r["model"]) for r in everything} >= {(one.run.key, "mlp-128")}

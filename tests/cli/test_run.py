@@ -92,7 +92,7 @@ def test_a_failed_run_is_shown_and_the_exit_is_not_zero(stream: str, tmp_path: P
 
 @pytest.mark.slow
 def test_own_data_and_own_network_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What docs/your-own.md says: pictures in folders and a factory in a module."""
+    """What docs/own-data.md says: pictures in folders and a factory in a module."""
     import numpy as np
     from PIL import Image
 

@@ -47,29 +47,24 @@ def test_tune_refuses_where_every_strength_failed() -> None:
         show_tuning([Run()], [[float("nan")]], None, None, 0.5, as_json=False)
 
 
-def test_bars_are_named_by_method_and_number_of_runs() -> None:
+def test_a_tie_of_strengths_is_explained() -> None:
+    from selfless.cli.tune import explain_tie
+
+    assert "4 held-out images are too few to tell strengths apart" in explain_tie(1.0, 1, 4, 2)
+    assert explain_tie(1.0, 2, 8, 2) == "", "eight of eight, twice, is no guess"
+    assert "is what guessing among 10 classes gives" in explain_tie(0.104, 2, 5000, 10)
+    assert explain_tie(0.115, 2, 5000, 10) == "", "of ten thousand images so many are no guess"
+    assert "every strength gives the same accuracy" in explain_tie(0.5, 2, 0, 0)
+
+
+def test_the_order_of_folders_is_said(tmp_path: Path) -> None:
     from selfless import Run
-    from selfless.cli.progress import label
+    from selfless.cli.training import folder_order
 
-    assert label([Run()]) == "mas:0.1"
-    assert label([Run(), Run(seed=1)]) == "mas:0.1 × 2 runs"
-    assert label([Run(), Run(sparsify="slnid:1e-3")]) == "2 methods × 2 runs"
-
-
-def test_progress_of_a_fleet_on_a_terminal() -> None:
-    import io
-
-    from rich.console import Console
-
-    from selfless import Run
-    from selfless.cli.progress import progress_bars
-    from selfless.engine.learner import Event
-
-    shown = io.StringIO()
-    with progress_bars(Console(file=shown, force_terminal=True, width=160)) as watch:
-        watch([Run()], Event(0, 5, "permutation 1", 3, 10, [0.25], [0.9]))
-        watch([Run()], Event(0, 5, "permutation 1", 10, 10, [], [0.95], evaluated=True))
-    assert "task 1/5 epoch 10/10" in shown.getvalue()
-    assert "test average 95.0 %" in shown.getvalue()
-    with progress_bars(Console(file=io.StringIO())) as watch:
-        assert watch is None
+    for name in ("task10", "task2", ".hidden"):
+        (tmp_path / name).mkdir()
+    said = folder_order(Run(stream=f"folders:{tmp_path}"))
+    assert said.startswith("tasks in the order of their names: task2, task10; ")
+    assert said.endswith("""--stream-option 'task_order=["task10", "task2"]'""")
+    assert folder_order(Run(stream=f"folders:{tmp_path}", stream_options={"task_order": ["task10", "task2"]})) == ""
+    assert folder_order(Run()) == ""

@@ -72,12 +72,12 @@ def test_prepare_boxes_and_errors(three_sets: Path, tmp_path: Path) -> None:
 
 def test_a_set_that_cannot_be_prepared_does_not_stop_the_others(three_sets: Path) -> None:
     (three_sets / "objects" / "scenes" / "TrainImages.txt").write_text("")
-    told = run("prepare", "objects", code=1)
-    assert "birds: 4 + 4 (official" in told
-    assert "svhn: 5 + 4 (official" in told
-    assert told.index("svhn: ") < told.index("error: not prepared: scenes\nscenes: ")
-    assert "TrainImages.txt should list category/file and lists nothing; fetch it again" in told
-    assert "Traceback" not in told
+    output = run("prepare", "objects", code=1)
+    assert "birds: 4 + 4 (official" in output
+    assert "svhn: 5 + 4 (official" in output
+    assert output.index("svhn: ") < output.index("error: not prepared: scenes\nscenes: ")
+    assert "TrainImages.txt should list category/file and lists nothing; fetch it again" in output
+    assert "Traceback" not in output
     found = json.loads(run("prepare", "objects", "--json", code=1))
     assert [d["name"] for d in found["prepared"]] == ["birds", "svhn"]
     assert list(found["failed"]) == ["scenes"]

@@ -63,6 +63,13 @@ def nodes(run: Run, task: int, epoch: int, place: int) -> Any:
     return lambda n: rng.uniform_at(key, place * run.batch * n + torch.arange(n))[0]
 
 
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda params, run: torch.optim.SGD(params, lr=run.lr, momentum=run.momentum),
+    "adam": lambda params, run: torch.optim.Adam(params, lr=run.lr, betas=(run.momentum, 0.999), weight_decay=run.weight_decay),
+    "adamw": lambda params, run: torch.optim.AdamW(params, lr=run.lr, betas=(run.momentum, 0.999), weight_decay=run.weight_decay),
+}
+
+
 def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
     """The same run as an engineer would write it: a plain loop with `attach`."""
     tasks = stream(run.stream, seed=run.seed)
@@ -72,7 +79,7 @@ def by_hand(run: Run) -> tuple[nn.Module, selfless.Keeper, list[list[float]]]:
     rows = []
     for t, task in enumerate(tasks.tasks):
         data, head = task.train.resident(), slice(task.heads[0].start, task.heads[0].stop)
-        opt = torch.optim.SGD(model.parameters(), lr=run.lr, momentum=run.momentum)
+        opt = OPTIMIZERS[run.optimizer](model.parameters(), run)
         if run.anchor == "implicit":
             keeper.anchor_with(opt)
         model.train()
@@ -152,6 +159,7 @@ MORE: list[tuple[Any, Any, str]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*has negative activations")  # Maxout with the plain SLNID, as the engine has it
 @pytest.mark.parametrize(
     ("preserve", "sparsify", "anchor"),
     [*COMMON, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)],
@@ -161,6 +169,28 @@ def test_the_engine_is_the_keeper_in_a_loop(tasks_npz: str, preserve: Any, spars
     run = small(tasks_npz, preserve=preserve, sparsify=sparsify, anchor="implicit" if anchor == "maxout" else anchor)
     if anchor == "maxout":
         run = dataclasses.replace(run, model="mlp-12-maxout")
+    compare(run)
+
+
+@pytest.mark.parametrize(
+    ("preserve", "changes"),
+    [
+        (MAS(0.1), {}),
+        (EWC(5.0), {"optimizer": "adamw", "weight_decay": 0.1}),
+        (SI(1.0), {"weight_decay": 0.02}),
+        (MAS(0.1), {"anchor": "explicit", "momentum": 0.0}),
+        (LwF(1.0) + MAS(0.1), {}),
+        (PackNet(0.5, retrain=0.5), {"optimizer": "adamw"}),
+        (HAT(0.75, rate=0.05), {}),
+    ],
+    ids=str,
+)
+def test_by_adam_it_is_the_keeper_with_torchs_adam(tasks_npz: str, preserve: Any, changes: dict[str, Any]) -> None:
+    compare(small(tasks_npz, **({"preserve": preserve, "optimizer": "adam", "lr": 1e-3} | changes)))
+
+
+def compare(run: Run) -> None:
+    """Train a run by hand and by the engine; compare the two."""
     model, keeper, rows = by_hand(run)
     learner = Learner([run])
     result = learner.learn()[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -51,9 +50,10 @@ KINDS = [
 ]
 
 
-def stronger(term: Any, factor: float) -> Any:
-    """A preserver with its strengths times a factor, where the members of a fleet may differ in them."""
-    return add([part if part.same_strength else dataclasses.replace(part, strength=part.strength * factor) for part in term.parts])
+def stronger(term: Any, i: int) -> Any:
+    """A preserver with its strength times 1 + i, where the members of a fleet may differ in it; the next part of a sum times 1 + 2i."""
+    parts = enumerate(term.parts, 1)
+    return add([part if part.same_strength else part.with_strength(part.strength * (1 + k * i)) for k, part in parts])
 
 
 PRESERVERS = [
@@ -71,6 +71,9 @@ PRESERVERS = [
     HAT(),
     LwF(0.5) + MAS(0.2),
     MAS(0.2) + PackNet(0.5),
+    SI(0.5) + EWC(3.0),
+    MAS(0.2) + HAT(),
+    LwF(0.5) + IMM(0.1, drop=0.4),
 ]
 
 
@@ -87,7 +90,7 @@ def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, place: int) -> Non
             seed=i % 3,
             lr=0.02 + 0.01 * i,
             sparsify=kind,
-            preserve=stronger(preserve, 1 + i),
+            preserve=stronger(preserve, i),
         )
         for i, kind in enumerate(KINDS)
     ]

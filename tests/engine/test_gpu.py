@@ -32,6 +32,8 @@ def small(data: str, **changes: Any) -> Run:
         {"preserve": LwF(1.0)},
         {"preserve": RWalk(0.5, every=2)},
         {"schedule": "cosine"},
+        {"optimizer": "adam", "lr": 1e-3},
+        {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "schedule": "cosine", "preserve": EWC(5.0)},
         {"ramp": 2, "epochs": 3},
         {"ramp": 2, "epochs": 3, "schedule": "cosine"},
         {"augment": "crop-flip"},
@@ -78,6 +80,11 @@ def test_a_captured_step_is_the_step(tasks_npz: str, monkeypatch: pytest.MonkeyP
     kinds = [SLNID(1e-2), NoSparsifier(), DeCov(1e-3)]
     runs = [small(tasks_npz, preserve=PRESERVE[name], sparsify=kinds[m], seed=m, schedule=schedule, epochs=3) for m in range(members)]
     captured_and_eager(runs, monkeypatch)
+
+
+@pytest.mark.parametrize("preserve", [MAS(0.1), SI(1.0), PackNet(0.5)], ids=str)
+def test_a_captured_step_of_adam(tasks_npz: str, monkeypatch: pytest.MonkeyPatch, preserve: Any) -> None:
+    captured_and_eager([small(tasks_npz, preserve=preserve, optimizer="adam", lr=1e-3, seed=m) for m in range(2)], monkeypatch)
 
 
 @pytest.mark.parametrize("preserve", [LwF(1.0, warmup=1), RWalk(0.5), PackNet(0.5), HAT(0.1, s_max=50.0)], ids=str)
@@ -163,7 +170,7 @@ def test_a_stopped_run_goes_on(tasks_npz: str, tmp_path: Path) -> None:
 
     def stop(event: Event) -> None:
         nonlocal seen
-        seen += 1
+        seen += not event.passing
         if seen == 4:
             raise KeyboardInterrupt
 

@@ -21,6 +21,8 @@ def test_inhibitions_are_quadratic_forms(n: int, kind: Sparsifier, discounted: b
     assert form is not None
     s = form.matrix(h)
     assert_close(((h @ s) * h).sum(1).mean(), kind.penalty(h, alpha), rtol=1e-6, atol=0)
+    (gradient,) = torch.autograd.grad(kind.penalty(x := h.clone().requires_grad_(), alpha), x)
+    assert_close(form.gradient(h), gradient, rtol=1e-6, atol=1e-6)
     factors = form.factors(h)
     local, mixed = isinstance(kind, SLNI | SLNID), discounted and getattr(kind, "discount", "") == "max"
     assert (factors is not None) == (not mixed and (n == 160 or not local))

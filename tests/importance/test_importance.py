@@ -290,7 +290,7 @@ def test_a_model_that_defies_vmap_is_taken_sample_by_sample() -> None:
             self.fc = nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.fc(x) * self.scale
+            y = self.fc(x) * self.scale.exp()
             return y if y.sum().item() > 0 else y * 2
 
     model = fill(Branches())

@@ -62,7 +62,7 @@ def test_time_first_models_are_taken_sample_by_sample(length: int) -> None:
             self.scale, self.encode, self.head = nn.Parameter(torch.ones(8)), nn.LSTM(8, 5), nn.Linear(5, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.encode(x * self.scale)[0].mean(0))
+            return self.head(self.encode(x * self.scale.exp())[0].mean(0))
 
     model, x = made(TimeFirst, dtype=torch.float64), rand(length, 6, 8, dtype=torch.float64)
     with pytest.warns(UserWarning, match="sample by sample"):

@@ -42,6 +42,7 @@ def test_mixed_precision_loop_and_moving_to_the_gpu_after_attach(preserve: Any) 
     scaler = torch.amp.GradScaler("cuda")
     g = torch.Generator().manual_seed(2)
     for _ in range(2):
+        model[1].eval()  # its statistics would follow the second task
         data = [(torch.randn(16, 2, 6, 6, generator=g).cuda(), torch.randint(0, 3, (16,), generator=g).cuda()) for _ in range(5)]
         for x, y in data:
             with torch.autocast("cuda", dtype=torch.float16):
@@ -54,3 +55,62 @@ def test_mixed_precision_loop_and_moving_to_the_gpu_after_attach(preserve: Any) 
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert keeper.state["omega"]["4.weight"].device.type == "cuda"
     assert keeper.state["omega"]["4.weight"].max() > 0
+
+
+def plain_net() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 3)).cuda()
+
+
+def tasks() -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    g = torch.Generator().manual_seed(3)
+    return [[(torch.randn(16, 8, generator=g).cuda(), torch.randint(0, 3, (16,), generator=g).cuda()) for _ in range(5)] for _ in range(2)]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("preserve", [MAS(0.1), SI(1.0)])
+def test_injected_gradients_are_scaled_as_the_loss_is(preserve: Any, half: bool) -> None:
+    """Two tasks with a GradScaler end at the same weights, with penalty() and with inject=True."""
+    found = []
+    for inject in (False, True):
+        model = plain_net()
+        keeper = selfless.attach(model, preserve, SLNID(1e-2), inject=inject)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        keeper.scale = scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+        for data in tasks():
+            for x, y in data:
+                with torch.autocast("cuda", dtype=torch.float16, enabled=half):
+                    loss = F.cross_entropy(model(x), y)
+                    loss = loss if inject else loss + keeper.penalty()
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            keeper.consolidate(data)
+        found.append([p.detach().clone() for p in model.parameters()])
+    for p, q in zip(*found, strict=True):
+        assert_close(q, p, rtol=1e-2 if half else 1e-3, atol=1e-3 if half else 1e-5)
+
+
+@pytest.mark.parametrize("implicit", [False, True])
+def test_a_state_on_the_cpu(implicit: bool) -> None:
+    found = []
+    for device in (None, "cpu"):
+        model = plain_net()
+        keeper = selfless.attach(model, MAS(0.5), SLNID(1e-3), state_device=device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        if implicit:
+            keeper.anchor_with(optimizer)
+        for data in tasks():
+            for x, y in data:
+                optimizer.zero_grad()
+                (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
+                optimizer.step()
+            keeper.consolidate(data)
+        assert {t.device.type for ts in keeper.state.values() for t in ts.values()} == {device or "cuda"}
+        assert keeper.log()["drift"] == pytest.approx(0, abs=1e-6)
+        assert keeper.capacity().tasks == 2
+        found.append([p.detach().clone() for p in model.parameters()])
+    for p, q in zip(*found, strict=True):
+        assert_close(q, p, rtol=1e-3, atol=1e-5)

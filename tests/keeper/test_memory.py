@@ -102,3 +102,21 @@ def test_samples_that_cannot_be_stored_are_an_error_and_change_nothing(batches: 
         keeper.consolidate(batches, forward=lambda m, b: m(b[0] if isinstance(b, (list, tuple)) else b).flatten(1)[:, :2])
     assert keeper.tasks == 0
     assert keeper.penalty().item() == 0.0
+
+
+def test_it_can_be_injected_into_the_backward_pass() -> None:
+    """The gradient of `attach(…, inject=True)` is that of a loss with the penalty."""
+    gradients = []
+    for inject in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+        keeper = selfless.attach(model, Replay(2.0, samples=50, batch=50), inject=inject)
+        batches = [(torch.randn(8, 3), torch.randint(0, 2, (8,))) for _ in range(2)]
+        keeper.consolidate(batches)
+        x, y = batches[0]
+        loss = F.cross_entropy(model(x), y)
+        (loss if inject else loss + keeper.penalty()).backward()
+        assert keeper.log()["replayed"] > 0
+        gradients.append([p.grad for p in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert_close(one, other)

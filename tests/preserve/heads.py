@@ -34,8 +34,8 @@ def made(dtype: torch.dtype = torch.float32) -> Heads:
 def data(task: int, count: int = 5, size: int = 20) -> list[tuple[Tensor, Tensor]]:
     """Labels that can be learnt: the largest of three sums, other ones for each task."""
     g = torch.Generator().manual_seed(task)
-    turn = torch.randn(6, 3, generator=g)
-    return [(x, (x @ turn).argmax(1)) for x in (torch.randn(size, 6, generator=g) for _ in range(count))]
+    rotation = torch.randn(6, 3, generator=g)
+    return [(x, (x @ rotation).argmax(1)) for x in (torch.randn(size, 6, generator=g) for _ in range(count))]
 
 
 def learn(model: nn.Module, keeper: Any, t: int, epochs: int = 6, optimizer: Any = None, **more: Any) -> None:

@@ -21,8 +21,8 @@ import selfless
 from selfless import MAS, SLNI, SLNID, SNI, SNID, L1Rep, Run
 from selfless.cli import app
 from selfless.engine.learner import Learner
-from selfless.preserve import Preserver, State
-from selfless.preserve.capabilities import Projects
+from selfless.preserve import Group, Preserver, Quadratic, State
+from selfless.preserve.capabilities import Observes, Projects
 from selfless.runner.store import Store
 from selfless.sparsify import Sparsifier
 
@@ -30,10 +30,8 @@ from selfless.sparsify import Sparsifier
 @dataclass(frozen=True)
 class Close(Preserver):
     name: ClassVar[str] = "close"
+    groups: ClassVar[tuple[Group, ...]] = (Group("anchor"),)
     strength: float = 1.0
-
-    def init(self, parameters: Mapping[str, Tensor]) -> State:
-        return {"anchor": {}}
 
     def penalty(self, state: State, parameters: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([(p - state["anchor"][n]).abs().sum() for n, p in parameters.items()]).sum()
@@ -207,3 +205,76 @@ def test_a_method_that_cannot_be_mapped_over_members_is_named_with_the_remedy(ta
     run = Run(stream=tasks_npz, model="mlp-12", preserve=Unmappable(0.1), epochs=1, batch=10)
     with pytest.raises(ValueError, match=r"Unmappable cannot be mapped over the members of a fleet.*torch\.where"):
         selfless.train(run, workers=1)
+
+
+# --------------------------------------------------------------------------------------------------- groups of the state
+@dataclass(frozen=True)
+class Way(Quadratic, Observes):
+    """Ω is the distance that each parameter moved. Subclasses differ in what they declare."""
+
+    name: ClassVar[str] = "way"
+    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("way", changes_in_step=True))
+    strength: float = 1.0
+
+    def init(self, parameters: Mapping[str, Tensor]) -> State:
+        return self.start_path(super().init(parameters), parameters)
+
+    def start_path(self, state: State, parameters: Mapping[str, Tensor]) -> State:
+        return {**state, "way": {n: torch.zeros_like(p) for n, p in parameters.items()}}
+
+    def observe(self, state: State, before: Mapping[str, Tensor], after: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> State:
+        return {**state, "way": {n: w + (after[n] - before[n]).abs() if n in gradients else w for n, w in state["way"].items()}}
+
+    def consolidate(self, state: State, parameters: Mapping[str, Tensor], omega: Mapping[str, Tensor]) -> State:
+        return self.start_path(super().consolidate(state, parameters, state["way"]), parameters)
+
+
+class Undeclared(Way):
+    groups = (*Quadratic.groups, Group("length", changes_in_step=True))
+
+
+class NothingChanges(Way):
+    groups = (*Quadratic.groups, Group("way"))
+
+
+class WrongGroup(Way):
+    groups = (*Quadratic.groups, Group("way"), Group("length", like_parameter=False, changes_in_step=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Undeclared, "has the group 'way', which is not declared; add Group"),
+        (NothingChanges, "none of its groups changes in a step"),
+    ],
+)
+def test_groups_that_would_be_lost_are_refused_in_loops_and_runs(kind: type[Way], message: str, tasks_npz: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        selfless.attach(nn.Linear(4, 2), kind(0.1))
+    with pytest.raises(ValueError, match=message):
+        Learner([Run(stream=tasks_npz, model="mlp-12", preserve=kind(0.1))])
+
+
+def test_a_step_may_change_only_groups_that_are_declared_so(tasks_npz: str) -> None:
+    """Otherwise the engine would drop what was observed."""
+    run = Run(stream=tasks_npz, model="mlp-12", preserve=WrongGroup(0.1), epochs=1, batch=50)
+    with pytest.raises(ValueError, match=r"WrongGroup.observe\(\) changes the group 'way'"):
+        Learner([run]).learn()
+    learner = Learner([dataclasses.replace(run, preserve=Way(0.1))])
+    learner.learn()
+    assert all(omega.max() > 0 for omega in learner.fleet.parts[0].state["omega"].values())
+
+
+class Undocumented(Preserver):
+    """As the first interface had it: `init` names the groups, and nothing declares them."""
+
+    name = "undocumented"
+
+    def init(self, parameters: Mapping[str, Tensor]) -> State:
+        return {"anchor": {}, "count": {"tasks": torch.zeros(())}}
+
+
+def test_a_class_without_groups_still_works_for_one_release() -> None:
+    with pytest.warns(DeprecationWarning, match=r'write groups = \(Group\("anchor"\), Group\("count", like_parameter=False\),\)'):
+        keeper = selfless.attach(nn.Linear(4, 2), Undocumented(0.1))
+    keeper.load_state_dict(keeper.state_dict())

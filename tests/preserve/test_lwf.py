@@ -91,12 +91,12 @@ def test_lwf_in_a_loop_needs_the_batch_and_remembers_how_tasks_were_run() -> Non
 
 @pytest.mark.slow
 def test_a_warm_up_that_a_loop_leaves_out_is_told_with_the_remedy() -> None:
-    def train(kept: Any, heads: Any, turn: bool) -> None:
+    def train(kept: Any, heads: Any, begins_epochs: bool) -> None:
         model = made()
         keeper = selfless.attach(model, kept, heads=heads)
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         for t in range(2):
-            if turn:
+            if begins_epochs:
                 keeper.begin_epoch(0, 2)
             for x, y in data(t):
                 opt.zero_grad()
@@ -105,12 +105,12 @@ def test_a_warm_up_that_a_loop_leaves_out_is_told_with_the_remedy() -> None:
             keeper.consolidate(data(t), forward=lambda m, b, t=t: m(b[0], t))
 
     for kept in (LwF(0.1, warmup=1), EBLL(0.1, code=3, steps=5)):
-        train(kept, NAMES, turn=True)
+        train(kept, NAMES, begins_epochs=True)
         with pytest.warns(UserWarning, match=r"call keeper.begin_epoch\(epoch, epochs\)"):
-            train(kept, NAMES, turn=False)
+            train(kept, NAMES, begins_epochs=False)
         with pytest.warns(UserWarning, match=r"heads=\[…\]"):
-            train(kept, (), turn=True)
-    train(LwF(0.1), (), turn=False)
+            train(kept, (), begins_epochs=True)
+    train(LwF(0.1), (), begins_epochs=False)
 
 
 @pytest.mark.parametrize("preserve", [LwF(), EBLL()], ids=lambda p: p.name)

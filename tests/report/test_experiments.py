@@ -168,7 +168,7 @@ def test_quick_versions_judge_no_claims(tmp_path: Path) -> None:
     reproduce(small(quick=True), seeds=2, out=tmp_path, train=trainer(score))
     (quick,) = (reporting.marked(record) for record in reporting.load(tmp_path))
 
-    def told(record: reporting.Record) -> dict[str, str]:
+    def texts(record: reporting.Record) -> dict[str, str]:
         console = Console(width=120, file=io.StringIO(), color_system=None)
         console.print(reporting.terminal(record))
         page = write([], tmp_path / "report.html", experiments=[record]).read_text(encoding="utf-8")
@@ -176,8 +176,8 @@ def test_quick_versions_judge_no_claims(tmp_path: Path) -> None:
         screen: str = console.file.getvalue()  # type: ignore[attr-defined]
         return {"screen": screen, "page": body} | {form: getattr(reporting, form)([record]) for form in ("markdown", "latex", "csv")}
 
-    whole = told(quick | {"quick": False})
-    for form, text in told(quick).items():
+    whole = texts(quick | {"quick": False})
+    for form, text in texts(quick).items():
         assert re.search(r"\b(holds|fails)\b", whole[form]), form
         assert not re.search(r"\b(holds|fails|undecided)\b|✓|✗", text), form
         assert text.lower().count("a quick version judges no claims") == (form != "csv"), form

@@ -34,11 +34,13 @@ def test_csv_says_in_which_scenario_tasks_were_evaluated():
     assert [row["scenario"] for row in csv_format.DictReader(io.StringIO(report.csv(results)))] == ["task", "class"]
 
 
-def test_tables_keep_their_shape_whatever_the_labels_say():
-    results = [made(PLAIN), made(dataclasses.replace(SPARSE, model=NASTY))]
-    head, rule, *rows = report.markdown(results).split("\n\n")[0].splitlines()
+def test_tables_keep_their_shape_whatever_labels_and_tasks_are_called():
+    named = [made(run, about={"tasks": [NASTY, "b", "c"]}) for run in (PLAIN, SPARSE)]
+    head, rule, *rows = report.markdown(named).split("\n\n")[0].splitlines()
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in (head, rule, *rows)} == {len(report.tables.columns(3)) + 1}
-    assert r"\$a\_b\$" in report.latex(results)
+    assert r"\$a\_b\$" in report.latex(named)
+    assert "[red]" in shown(named, 200)
+    results = [made(PLAIN), made(dataclasses.replace(SPARSE, model=NASTY))]
     assert "[red]" in shown(results, 200)
     assert next(iter(csv_format.reader(io.StringIO(report.csv(results)).readlines()[2:])))[3] == NASTY
 

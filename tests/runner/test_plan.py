@@ -99,6 +99,9 @@ def test_unknown_keys_are_errors_with_a_suggestion(tmp_path: Path) -> None:
         ("workers = 0", "workers is 0; it must be a whole number ≥ 1"),
         ("seeds = 1.5", "seeds is 1.5; it must be a whole number ≥ 1: how many seeds to run, from 0 up"),
         ("preserve = {strength = 1.0}", r"\[preserve\] needs a name"),
+        ("preserve = {sum = []}", r"\[preserve\] needs a name, .* a sum is"),
+        ("preserve = {sum = [1]}", r"\[preserve\] needs a name"),
+        ("preserve = {sum = [{strength = 1.0}]}", r"\[preserve\] needs a name"),
         ('budget = "much"', "'much' is not a size"),
         ('lr = "fast"', "lr is 'fast'; it must be a number ≥ 0"),
     ],
@@ -108,6 +111,25 @@ def test_wrong_values_in_a_file(tmp_path: Path, text: str, message: str) -> None
     config.write_text(text + "\n")
     with pytest.raises(ValueError, match=message):
         plan(config, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'preserve = "lwf:1+mas:0.1"',
+        'preserve = "lwf:1 + mas:0.1"',
+        'preserve = {sum = ["lwf:1", "mas:0.1"]}',
+        'preserve = {sum = [{name = "lwf", strength = 1.0}, {name = "mas", strength = 0.1}]}',
+        "[[preserve.sum]]\nname = 'lwf'\n[[preserve.sum]]\nname = 'mas'",
+    ],
+)
+def test_a_sum_in_a_file(tmp_path: Path, text: str) -> None:
+    """As text, as a list, and as `Run.as_dict` writes it."""
+    config = tmp_path / "my.toml"
+    config.write_text(text + "\n")
+    (run,) = plan(config, {}).runs
+    assert run == Run(preserve="lwf:1+mas:0.1")
+    assert run.key != Run(preserve="mas:0.1+lwf:1").key  # the order of a sum is part of the key
 
 
 def test_options_and_sizes() -> None:

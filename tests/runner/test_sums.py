@@ -83,6 +83,29 @@ def test_the_page_names_every_part_of_a_sum(recorded: Path, tmp_path: Path) -> N
     assert len(json.loads(shown.stdout)["runs"]) == 2
 
 
+def test_tune_scales_the_parts_of_a_sum_together(tasks_npz: str, tmp_path: Path) -> None:
+    words = [
+        "tune",
+        "--stream",
+        tasks_npz,
+        "--model",
+        "mlp-8",
+        "--epochs",
+        "1",
+        "--batch",
+        "50",
+        "--seeds",
+        "1",
+        "--strengths",
+        "1e-3,1e-2",
+    ]
+    done = runner.invoke(app, [*words, "--sparsify", "slnid:1 + decov:0.1", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    shown = json.loads(done.stdout)
+    assert [row["method"] for row in shown["candidates"]] == ["none", "slnid:0.001+decov:0.0001", "slnid:0.01+decov:0.001"]
+    assert shown["largest"] in (1e-3, 1e-2, 0.0)
+
+
 def test_a_sum_that_cannot_be_is_one_message(tasks_npz: str, tmp_path: Path) -> None:
     done = runner.invoke(app, ["run", "--stream", tasks_npz, "--preserve", "packnet:0.5+hat:0.1", "--out", str(tmp_path)])
     assert done.exit_code == 1

@@ -125,6 +125,13 @@ def test_a_worker_does_not_outlive_its_parent(command: list[str], tmp_path: Path
     assert (tmp_path / "file").read_text() == "cleared"
 
 
+def test_workers_do_not_get_the_ctrl_c_of_the_terminal(command: list[str]) -> None:
+    """A terminal interrupts every process of its group. Only the parent must answer; a worker could print a traceback."""
+    groups: list[int] = []
+    Pool(command, 1).run([{"do": "add", "a": 1, "b": 2}], lambda _, m: groups.append(os.getpgid(m["pid"])) if "pid" in m else None)
+    assert groups != [os.getpgid(0)]
+
+
 def test_a_pool_needs_nothing_heavy() -> None:
     code = "import sys, selfless.workers; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

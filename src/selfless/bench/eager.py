@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from selfless import functional
 from selfless.bench.engine import Workload, mlp
 from selfless.keeper import attach
-from selfless.models import build, hidden_layers
+from selfless.models import build, hidden_activations
 from selfless.preserve import MAS
 from selfless.sparsify import SLNID
 
@@ -46,7 +46,7 @@ class Loop:
     def __init__(self, workload: Workload, samples: int, batch: int, steps: int, device: torch.device, implicit: bool) -> None:
         self.batch, self.steps = batch, steps
         self.model = build_network(workload, device)
-        self.keeper = attach(self.model, MAS(0.1), SLNID(1e-3), layers=list(hidden_layers(self.model)), check_finite=False)
+        self.keeper = attach(self.model, MAS(0.1), SLNID(1e-3), layers=list(hidden_activations(self.model)), check_finite=False)
         self.x, self.y = random_samples(workload, samples, device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
         if implicit:

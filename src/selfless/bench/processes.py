@@ -1,17 +1,14 @@
 """Time a fleet in this process, or split over worker processes of one thread each, as `selfless run` splits it on a CPU.
 
-A worker is `python -m selfless.bench.processes`. It reads one JSON line with its runs, prints "ready" when the fleet is made, waits for a
-line, trains, and prints its times as one JSON line. So all workers train at the same time.
+A worker is `python -m selfless.bench.processes`, a process of `selfless.workers.Pool`. It says when its fleet is made and waits for a file
+that the parent creates when all workers are ready. So all workers train at the same time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +18,7 @@ import torch
 
 from selfless.engine.learner import Learner
 from selfless.spec import Run
+from selfless.workers import Pool, Send, serve
 
 FleetTimes = dict[str, Any]
 
@@ -43,20 +41,21 @@ def time_split_fleet(runs: list[Run], workers: int, data_dir: Path | None) -> Fl
     """Train the runs in `workers` processes at the same time; return the times of the slowest."""
     share = -(-len(runs) // workers)
     jobs = [runs[i : i + share] for i in range(0, len(runs), share)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "selfless.bench.processes"]
-    with contextlib.ExitStack() as stack:
-        children = []
-        for job in jobs:
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-            stack.callback(_stop, child)
-            children.append(child)
-            _send(child, json.dumps({"runs": [r.as_dict() for r in job], "data_dir": str(data_dir or "")}))
-        for child in children:
-            _receive(child)  # "ready"
-        for child in children:
-            _send(child, "go")
-        found = [json.loads(_receive(child)) for child in children]
+    ready, times_of = set[int](), dict[int, FleetTimes]()
+    with tempfile.TemporaryDirectory() as folder:
+        start = Path(folder) / "start"
+
+        def receive(job: int, message: dict[str, Any]) -> None:
+            if "times" in message:
+                times_of[job] = message["times"]
+            else:
+                ready.add(job)
+                if len(ready) == len(jobs):
+                    start.touch()
+
+        described = [{"runs": [r.as_dict() for r in job], "data_dir": str(data_dir or ""), "start": str(start)} for job in jobs]
+        Pool([sys.executable, "-m", "selfless.bench.processes"], len(jobs)).run(described, receive)
+    found = [times_of[job] for job in range(len(jobs))]
     slowest = max(found, key=lambda f: sum(f["training_seconds"]) + sum(f["importance_seconds"]))
     times = _summarise(slowest["training_seconds"], slowest["importance_seconds"], len(runs), found[0]["accuracy"])
     return times | {"workers": found}
@@ -86,44 +85,18 @@ def _with_clock(call: Callable[..., Any], seconds: list[float]) -> Callable[...,
     return timed
 
 
-def _send(child: subprocess.Popen[str], line: str) -> None:
-    assert child.stdin is not None
-    child.stdin.write(line + "\n")
-    child.stdin.flush()
+def _work(job: dict[str, Any], send: Send) -> None:
+    """Do one job: prepare the fleet, wait for the start, train, and send the times."""
 
-
-def _receive(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    if not line:
-        raise RuntimeError("a worker process of the benchmark stopped; see its error message above")
-    return line
-
-
-def _stop(child: subprocess.Popen[str]) -> None:
-    if child.poll() is None:
-        child.terminate()
-    child.wait()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
-def main() -> None:
-    """Be a worker process."""
-    torch.set_num_threads(1)
-    answers = os.fdopen(os.dup(1), "w")  # the pipe to the parent; everything else that is printed goes to standard error
-    os.dup2(2, 1)
-    job = json.loads(sys.stdin.readline())
-
-    def wait_for_go() -> None:
-        print("ready", file=answers, flush=True)
-        if not sys.stdin.readline():
-            sys.exit(1)  # the parent has ended
+    def wait_for_start() -> None:
+        send(ready=True)
+        while not Path(job["start"]).exists():
+            time.sleep(1e-3)
 
     runs = [Run.from_dict(r) for r in job["runs"]]
-    print(json.dumps(time_fleet(runs, Path(job["data_dir"]) if job["data_dir"] else None, wait_for_go)), file=answers, flush=True)
+    send(times=time_fleet(runs, Path(job["data_dir"]) if job["data_dir"] else None, wait_for_start))
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve(_work)

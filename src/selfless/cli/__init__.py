@@ -1,6 +1,9 @@
 """The command line: `app` is the typer application, with one file per command; `options` makes the flags of `run` from the fields of `Run`.
 
-It may import everything else, and nothing imports it. Commands import torch only inside their functions, so that `selfless --help` is fast.
+Commands import torch only inside their functions, so that `selfless --help` is fast.
+
+Imports bench, capacity, data, engine, experiments, fields, files, metrics, preserve, report, runner, sparsify, spec and trained.
+Imported by nothing.
 """
 
 from selfless.cli.app import app, main

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from selfless import __version__
-from selfless.cli import bench, capacity, data, demo, records, report, reproduce, run, tune
+from selfless.cli import bench, capacity, data, demo, records, report, reproduce, run, trained, tune, watch
+from selfless.cli.flags import App
 
-app = typer.Typer(
+app = App(
     help="Continual learning that leaves room for later tasks: MAS, EWC, SI, … with SLNID (Selfless Sequential Learning, ICLR 2019).",
     epilog="Examples:  selfless run --sparsify slnid:1e-3  ·  selfless run --help  ·  selfless report results",
     no_args_is_help=True,
@@ -21,8 +22,11 @@ app.command(epilog=run.EXAMPLES)(run.run)
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command(epilog=tune.EXAMPLES)(tune.tune)
+app.command(epilog=watch.EXAMPLES)(watch.watch)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=capacity.EXAMPLES)(capacity.capacity)
+app.command(epilog=trained.PREDICT_EXAMPLES)(trained.predict)
+app.command(epilog=trained.EXPORT_EXAMPLES)(trained.export)
 app.command(epilog=bench.EXAMPLES)(bench.bench)
 app.add_typer(data.app, name="data")
 app.add_typer(records.app, name="results")

@@ -51,6 +51,8 @@ def _table(result: Result) -> Table:
     """Free shares in percent: a row per layer, a column per task."""
     from rich.table import Table
 
+    from selfless.capacity import REASONS
+
     table = Table(title=f"{result.run.method}, seed {result.run.seed}: free, in %", title_justify="left")
     table.add_column("after task")
     for t in range(1, len(result.capacity) + 1):
@@ -62,4 +64,6 @@ def _table(result: Result) -> Table:
         for name, shares in shown.items():
             cells = ["–" if share is None else f"{100 * share:.1f}" for share in shares]
             table.add_row(f"{kind}: {name}", *cells, style="bold" if name == "all" else None, end_section=name == "all")
+            if None in shares:
+                table.caption = f"–: not measured; {REASONS[kind]}"
     return table

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from selfless.cli.errors import print_error, reporting_errors
+from selfless.cli.flags import App
 from selfless.cli.options import AsJson, DataDir
 
-app = typer.Typer(help="List, fetch, check and prepare published data sets.", no_args_is_help=True, rich_markup_mode="rich")
+app = App(help="List, fetch, check and prepare published data sets.", no_args_is_help=True, rich_markup_mode="rich")
 STOPPED = "stopped; the same command goes on where it stopped"
 
 

@@ -20,7 +20,7 @@ def demo(
     data_dir: DataDir = None,
     device: Device = None,
     workers: Workers = None,
-    quick: Annotated[bool, typer.Option(help="Two tasks, one epoch each: only to see that it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two tasks, one epoch each: only to see that it works.")] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:

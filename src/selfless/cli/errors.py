@@ -49,8 +49,9 @@ def reporting_errors(as_json: bool = False, stopped: str = "stopped; the same co
 
 
 def print_error(message: str) -> None:
-    """Print a message to standard error, in red."""
-    typer.secho(message, fg=typer.colors.RED, err=True)
+    """Print a message to standard error; in red on a terminal with colours."""
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    typer.secho(message, fg=typer.colors.RED, err=True, color=False if plain else None)
 
 
 @contextmanager

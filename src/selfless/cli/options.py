@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from selfless.spec import Option, Run
+from selfless.fields import Option
+from selfless.spec import Run
 
 HOW = "How it runs"
 Out = Annotated[Path | None, typer.Option(help="Folder in which results are recorded.", show_default="results", rich_help_panel=HOW)]

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from selfless.cli.errors import reporting_errors
+from selfless.cli.flags import App
 
-app = typer.Typer(help="Pack recorded runs into one file, take one out by its key, join folders.", no_args_is_help=True)
+app = App(help="Pack recorded runs into one file, take one out by its key, join folders.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results.")]
 
 

@@ -21,6 +21,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless run --preserve lwf:1 --stream split-mnist --scenario class            [dim]# one head over all classes seen so far[/dim]
   selfless run --preserve replay:1,samples=200 --stream split-mnist --scenario class   [dim]# a baseline that uses old data[/dim]
   selfless run --stream folders:my/tasks --model mypkg.nets:build  [dim]# your data and your network[/dim]
+  selfless run --continue results/KEY --stream folders:my/next     [dim]# a trained network learns more tasks[/dim]
   selfless run --config my.toml --lr 0.03 --json"""
 
 
@@ -30,7 +31,8 @@ def run(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget; flags override it.",
+            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget, checkpoints; "
+            "flags override it.",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -46,6 +48,10 @@ def run(
             rich_help_panel=HOW,
         ),
     ] = None,
+    checkpoints: Annotated[
+        bool | None,
+        typer.Option(help="Record the trained networks too; they are a few times as large as the parameters.", rich_help_panel=HOW),
+    ] = None,
     engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=HOW)] = "local",
     force: Force = False,
     as_json: AsJson = False,
@@ -60,7 +66,7 @@ def run(
 
         if engine != "local":
             raise ValueError(f"engine {engine!r} is not available in this version; use --engine local")
-        how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget}
+        how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget, "checkpoints": checkpoints}
         planned = plan(config, {**fields, "seeds": seeds, **how}, force=force)
         results = train_with_progress(planned.runs, planned.options, as_json=as_json)
         assert planned.options.out is not None  # `plan` gives every command a folder

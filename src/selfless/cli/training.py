@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
     """Train with live progress on standard error, or load the results that are recorded in `options.out`."""
     from rich.console import Console
 
-    from selfless.cli.progress import progress_bars
+    from selfless.cli.progress import progress_lines
     from selfless.runner import Store, train_runs
 
     assert options.out is not None, "commands record what they train"
@@ -28,15 +29,32 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
         many = "s" if len(runs) > 1 else ""
         console.print(f"{len(recorded)} of {len(runs)} run{many} recorded in {options.out} already; --force trains again", soft_wrap=True)
 
+    for line in dict.fromkeys(filter(None, map(folder_order, set(runs) - recorded))):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
     def waiting(run: Run) -> None:
         console.print(f"another process is training {run.method}; waiting for it")
 
     quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a custom network may print
-    with progress_bars(console) as watch, quiet:
-        results = train_runs(runs, dataclasses.replace(options, watch=watch, waiting=waiting))
+    with progress_lines(console, len(set(runs) - recorded)) as follow, quiet:
+        results = train_runs(runs, dataclasses.replace(options, follow=follow, waiting=waiting))
     for line in fleet_speeds([r for r in results if r.run not in recorded]):
         console.print(f"[dim]{line}[/dim]", highlight=False, soft_wrap=True)
     return results
+
+
+def folder_order(run: Run) -> str:
+    """Return the order in which folders are learnt, if their names decide it; else nothing."""
+    from pathlib import Path
+
+    from selfless.data.sources.folders import task_folders
+
+    kind, _, place = run.stream.removeprefix("joint-").partition(":")
+    if kind != "folders" or "task_order" in run.stream_options or not Path(place).is_dir():
+        return ""
+    names = task_folders(Path(place))[: run.tasks]
+    other = json.dumps(list(reversed(names)) if len(names) < 4 else [names[-1], "…"], ensure_ascii=False)
+    return f"tasks in the order of their names: {', '.join(names)}; for another order: --stream-option 'task_order={other}'"
 
 
 def fleet_speeds(results: Sequence[Result]) -> list[str]:

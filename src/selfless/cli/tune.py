@@ -14,25 +14,29 @@ from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Workers
 from selfless.cli.training import train_with_progress
 
 if TYPE_CHECKING:
-    from selfless.spec import Run
+    from selfless.spec import Result, Run
 
 EXAMPLES = """[bold]Examples[/bold]
 
   selfless tune                                    [dim]# λ for five permuted-MNIST tasks and mlp-128[/dim]
-  selfless tune --stream split-cifar-100 --model cnn-256 --epochs 50 --strengths 1e-4,1e-3,1e-2"""
+  selfless tune --stream split-cifar-100 --model cnn-256 --epochs 50 --strengths 1e-4,1e-3,1e-2
+  selfless tune --sparsify slnid:1e-3+decov:1e-4   [dim]# the larger strength is chosen, 10 : 1 stays[/dim]"""
+
+SURE = 0.05  # an accuracy that guessing reaches more often than this does not show that something was learnt
 
 
 def tune(
     stream: Annotated[str, typer.Option(help="The stream whose first task is learned.")] = "permuted-mnist",
     model: Annotated[str, typer.Option(help="The network.")] = "mlp-128",
-    sparsify: Annotated[str, typer.Option(help="The sparsifier whose strength is chosen.")] = "slnid",
+    sparsify: Annotated[str, typer.Option(help="The sparsifier whose strength is chosen; the parts of a sum keep their ratio.")] = "slnid",
     strengths: Annotated[str, typer.Option(help="The grid of strengths, separated by commas.")] = "1e-5,3e-5,1e-4,3e-4,1e-3,3e-3,1e-2,3e-2",
     tolerance: Annotated[
         float, typer.Option(min=0, help="How many points of accuracy a strength may lose against training without a sparsifier.")
     ] = 0.5,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs per task.")] = 10,
     batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 200,
-    lr: Annotated[float, typer.Option(help="Learning rate of SGD.")] = 1e-2,
+    optimizer: Annotated[str, typer.Option(help="Optimizer: sgd, adam, adamw.")] = "sgd",
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-2,
     schedule: Annotated[str, typer.Option(help="Learning rate over a task: constant, cosine.")] = "constant",
     limit: Annotated[int | None, typer.Option(min=1, help="How many images of the task to use.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 up.")] = 2,
@@ -61,6 +65,7 @@ def tune(
             sparsify=sparsify,  # type: ignore[arg-type]
             epochs=epochs,
             batch=batch,
+            optimizer=optimizer,  # type: ignore[arg-type]
             lr=lr,
             schedule=schedule,  # type: ignore[arg-type]
             stream_options={} if limit is None else {"limit": limit},
@@ -72,7 +77,8 @@ def tune(
         results = dict(zip(runs, train_with_progress(runs, options, as_json=as_json), strict=True))
         largest = choose(cell, results)
         smallest = choose(tuning(base, grid, Choice("rule-smallest", tuple(range(seeds)), tolerance=tolerance)), results)
-        show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json)
+        sizes = [_held_out(result) for result in results.values()]
+        show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json, min(sizes, default=(0, 0)))
 
 
 def _parse_strengths(text: str) -> tuple[float, ...]:
@@ -85,6 +91,12 @@ def _parse_strengths(text: str) -> tuple[float, ...]:
     return found
 
 
+def _held_out(result: Result) -> tuple[int, int]:
+    """Return the number of held-out images of the first task, and of its classes; 0 if the record does not say it."""
+    sizes = result.about.get("samples", {}).get("held_out") or [0]
+    return sizes[0], len(result.data.tasks[0].classes) if result.data is not None else 0
+
+
 def show_tuning(
     candidates: Sequence[Run],
     scores: Sequence[Sequence[float]],
@@ -92,11 +104,12 @@ def show_tuning(
     smallest: int | None,
     tolerance: float,
     as_json: bool,
+    held_out: tuple[int, int] = (0, 0),
 ) -> None:
     """Print the held-out accuracy of every candidate (the first has no sparsifier) and the strength to take.
 
     scores[i] are the accuracies of candidate i over seeds, in percent, NaN for a failed run. `largest` and `smallest` are the numbers
-    of the candidates that the two readings of the rule choose; None: all failed.
+    of the candidates that the two readings of the rule choose; None: all failed. `held_out`: how many images and classes were scored.
     """
     from selfless.metrics import spread
 
@@ -135,9 +148,29 @@ def show_tuning(
     console = Console()
     console.print(table)
     if len({mean for mean, _ in means}) == 1:
-        advice = "Nothing to suggest: every strength gives the same. Was anything learnt? Train longer, or on more data."
+        advice = explain_tie(reference / 100, len(scores[0]), *held_out) or f"Suggested: --sparsify {candidates[largest].sparsify}"
     elif any(kept[1:]):
         advice = f"Suggested: --sparsify {candidates[largest].sparsify}"
     else:
         advice = f"No strength keeps the accuracy within {tolerance:g} points; the weakest is {candidates[smallest].sparsify}"
     console.print(advice, highlight=False)
+
+
+def explain_tie(accuracy: float, seeds: int, images: int, classes: int) -> str:
+    """Return why every strength has the same accuracy, and what to do; nothing if all of them learn the task.
+
+    The accuracy is compared with guessing among the classes, by the binomial distribution over `images` of each of `seeds` seeds.
+    """
+    from selfless.metrics import chance_of_hits
+
+    if not images or not classes:
+        return "Nothing to suggest: every strength gives the same accuracy. Train longer, or on more data."
+    n, guess = images * seeds, 1 / classes
+    if chance_of_hits(n, n, guess) > SURE:
+        return f"Nothing to suggest: {images} held-out images are too few to tell strengths apart. Use more images, or more --seeds."
+    if chance_of_hits(round(accuracy * n), n, guess) > SURE:
+        return (
+            f"Nothing to suggest: {100 * accuracy:.1f} % on {images} held-out images is what guessing among {classes} classes gives. "
+            "Train longer (--epochs), or with another --lr."
+        )
+    return ""

@@ -16,7 +16,8 @@ How to add a stream or a data source: see `named`. Bottom up:
     description                                                   what a trained network must know of its data
     traits                                                        facts about a stream by name, without loading it
 
-Other packages import from `selfless.data` itself. `data` imports only `selfless.files` and `selfless.workers`.
+Others import from `selfless.data` itself, not from its modules.
+Imports files and workers. Imported by bench, cli, engine, experiments, runner, spec and trained.
 """
 
 from selfless.data.augment import Augment

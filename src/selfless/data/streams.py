@@ -22,7 +22,7 @@ from selfless.data.tasks import Stream, Task
 
 
 @dataclass(frozen=True)
-class _Pool:
+class SplitSource:
     """A source's rows for training, held-out selection and testing, with labels as output columns."""
 
     train: Part
@@ -42,7 +42,7 @@ class _Pool:
         return view(self.train), None if self.held_out is None else view(self.held_out), view(self.test)
 
 
-def _make_pool(source: Source, held_out: float, seed: int, columns: Tensor | None = None) -> _Pool:
+def split_source(source: Source, held_out: float, seed: int, columns: Tensor | None = None) -> SplitSource:
     """Split the source. `columns` (classes,) maps a class to its output column, −1 for classes that are left out."""
     kept, taken = split_by_class(source.train[1].numpy(), held_out, seed, "held-out")
 
@@ -52,17 +52,17 @@ def _make_pool(source: Source, held_out: float, seed: int, columns: Tensor | Non
 
     test = part(source.test, torch.arange(len(source.test[1])))
     aside = part(source.train, torch.from_numpy(taken)) if held_out > 0 else None
-    return _Pool(part(source.train, torch.from_numpy(kept)), aside, test)
+    return SplitSource(part(source.train, torch.from_numpy(kept)), aside, test)
 
 
 def permuted(source: Source, *, tasks: int = 5, seed: int = 0, held_out: float = 0.0) -> Stream:
     """Make tasks that are the whole data set with its pixels in another order; the first is unchanged. One shared head."""
-    pool, head, made = _make_pool(source, held_out, seed), range(len(source.classes)), []
-    for t in range(_check_tasks(tasks)):
+    parts, head, made = split_source(source, held_out, seed), range(len(source.classes)), []
+    for t in range(check_tasks(tasks)):
         order = None if t == 0 else torch.from_numpy(draw_order(int(np.prod(source.shape)), seed, "permutation", t))
-        train, aside, test = pool.select(pixels=order)
+        train, aside, test = parts.select(pixels=order)
         made.append(Task(f"permutation {t + 1}", source.classes, (head,), train, test, aside))
-    return _make_stream(f"permuted-{source.name}", made, len(head), source, seed)
+    return make_stream(f"permuted-{source.name}", made, len(head), source, seed)
 
 
 def rotated(
@@ -78,13 +78,13 @@ def rotated(
 
     The angles are the given ones, else 0° for the first task and random ones below `max_angle` for the others.
     """
-    pool, head, made = _make_pool(source, held_out, seed), range(len(source.classes)), []
-    tasks = _check_tasks(len(angles) if angles is not None else tasks)
+    parts, head, made = split_source(source, held_out, seed), range(len(source.classes)), []
+    tasks = check_tasks(len(angles) if angles is not None else tasks)
     chosen = angles or [0.0, *(round(max_angle * float(u), 2) for u in draw_uniform(max(tasks, 64), seed, "angle"))][:tasks]
     for angle in chosen:
-        train, aside, test = pool.select(angle=float(angle))
+        train, aside, test = parts.select(angle=float(angle))
         made.append(Task(f"rotation {float(angle):g}°", source.classes, (head,), train, test, aside))
-    return _make_stream(f"rotated-{source.name}", made, len(head), source, seed)
+    return make_stream(f"rotated-{source.name}", made, len(head), source, seed)
 
 
 def split(
@@ -107,14 +107,14 @@ def split(
         raise ValueError(f"head must be 'own' (a new head per task) or 'all' (one over all classes), not {head!r}")
     order, step, tasks = _plan_split(source, tasks, classes_per_task, class_order, seed)
     used = tasks * step
-    pool, made = _make_pool(source, held_out, seed, _map_columns(source, order[:used])), []
+    parts, made = split_source(source, held_out, seed, _map_columns(source, order[:used])), []
     for t in range(tasks):
         group = range(t * step, (t + 1) * step)
-        train, aside, test = pool.select(group)
+        train, aside, test = parts.select(group)
         own = group if head == "own" else range(used)
         names = tuple(source.classes[order[c]] for c in own)
         made.append(Task(f"split {t + 1}", names, (own,), train, test, aside, None if head == "own" else group))
-    return _make_stream(f"split-{source.name}", made, used, source, seed)
+    return make_stream(f"split-{source.name}", made, used, source, seed)
 
 
 def blurred(
@@ -134,18 +134,18 @@ def blurred(
     if not 0 < p <= 1:
         raise ValueError(f"p, the share of the current group, must be in (0, 1], not {p}")
     order, step, tasks = _plan_split(source, tasks, classes_per_task, class_order, seed)
-    pool, head = _make_pool(source, held_out, seed, _map_columns(source, order)), range(len(order))
+    parts, head = split_source(source, held_out, seed, _map_columns(source, order)), range(len(order))
     names, made = tuple(source.classes[c] for c in order), []
-    columns = pool.train.labels[pool.train.rows]
+    columns = parts.train.labels[parts.train.rows]
     for t in range(tasks):
         group = range(t * step, (t + 1) * step)
         inside = (columns >= group.start) & (columns < group.stop)
         count = int(inside.sum())
         weights = torch.where(inside, p / max(count, 1), (1 - p) / max(len(columns) - count, 1)).float()
-        _, aside, test = pool.select(group)
-        train = replace(pool.train, weights=weights)
+        _, aside, test = parts.select(group)
+        train = replace(parts.train, weights=weights)
         made.append(Task(f"group {t + 1}", names, (head,), train, test, aside, group))
-    return _make_stream(f"blurred-{source.name}", made, len(head), source, seed)
+    return make_stream(f"blurred-{source.name}", made, len(head), source, seed)
 
 
 def grouped(
@@ -198,15 +198,15 @@ def grouped(
         test = part(source.test, torch.nonzero(tasks_test == value).flatten())
         tried = part(source.train, taken[tasks_train[taken] == value]) if has_held_out else None
         made.append(Task(title, tuple(source.classes[c] for c in present.tolist()), (own,), train, test, tried))
-    return _make_stream(source.name, made, start, source, seed)
+    return make_stream(source.name, made, start, source, seed)
 
 
-def _make_stream(name: str, tasks: list[Task], outputs: int, source: Source, seed: int) -> Stream:
+def make_stream(name: str, tasks: list[Task], outputs: int, source: Source, seed: int) -> Stream:
     made = tuple(tasks)
     return Stream(name, made, made, outputs, source.shape, seed, source.notes, source)
 
 
-def _check_tasks(tasks: int) -> int:
+def check_tasks(tasks: int) -> int:
     if tasks < 1:
         raise ValueError(f"a stream has at least one task, not {tasks}")
     return tasks
@@ -245,7 +245,7 @@ def _plan_split(
         raise ValueError(
             f"{source.name} has {len(order)} classes: at most {most} tasks of {step}, not {tasks or 1}; change tasks or classes_per_task"
         )
-    return order, step, _check_tasks(most if tasks is None else tasks)
+    return order, step, check_tasks(most if tasks is None else tasks)
 
 
 def _map_columns(source: Source, order: list[int]) -> Tensor:

@@ -52,6 +52,7 @@ class Stream:
     evaluate   the tasks on which accuracy is measured; the same as `tasks`, except in joint training
     notes      remarks that every table and result repeats, such as that a data set is reduced
     source     the data set; kept here so that streams of several seeds share one copy of it
+    learned    how many tasks a network has learned before this stream, in a run that is continued; they come first in `evaluate`
     """
 
     name: str
@@ -62,6 +63,17 @@ class Stream:
     seed: int = 0
     notes: tuple[str, ...] = ()
     source: Source | None = None
+    learned: int = 0
+
+    @property
+    def is_joint(self) -> bool:
+        """True if one task is the training data of all tasks."""
+        return self.learned + len(self.tasks) < len(self.evaluate)
+
+    @property
+    def heads(self) -> list[tuple[range, ...]]:
+        """The output columns of every task that a network learns, those it has learned before included."""
+        return [task.heads for task in (*self.evaluate[: self.learned], *self.tasks)]
 
 
 def joint(stream: Stream) -> Stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 
 from selfless.data import Stream, locate_weights, stream
 from selfless.engine import scenario
+from selfless.engine.continuing import Parent, append
 from selfless.engine.fleet import AUGMENT, Fleet
 from selfless.engine.native.forward import is_native
 from selfless.engine.stack import Stack
-from selfless.models import build, hidden_layers
+from selfless.models import build, hidden_activations
 from selfless.network.wiring import chain
 from selfless.preserve.capabilities import Encodes, Gated
 from selfless.spec import Run
@@ -24,14 +26,25 @@ class CannotShareFleet(ValueError):
     """These runs cannot train as one fleet, but each can train alone."""
 
 
-def build_streams(runs: Sequence[Run], data_dir: Path | None) -> list[Stream]:
+def build_streams(runs: Sequence[Run], data_dir: Path | None, parent: Parent | None = None) -> list[Stream]:
     """Return the stream of every run. Runs with the same seed share the stream and its data."""
     by_seed: dict[int, Stream] = {}
     for r in runs:
         if r.seed not in by_seed:
-            found = stream(r.stream, tasks=r.tasks, seed=r.seed, held_out=r.held_out, data_dir=data_dir, **r.stream_options)
-            by_seed[r.seed] = scenario.arrange(found, r.scenario)
+            shape = None if parent is None else parent.data.image_shape
+            found = stream(r.stream, tasks=r.tasks, seed=r.seed, held_out=r.held_out, data_dir=data_dir, shape=shape, **r.stream_options)
+            arranged = scenario.arrange(found, r.scenario) if parent is None else append(found, parent, r.scenario)
+            by_seed[r.seed] = _reserve(arranged, r.outputs)
     return [by_seed[r.seed] for r in runs]
+
+
+def _reserve(stream: Stream, outputs: int | None) -> Stream:
+    """Return the stream for a network with so many output columns; None: those of its tasks."""
+    if outputs is not None and outputs < stream.outputs:
+        raise ValueError(
+            f"the tasks of {stream.name} need {stream.outputs} output columns, and outputs is {outputs}; give at least as many"
+        )
+    return stream if outputs is None else replace(stream, outputs=outputs)
 
 
 def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path | None, device: torch.device) -> Fleet:
@@ -41,7 +54,7 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     shape = augment.shape(first.input_shape) if augment else first.input_shape
     options = locate_weights(run.model, run.model_options, data_dir)
     modules = [build(r.model, outputs=first.outputs, input_shape=shape, seed=r.seed, **options) for r in runs]
-    hidden, every = hidden_layers(modules[0]), (*hidden_layers(modules[0], conv=True), *hidden_layers(modules[0]))
+    hidden, every = hidden_activations(modules[0]), (*hidden_activations(modules[0], conv=True), *hidden_activations(modules[0]))
     layers = every if run.layers == "all" else hidden
     _check_layers(runs, layers)
     _check_output(modules[0], shape, first.outputs, run.model)
@@ -51,13 +64,18 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
             f"{run.preserve.name} trains its gates in every epoch, and select={run.select!r} would combine the weights of one epoch "
             "with the gates of another; use --select last"
         )
+    if run.optimizer != "sgd" and not all(term.has_own_rate for term in run.preserve.parts if isinstance(term, Gated)):
+        raise ValueError(
+            f"{run.preserve.name} trains its gates by SGD at the learning rate of the run, which is too small where that is one of "
+            f"{run.optimizer}; use --optimizer sgd, or give the gates a rate of their own: {run.preserve},rate=0.05"
+        )
     _check_together(modules, shape, run.model)
     stack = Stack(modules[0], layers, every if gated else ())
     fleet = Fleet(runs, stack, *stack.stack_modules(modules, device), device)
     if gated:
         fleet.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in every}))
     if run.scenario == "task":  # in the other scenarios no head belongs to a single task
-        fleet.place_heads([task.heads for task in first.tasks], first.outputs)
+        fleet.place_heads(first.heads, first.outputs)
     return fleet
 
 

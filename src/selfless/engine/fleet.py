@@ -8,7 +8,7 @@ over has the learning rate 0 and does not change. A step reads and writes only t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 
 import torch
@@ -27,7 +27,7 @@ from selfless.engine.stack import Stack, Tensors, column
 from selfless.engine.step import Step
 from selfless.network.wiring import Wiring
 from selfless.preserve import State
-from selfless.preserve.base import measurements
+from selfless.preserve.base import measurements, read_states
 from selfless.preserve.capabilities import Anchored, Freezes, Observes
 from selfless.spec import Run
 
@@ -43,7 +43,8 @@ class Fleet:
         self.size = len(runs)
         self.params, self.buffers = params, buffers
         self.trained = {n: self.params[n] for n in stack.trainable}
-        self.momentum = {n: torch.zeros_like(p) for n, p in self.trained.items()}
+        self.momentum = {n: torch.zeros_like(p) for n, p in self.trained.items()}  # SGD: u = lr v; Adam: m
+        self.second = {n: torch.zeros_like(p) for n, p in self.trained.items() if self.run.optimizer != "sgd"}  # Adam: v
         for term in self.run.preserve.parts:
             if isinstance(term, Freezes):
                 term.check_network(buffers)
@@ -92,7 +93,7 @@ class Fleet:
         """Start a task with a new optimizer, as in the authors' code; `heads` are its output columns, `past` those of earlier tasks."""
         self.graphs = {}
         self.step.begin_task(data, heads, outputs, tuple(dict.fromkeys(past)))
-        for v in self.momentum.values():
+        for v in self.optimizer_tensors():
             v.zero_()
         self.rates.begin_task(math.ceil(data.n / self.run.batch), self.run.schedule == "cosine")
         self._prepare_penalties()
@@ -108,9 +109,9 @@ class Fleet:
                 slot.prepare(widths, self.alpha, self.lr)
 
     def set_lr(self, lr: Tensor) -> None:
-        """Set new learning rates between epochs, and scale the momentum, which contains them."""
+        """Set new learning rates between epochs, and scale the momentum of SGD, which contains them."""
         ratio = torch.where(self.lr > 0, lr / self.lr, torch.zeros_like(lr))
-        for v in self.momentum.values():
+        for v in self.momentum.values() if self.run.optimizer == "sgd" else ():
             v.mul_(column(ratio, v))
         self.lr.copy_(lr)
         self.refresh_shares()
@@ -141,8 +142,11 @@ class Fleet:
         """Return True if a preserver starts a phase at this epoch."""
         return any(part.starts_phase(epoch, self.run.epochs) for part in self.parts)
 
-    def train_epoch(self, task: int, epoch: int) -> tuple[list[float], list[float]]:
-        """Train one epoch; return the mean task loss and the training accuracy of every member."""
+    def train_epoch(self, task: int, epoch: int, after_step: Callable[[], object] = lambda: None) -> tuple[list[float], list[float]]:
+        """Train one epoch; return the mean task loss and the training accuracy of every member.
+
+        after_step   called after each step; on a GPU the step may still be running
+        """
         self.begin_epoch(task, epoch)
         self.stack.module.train()
         batch, n = self.run.batch, self.step.data.n
@@ -154,6 +158,7 @@ class Fleet:
                     self._captured(size).replay()
                 else:
                     self.step(size)
+                after_step()
         return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
 
     def _sample(self, data: FleetData) -> tuple[Tensor, Tensor]:
@@ -178,9 +183,13 @@ class Fleet:
             self.graphs[size] = capture(lambda: self.step(size), lambda: self.step.clock.zero_(), self.changing())
         return self.graphs[size]
 
+    def optimizer_tensors(self) -> list[Tensor]:
+        """Return the state of the optimizer."""
+        return [*self.momentum.values(), *self.second.values()]
+
     def changing(self) -> list[Tensor]:
         """Return every tensor that a step changes and that outlives it."""
-        tensors = [*self.params.values(), *self.buffers.values(), *self.momentum.values()]
+        tensors = [*self.params.values(), *self.buffers.values(), *self.optimizer_tensors()]
         tensors += [t for part in self.parts for t in part.step_tensors()] + [t for slot in self.slots for t in slot.scaled_tensors()]
         return [*tensors, *self.rates.changing(), *self.step.changing()]
 
@@ -238,8 +247,11 @@ class Fleet:
     def evaluate(self, data: FleetData, columns: range | None, task: int | None = None) -> list[float]:
         """Return the accuracy of every member on `data`, among the output `columns` (None: all).
 
-        `task` selects the parameters and gates that the preservers keep for that task; None: those that are being trained.
+        `task` selects the parameters and gates that the preservers keep for that task; None: those that are being trained. Without
+        data (an old task of a continued run) the accuracy is NaN.
         """
+        if not data.n:
+            return [math.nan] * self.size
         other: Tensors = {}
         for part in self.parts:
             other |= part.evaluated_parameters(task, self.tasks)
@@ -263,7 +275,8 @@ class Fleet:
     def tensors(self) -> Tensors:
         """Return everything that training depends on, as flat named tensors. The states of several preservers are numbered."""
         flat = {f"params.{n}": p for n, p in self.params.items()} | {f"buffers.{n}": b for n, b in self.buffers.items()}
-        flat |= {f"momentum.{n}": v for n, v in self.momentum.items()} | {f"alpha.{n}": a for n, a in self.alpha.items()}
+        flat |= {f"momentum.{n}": v for n, v in self.momentum.items()} | {f"second.{n}": v for n, v in self.second.items()}
+        flat |= {f"alpha.{n}": a for n, a in self.alpha.items()}
         for number, part in zip(self._numbers, self.parts, strict=True):
             flat |= {f"state.{number}{g}.{n}": t for g, ts in part.state.items() for n, t in ts.items()}
         return {n: t.detach() for n, t in flat.items()} | {"lr": self.lr, "step_number": self.step_number}
@@ -275,19 +288,15 @@ class Fleet:
     def restore(self, tensors: Tensors, tasks: int) -> None:
         """Restore the state from what `tensors` returned after `tasks` tasks."""
         with torch.no_grad():
-            for group, current in (("params", self.params), ("buffers", self.buffers), ("momentum", self.momentum)):
+            groups = {"params": self.params, "buffers": self.buffers, "momentum": self.momentum, "second": self.second}
+            for group, current in groups.items():
                 for n, t in current.items():
                     t.copy_(tensors[f"{group}.{n}"])
             self.lr.copy_(tensors["lr"])
             self.step_number.copy_(tensors["step_number"])
         self.alpha = {n.removeprefix("alpha."): t.to(self.device) for n, t in tensors.items() if n.startswith("alpha.")}
-        for number, part in zip(self._numbers, self.parts, strict=True):
-            state: State = {group: {} for group in part.state}
-            start = f"state.{number}"
-            for key, t in tensors.items():
-                group, _, name = key.removeprefix(start).partition(".")
-                if key.startswith(start) and group not in part.term.retired:
-                    state.setdefault(group, {})[name] = t.to(self.device)
+        on_device = {n: t.to(self.device) for n, t in tensors.items() if n.startswith("state.")}
+        for part, state in zip(self.parts, read_states([part.term for part in self.parts], on_device), strict=True):
             part.state = state
         self.tasks = tasks
         self.step.shares = [{} for _ in self.parts]

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from selfless.engine.native.forward import forward
 from selfless.engine.native.options import ForwardOptions, Measure
 from selfless.engine.stack import Stack, Tensors
-from selfless.importance import Importance, LayerNorms, Objective, measure
+from selfless.importance import Importance, Objective, measure
 from selfless.importance.closed import power_of
-from selfless.importance.loop import Sums, accumulate
+from selfless.importance.loop import Sums, accumulate, add_sum
+from selfless.importance.objectives import is_by_layer
 from selfless.network.calling import evaluating
 from selfless.network.layers import Tap
 from selfless.preserve.base import Measurement
@@ -33,7 +34,7 @@ def measure_fleet(
     f is the output in the columns `head`, and labels are counted from its first column. `positive`: no input is below zero.
     """
     with evaluating(stack.module):
-        if stack.native and not isinstance(wanted.objective, LayerNorms):
+        if stack.native and not is_by_layer(wanted.objective):
             return _measure_stacked(stack, params, batches, wanted, head, positive)
         members = range(len(next(iter(params.values()))))
         parts = [_measure_member(stack, m, params, buffers, batches, wanted, head) for m in members]
@@ -66,7 +67,7 @@ class StackedBackend:
         self._measure = Measure(0)
         self._shape = torch.Size()
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
+    def forward(self, batch: Any) -> tuple[Tensor, Any, int]:
         """Run all members on a batch; return outputs and labels with members and samples in one axis, and B."""
         x, y = batch
         if self.layers and not self.probes:
@@ -90,25 +91,27 @@ class StackedBackend:
         self,
         objective: Objective,
         output: Tensor,
-        target: Tensor | None,
+        target: Any,
         weight: Tensor | None,
         *,
-        parameters: bool,
-        neurons: bool,
+        omega: Sums | None,
+        alpha: Sums | None,
         retain: bool,
-    ) -> tuple[Sums, Sums]:
-        """Return the sums of `Backend.reduce`, stacked over members."""
+    ) -> None:
+        """Add the sums of `Backend.reduce`, stacked over members."""
         values, power, self._measure.rows = objective.value(output, target), self.power, None
         if weight is not None:
             rows = weight.view(self._shape)
             self._measure.rows = rows if self.exact else None if power == 1 else rows.sqrt()  # |w^½ ∂θ|² = w |∂θ|², w^½·w^½ |∂n| = w |∂n|
             values = values if self.exact else values * (weight if power == 1 else weight.sqrt())
-        sources = {n: self.leaves[n] for n in self.names} if parameters else {}
-        sources |= self.probes if neurons else {}
+        sources = {n: self.leaves[n] for n in self.names} if omega is not None else {}
+        sources |= self.probes if alpha is not None else {}
         grads = torch.autograd.grad(values.sum(), list(sources.values()), retain_graph=retain, allow_unused=True)
-        found = {n: g for n, g in zip(sources, grads, strict=True) if g is not None}
-        omega = {n: g if self.exact else power_of(g, power) for n, g in found.items() if n not in self.probes}
-        return omega, {n: g for n, g in found.items() if n in self.probes}
+        for name, g in zip(sources, grads, strict=True):
+            if g is not None and name in self.probes and alpha is not None:
+                add_sum(alpha, name, g)
+            elif g is not None and omega is not None:
+                add_sum(omega, name, g if self.exact else power_of(g, power))
 
 
 def _measure_member(

@@ -6,9 +6,12 @@ random numbers depend only on (seed, task, epoch). On a CPU the result is the sa
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,13 @@ import torch
 from torch import Tensor
 
 from selfless.capacity import Capacity, count_free
-from selfless.data import describe
+from selfless.data import DataDescription, Stream, describe
 from selfless.engine import rng, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.build import build_fleet, build_streams
 from selfless.engine.checkpoint import CannotContinue, Checkpoint
-from selfless.engine.progress import Event, Progress, Report
+from selfless.engine.continuing import Parent, check, inherit
+from selfless.engine.progress import Event, Pace, Progress, Report
 from selfless.engine.stack import Tensors
 from selfless.preserve.base import importance_of
 from selfless.spec import Matrix, Result, Run
@@ -36,7 +40,8 @@ class Learner:
     budget       bytes of data to keep in memory; larger data is read from a memory map
     checkpoint   the file for the state of the fleet during training (None: no file); see `engine.checkpoint`
     stamp        identifies the data and networks; a checkpoint with another stamp is not continued
-    report       called with an Event after every epoch and task
+    parent       the finished run that these runs continue; None: they start with new networks
+    report       called with an Event after every epoch and task, and with passing ones between
     """
 
     def __init__(
@@ -48,19 +53,24 @@ class Learner:
         budget: int | None = None,
         checkpoint: Path | None = None,
         stamp: str = "",
+        parent: Parent | None = None,
         report: Report | None = None,
     ) -> None:
         self.runs, self.run, self.device = list(runs), runs[0], torch.device(device)
-        self.data_dir, self.budget = data_dir, budget
+        self.data_dir, self.budget, self.parent = data_dir, budget, parent
         self.report = report or (lambda event: None)
-        self.streams = build_streams(self.runs, data_dir)
-        if len(self.streams[0].tasks) > 1:  # joint training forgets nothing
+        if parent is not None:
+            check(self.run, parent)
+        self.streams = build_streams(self.runs, data_dir, parent)
+        if len(self.streams[0].heads) > 1:  # joint training forgets nothing
             scenario.warn(self.run.preserve, self.run.scenario)
         self.epochs = max(r.epochs for r in self.runs)
         self.best: Tensors = {}  # the parameters of each member's best epoch of this task
         self._start()
         self.checkpoint = Checkpoint(checkpoint, stamp, self.fleet)
         self.resumed = self._resume()
+        sizes = [math.ceil(len(t.train) / self.run.batch) for t in self.streams[0].tasks]
+        self.pace = Pace([0] * self.streams[0].learned + sizes, self.epochs, len(self.runs))
 
     def _start(self) -> None:
         """Build the fleet, before any training."""
@@ -115,7 +125,10 @@ class Learner:
             held_out = [self.load([s.evaluate[u].held_out for s in self.streams]) for u in range(len(first.evaluate))]
         if not self.progress.baseline:
             self.progress.baseline = self._evaluate(tests)
-        for t in range(self.progress.task, len(first.tasks)):
+            if self.parent is not None:
+                self._inherit(self.parent, tests)
+        self.pace.place(self.progress.task, self.progress.epoch)
+        for t in range(self.progress.task, len(first.heads)):
             self.learn_task(t, started)
             self.progress.accuracy.append(self._evaluate(tests))
             if any(task.group is not None for task in first.evaluate):
@@ -124,15 +137,49 @@ class Learner:
                 self.progress.held_out.append(self._evaluate(held_out))
             self.progress.task, self.progress.epoch = t + 1, 0
             self.progress.seconds = time.perf_counter() - started
-            self.checkpoint.save(self.fleet, self.progress, self.best, last=t + 1 == len(first.tasks))
-            average = [float(np.mean([row[m] for row in self.progress.accuracy[-1][: t + 1]])) for m in range(len(self.runs))]
-            self.report(Event(t, len(first.tasks), first.tasks[t].name, self.epochs, self.epochs, [], average, evaluated=True))
+            self.checkpoint.save(self.fleet, self.progress, self.best, last=t + 1 == len(first.heads))
+            self.pace.begin_epoch(t + 1, 0)
+            self._tell(t, self.epochs, [], self._average(), evaluated=True)
         return self.results()
+
+    def _inherit(self, parent: Parent, tests: Sequence[FleetData]) -> None:
+        """Go on from a finished run. Its measurements are copied; those that only its data could give are NaN."""
+        first, members, old = self.streams[0], len(self.runs), parent.result
+        inherit(self.fleet, parent, first.heads, first.outputs)
+        new = self._evaluate(tests)[first.learned :]
+        unknown = [[math.nan] * members] * len(new)
+        known = [[[value] * members for value in row] for row in old.accuracy.tolist()]
+        progress = self.progress
+        progress.accuracy = [row + (new if t + 1 == first.learned else unknown) for t, row in enumerate(known)]
+        progress.baseline = [[value] * members for value in old.baseline.tolist()] + progress.baseline[first.learned :]
+        progress.history = [copy.deepcopy(old.history) for _ in self.runs]
+        progress.capacity = [copy.deepcopy(old.capacity) for _ in self.runs]
+        progress.task = first.learned
+
+    def _average(self) -> list[float]:
+        """Return the average test accuracy of each member over the tasks learnt so far; [] before the first has ended."""
+        rows = self.progress.accuracy
+        learnt = None if self.streams[0].is_joint else len(rows)  # joint training learns all tasks at once
+        return [float(np.nanmean([row[m] for row in rows[-1][:learnt]])) for m in range(len(self.runs))] if rows else []
+
+    def _tell(self, t: int, epoch: int, loss: list[float], accuracy: list[float], **more: Any) -> None:
+        """Report an event of task t."""
+        stream, pace = self.streams[0], self.pace
+        paced: dict[str, Any] = {"share": pace.share, "speed": pace.speed, "seconds_left": pace.seconds_left}
+        name = stream.tasks[t - stream.learned].name
+        self.report(Event(t, len(stream.heads), name, epoch, self.epochs, loss, accuracy, average=self._average(), **paced, **more))
+
+    def _tell_passing(self, t: int, epoch: int, stage: str = "training") -> None:
+        """Report where the training of task t is, with the loss and accuracy of its epoch before, if there is one."""
+        past = [member[t][-1] for member in self.progress.history if len(member) > t and member[t]]
+        known = len(past) == len(self.runs)
+        loss, accuracy = ([entry[name] for entry in past] if known else [] for name in ("loss", "accuracy"))
+        self._tell(t, epoch, loss, accuracy, passing=True, stage=stage, resumed=self.resumed)
 
     def _evaluate(self, parts: Sequence[FleetData]) -> list[list[float]]:
         """Return the accuracy of every member on each task."""
         tasks, fleet, kind = self.streams[0].evaluate, self.fleet, self.run.scenario
-        learned = fleet.tasks if len(self.streams[0].tasks) == len(tasks) else len(tasks)
+        learned = len(tasks) if self.streams[0].is_joint else fleet.tasks
         newest = max(fleet.tasks - 1, 0)  # where the task is not known, every image is evaluated with the newest task
         found = []
         for u, data in enumerate(parts):
@@ -145,14 +192,18 @@ class Learner:
         return [self._result(m) for m in range(len(self.runs))]
 
     def learn_task(self, t: int, started: float) -> None:
-        """Train the remaining epochs of task t, load the selected epoch, consolidate. `started` is when the run started."""
-        task, fleet, progress = self.streams[0].tasks[t], self.fleet, self.progress
-        data = self.load([s.tasks[t].train for s in self.streams])
+        """Train the remaining epochs of task t, load the selected epoch, consolidate. `started` is when the run started.
+
+        Tasks are counted from the first one that the network learned, in this run or in the one that it continues.
+        """
+        tasks, fleet, progress = [s.tasks[t - s.learned] for s in self.streams], self.fleet, self.progress
+        task, heads = tasks[0], self.streams[0].heads
+        data = self.load([one.train for one in tasks])
         chosen = {"last": None, "held-out": "held_out", "best-on-test": "test"}[self.run.select]
         names = [name for name in _epoch_parts(self.run) if getattr(task, name) is not None]
-        parts = {name: self.load([getattr(s.tasks[t], name) for s in self.streams]) for name in names}
-        saved = (fleet.lr.clone(), fleet.step_number.clone(), {n: v.clone() for n, v in fleet.momentum.items()})
-        past = [head for earlier in self.streams[0].tasks[:t] for head in earlier.heads]
+        parts = {name: self.load([getattr(one, name) for one in tasks]) for name in names}
+        saved = (fleet.lr.clone(), fleet.step_number.clone(), [v.clone() for v in fleet.optimizer_tensors()])
+        past = [head for earlier in heads[:t] for head in earlier]
         past = past[-1:] if self.run.scenario == "class" else past  # the last head contains the earlier ones
         fleet.begin_task(data, task.heads, self.streams[0].outputs, past)
         if progress.epoch == 0:
@@ -163,14 +214,17 @@ class Learner:
         else:  # resumed within the task: restore the optimizer
             fleet.lr.copy_(saved[0])
             fleet.step_number.copy_(saved[1])
-            for n, v in saved[2].items():
-                fleet.momentum[n].copy_(v)
+            for tensor, value in zip(fleet.optimizer_tensors(), saved[2], strict=True):
+                tensor.copy_(value)
             fleet.refresh_shares()
         for epoch in range(progress.epoch, 0 if progress.over else self.epochs):
             epoch_started = time.perf_counter()
             if epoch and fleet.starts_phase(epoch):  # epochs before a new phase cannot be the best
                 progress.best, self.best = [-1.0] * len(self.runs), {}
-            loss, accuracy = fleet.train_epoch(t, epoch)
+            self.pace.begin_epoch(t, epoch)
+            self._tell_passing(t, epoch + 1)
+            loss, accuracy = fleet.train_epoch(t, epoch, partial(self._after_step, t, epoch + 1))
+            self.pace.end_epoch()
             stopped = progress.stalled if self.run.schedule == "plateau" else [0] * len(self.runs)
             active = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
             progress.training += time.perf_counter() - epoch_started
@@ -187,13 +241,14 @@ class Learner:
             progress.epoch, progress.over = epoch + 1, not running or len(progress.failed) == len(self.runs)
             progress.seconds = time.perf_counter() - started
             self.checkpoint.save(self.fleet, self.progress, self.best)
-            self.report(Event(t, len(self.streams[0].tasks), task.name, epoch + 1, self.epochs, loss, accuracy, resumed=self.resumed))
+            self._tell(t, epoch + 1, loss, accuracy, resumed=self.resumed)
             if progress.over:
                 break
         if chosen is not None and self.best:
             with torch.no_grad():
                 for n, best in self.best.items():
                     (fleet.params[n] if n in fleet.params else fleet.buffers[n]).copy_(best)
+        self._tell_passing(t, progress.epoch, "measuring importance")
         with torch.random.fork_rng(devices=[]):  # for a sampled Fisher
             torch.manual_seed(rng.one_seed(self.run.seed, "consolidate", t))
             fleet.consolidate()
@@ -201,6 +256,10 @@ class Learner:
             if not finite and m not in progress.failed:
                 progress.failed[m] = f"parameters or importances were not finite after task {t + 1} ({task.name})"
         self._count_free()
+
+    def _after_step(self, t: int, epoch: int) -> None:
+        if self.pace.step():
+            self._tell_passing(t, epoch)
 
     def _keep_best(self, scores: list[float]) -> None:
         """Copy the parameters of the members whose score is the best so far in this task."""
@@ -254,7 +313,7 @@ class Learner:
             held_out=pick(progress.held_out) if progress.held_out else None,
             status="failed" if failed else "done",
             error=failed,
-            data=describe(self.streams[m], self.fleet.augment),
+            data=self._describe(m),
             about={
                 "seconds": progress.seconds,
                 "fleet": len(self.runs),
@@ -262,10 +321,19 @@ class Learner:
                 "memory": self._memory(),
                 "device": str(self.device),
                 "tasks": [task.name for task in self.streams[m].evaluate],
+                "samples": _sizes(self.streams[m]),
                 "notes": list(self.streams[m].notes),
                 "parameters": sum(p[0].numel() for p in self.fleet.params.values()),
             },
         )
+
+    def _describe(self, m: int) -> DataDescription:
+        """Return the description of a member's data; old tasks of a continued run are as their own record describes them."""
+        found = describe(self.streams[m], self.fleet.augment)
+        if self.parent is None:
+            return found
+        old = self.parent.data.tasks
+        return dataclasses.replace(found, tasks=(*old, *found.tasks[len(old) :]))
 
     def _memory(self) -> dict[str, float] | None:
         """Return the peak memory of this process on the GPU, in gigabytes and as a share of its memory; None on a CPU."""
@@ -279,6 +347,13 @@ class Learner:
         prefixes = ("params.", "buffers.", "alpha.", "state.")
         tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(prefixes)}
         return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
+
+
+def _sizes(stream: Stream) -> dict[str, list[int]]:
+    """Return the number of samples of each task: for training, for testing, and held out if there are such."""
+    sizes = {"train": [len(task.train) for task in stream.tasks], "test": [len(task.test) for task in stream.evaluate]}
+    held_out = [len(task.held_out) for task in stream.evaluate if task.held_out is not None]
+    return sizes | ({"held_out": held_out} if held_out else {})
 
 
 def _epoch_parts(run: Run) -> list[str]:

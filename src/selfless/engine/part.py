@@ -31,6 +31,7 @@ from selfless.network.roles import output_layer
 from selfless.network.wiring import Wiring
 from selfless.preserve import Preserver, State
 from selfless.preserve.capabilities import Distils, Drops, Encodes, Evaluates, Gated, KnowsHeads, Observes, Phased, Projects, Replays
+from selfless.preserve.groups import check_groups, check_step
 
 
 class Part:
@@ -39,6 +40,7 @@ class Part:
     def __init__(self, term: Preserver, stack: Stack, trained: Tensors) -> None:
         self.term, self.stack, self.trained = term, stack, trained
         self.state: State = self._over_members(term.init)(self.values())
+        check_groups(term, self.state, trained)
         self.is_wired = False
         self._share = torch.zeros(())
 
@@ -46,13 +48,18 @@ class Part:
         return {n: p.detach() for n, p in self.trained.items()}
 
     def place_heads(self, tasks: Sequence[tuple[range, ...]], outputs: int) -> None:
-        """Tell a preserver that needs it which task each output belongs to; −1 if several tasks share the output."""
+        """Tell a preserver that needs it which task each output belongs to; −1 if several tasks share the output.
+
+        An output that no task uses yet is kept for the task that comes after these.
+        """
         users: dict[int, set[int]] = {}
         for t, heads in enumerate(tasks):
             for column_number in (c for head in heads for c in head):
                 users.setdefault(column_number, set()).add(t)
-        owner = torch.tensor([next(iter(users[c])) if len(users.get(c, ())) == 1 else -1 for c in range(outputs)], dtype=torch.int16)
-        if not isinstance(self.term, KnowsHeads) or len(tasks) == 1 or bool((owner < 0).all()):
+        every = [users.get(c, {len(tasks)}) for c in range(outputs)]
+        owner = torch.tensor([next(iter(of)) if len(of) == 1 else -1 for of in every], dtype=torch.int16)
+        is_alone = len(tasks) == 1 and len(users) == outputs
+        if not isinstance(self.term, KnowsHeads) or is_alone or bool((owner < 0).all()):
             return
         owners = {}
         for name in self.stack.output_parameters(outputs):
@@ -67,6 +74,7 @@ class Part:
             size, term = len(next(iter(self.trained.values()))), self.term
             states = [term.wire({g: {n: t[m] for n, t in ts.items()} for g, ts in self.state.items()}, wiring) for m in range(size)]
             self.state = {g: {n: torch.stack([s[g][n] for s in states]) for n in ts} for g, ts in states[0].items()}
+            check_groups(term, self.state, self.trained)
             self.is_wired = True
 
     def _over_members(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,6 +165,7 @@ class Part:
 
         def step(state: State, gradients: Tensors, rate: Tensor) -> State:
             new = term.step_gates(state, gradients, self._share, rate)
+            check_step(term, "step_gates", state, new)
             return {group: new[group] for group in self.step_groups}
 
         self._write(self._over_members(step)(self.state, unscaled, lr))
@@ -196,6 +205,7 @@ class Part:
         """Pass a step from `before` to the current parameters to the preserver."""
         if isinstance(self.term, Observes):
             new = self.term.observe(self.state, before, self.trained, gradients)
+            check_step(self.term, "observe", self.state, new)
             self._write({group: new[group] for group in self.step_groups})
 
     def _write(self, new: State) -> None:
@@ -239,6 +249,11 @@ class Part:
         """Compute the state after a task."""
         if self.state:
             self.state = self._over_members(self.term.consolidate)(self.state, self.values(), omega)
+
+    def skip_tasks(self, count: int) -> None:
+        """Compute the state after `count` tasks that ended where they began, with importances of 0."""
+        for _ in range(count):
+            self.consolidate({n: torch.zeros_like(p) for n, p in self.values().items()})
 
     def evaluated_parameters(self, task: int | None, tasks: int) -> Tensors:
         """Return the parameters that a task is evaluated with; only those that differ from the trained ones.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from selfless.data import Joined, Part, Stream, Task
 from selfless.preserve import Preserver
@@ -24,7 +25,7 @@ def arrange(stream: Stream, scenario: str) -> Stream:
     """Return the stream with the heads of the scenario; for "domain", also with its labels."""
     if scenario == "task":
         return stream
-    joint = len(stream.tasks) < len(stream.evaluate)
+    joint = stream.is_joint
     blurred = any(task.train.weights is not None for task in stream.tasks)
     if scenario == "class":
         tops = [max(task.columns.stop for task in stream.evaluate[: u + 1]) for u in range(len(stream.evaluate))]
@@ -82,14 +83,20 @@ def warn(preserve: Term, scenario: str) -> None:
         elif scenario == "class" and isinstance(term, Anchored) and not any(isinstance(other, Distils | Replays) for other in terms):
             warnings.warn(
                 f"{kind} protects weights, but in the class scenario no loss compares old classes with new ones: expect old tasks to be "
-                "lost. lwf at least compares outputs; the stream joint-… (joint-split-mnist) gives the upper bound",
+                "lost. A method that distils at least compares outputs; joint training (the stream joint-…) gives the upper bound",
                 stacklevel=2,
             )
-        if scenario != "task" and isinstance(term, Phased) and term.warms_up(1) and not type(term)().warms_up(1):  # type: ignore[call-arg]
+        if scenario != "task" and isinstance(term, Phased) and term.warms_up(1) and _chose_warmup(term):
             warnings.warn(
                 f"{kind} has a warm-up of the head of a task, but in the {scenario} scenario there is none: the warm-up has no effect",
                 stacklevel=2,
             )
+
+
+def _chose_warmup(term: Preserver) -> bool:
+    """Return True if the user asked for the warm-up; False if the method has one by default, which needs no warning."""
+    default: Any = type(term)()  # type: ignore[call-arg]
+    return not default.warms_up(1)
 
 
 def _relabel(part: Part | Joined, homes: Sequence[range]) -> Part | Joined:

@@ -13,7 +13,7 @@ from selfless.activations import Maxout
 from selfless.engine.native.forward import apply_gates, forward, inhibited, is_native
 from selfless.engine.native.options import ForwardOptions, PairGradient
 from selfless.network.calling import evaluating
-from selfless.network.roles import layer_before, nodes, output_layer
+from selfless.network.roles import layer_before, nodes, output_layer, output_width
 
 Tensors = dict[str, Tensor]
 
@@ -132,7 +132,7 @@ class Stack:
     def output_parameters(self, outputs: int) -> list[str]:
         """Return the trainable parameters of the output layer; their rows are the outputs of the network."""
         name = output_layer(self.module)
-        if not name or getattr(self.module.get_submodule(name), "out_features", 0) != outputs:
+        if not name or output_width(self.module.get_submodule(name)) != outputs:
             raise ValueError(
                 f"the last nn.Linear of the network does not have its {outputs} outputs, so the head of a task is unknown; "
                 "define the output layer last"

@@ -5,6 +5,7 @@
 
 The code stores the momentum as u = lr_f v. The learning rates then enter only once, as weights of the members' losses, and the update is
 the same for every member: u ← μ r u + ∂(lr_f loss_f)/∂θ, θ ← θ − u, where r is the rate of this step divided by that of the last.
+Adam and AdamW divide the gradient by lr_f again; their update is in `selfless.engine.adam`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from selfless.engine import rng
+from selfless.engine.adam import adam_step, entry_rates
 from selfless.engine.batches import FleetData
 from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
@@ -256,8 +258,8 @@ class Step:
         """Recompute the shares of the implicit anchors. An existing tensor is written in place, because a captured step reads it."""
         fleet = self.fleet
         for k, part in enumerate(fleet.parts):
-            if not fleet.anchored(part) or (kernels(fleet.lr) is not None and k == self._fused):
-                continue  # the update kernel computes the share itself
+            if not fleet.anchored(part) or fleet.second or (kernels(fleet.lr) is not None and k == self._fused):
+                continue  # the update kernel computes the share itself; with Adam the shares change in every step
             assert isinstance(part.term, Anchored)
             step, tensors = fleet.rates.step_lambda(k), self.shares[k]
             shares = part.term.anchor(part.state).shares({n: column(step, p) for n, p in fleet.trained.items()})
@@ -275,8 +277,14 @@ class Step:
         names = [n for n, g in zip(fleet.trained, grads, strict=True) if g is not None]
         found = [g for g in grads if g is not None]
         params, speed = [fleet.trained[n] for n in names], [fleet.momentum[n] for n in names]
-        if run.weight_decay:
+        if run.optimizer == "adamw" and run.weight_decay:
+            for p in params:
+                p.mul_(column(1 - run.weight_decay * fleet.lr, p))
+        elif run.weight_decay:
             found = [g + run.weight_decay * column(fleet.lr, p) * p for g, p in zip(found, params, strict=True)]
+        if fleet.second:
+            self._update_by_adam(names, params, speed, found)
+            return
         if kernels(fleet.lr) is not None:
             self._update_in_kernel(names, params, speed, found)
         else:
@@ -290,6 +298,17 @@ class Step:
             if shares and fleet.anchored(part) and isinstance(part.term, Anchored):
                 star = part.term.anchor(part.state).star
                 torch._foreach_lerp_([fleet.trained[n] for n in shares], [star[n] for n in shares], list(shares.values()))
+
+    def _update_by_adam(self, names: list[str], params: list[Tensor], first: list[Tensor], grads: list[Tensor]) -> None:
+        """Take a step of Adam or AdamW, then apply the implicit anchors with the step size of each entry, as the keeper does."""
+        fleet, t = self.fleet, self.step_number + 1
+        unscaled = [torch.where(column(fleet.lr, g) > 0, g / column(fleet.lr, g), 0.0) for g in grads]  # gradients contain the rate
+        adam_step(params, first, [fleet.second[n] for n in names], unscaled, fleet.lr, t, fleet.run.momentum)
+        for part, strength in zip(fleet.parts, fleet.rates.preserve, strict=True):
+            if fleet.anchored(part) and isinstance(part.term, Anchored):
+                anchor = part.term.anchor(part.state)
+                shares = anchor.shares({n: entry_rates(fleet.lr * strength, fleet.second[n], t) for n in names})
+                torch._foreach_lerp_([fleet.trained[n] for n in shares], [anchor.star[n] for n in shares], list(shares.values()))
 
     def _update_in_kernel(self, names: list[str], params: list[Tensor], speed: list[Tensor], grads: list[Tensor]) -> None:
         """Update momentum and parameters and apply one implicit anchor, in one GPU kernel per parameter."""

@@ -6,9 +6,10 @@
 To add an experiment, write one module here with a function profile → Experiment, and add an entry to OTHER_EXPERIMENTS below. The same code
 then chooses strengths, trains, computes statistics and writes record and report (docs/experiments.md).
 
-Experiments import `runner` and what is below it; `cli` imports them; `report` reads their records and does not import them. Within the
-folder: base (what an experiment is) → protocols (runs and grids) → one module per table or figure; choosing, measures and claims → record →
-reproduce.
+Within the folder: base (what an experiment is) → protocols (runs and grids) → one module per table or figure; choosing, measures and
+claims → record → reproduce. `report` reads the records, and neither imports the other.
+
+Imports data, files, metrics, models, preserve, runner, sparsify and spec. Imported by cli.
 """
 
 from __future__ import annotations

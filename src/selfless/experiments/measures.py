@@ -93,7 +93,7 @@ def _activations(run: Run, checkpoint: Path, data_dir: Path | None) -> list[floa
 
     from selfless.data import locate_weights as located
     from selfless.data import stream
-    from selfless.models import build, hidden_layers
+    from selfless.models import build, hidden_activations
 
     tasks = stream(run.stream, tasks=run.tasks, seed=run.seed, held_out=run.held_out, data_dir=data_dir, **run.stream_options)
     options = located(run.model, run.model_options, data_dir)
@@ -101,7 +101,7 @@ def _activations(run: Run, checkpoint: Path, data_dir: Path | None) -> list[floa
     tensors = load_file(checkpoint)
     model.load_state_dict({n.removeprefix("params."): t for n, t in tensors.items() if n.startswith("params.")})
     kept: list[torch.Tensor] = []
-    layer = model.get_submodule(hidden_layers(model)[0])
+    layer = model.get_submodule(hidden_activations(model)[0])
     handle = layer.register_forward_hook(lambda _m, _i, h: kept.append(h.sum(0)))
     part = tasks.tasks[0].train
     data = part.resident("cpu")

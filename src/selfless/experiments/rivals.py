@@ -148,7 +148,7 @@ def _cells(
 
 def candidates(base: Run, method: Preserver, grid: Grid) -> tuple[Run, ...]:
     """Return one run for every strength of the method and of SLNID in the grid."""
-    plain = over(base, preserve=[dataclasses.replace(method, strength=strength) for strength in grid.anchors])
+    plain = over(base, preserve=[method.with_strength(strength) for strength in grid.anchors])
     return tuple(run for one in plain for run in over(one, sparsify=[SLNID(s) for s in grid.strengths] or [one.sparsify]))
 
 

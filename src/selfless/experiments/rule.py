@@ -51,5 +51,5 @@ def tuning(base: Run, strengths: tuple[float, ...], choice: Choice) -> Cell:
     from selfless.sparsify import SLNID, NoSparsifier
 
     kind = base.sparsify if base.sparsify.strength > 0 else SLNID()
-    penalties = [NoSparsifier(), *(dataclasses.replace(kind, strength=strength) for strength in strengths)]
+    penalties = [NoSparsifier(), *(kind.with_strength(strength) for strength in strengths)]
     return Cell("rule", "task 1", tuple(dataclasses.replace(base, sparsify=penalty) for penalty in penalties), choice=choice)

@@ -17,7 +17,7 @@ penalises |hᵢ||hⱼ| instead. For h ≥ 0 this equals R of the paper, and for 
 over pairs is computed as a square of sums minus a sum of squares. The error is about 10⁻⁷ of Σ_i h_i², which matters only if hardly any
 two neurons are active together. TF32 is used where torch allows it for matmuls.
 
-This folder imports nothing of the package; every other module may import it.
+Imports nothing. Imported by bench, engine, importance, keeper, preserve and sparsify.
 """
 
 from selfless.functional.anchor import Anchor, anchor_share, anchor_value

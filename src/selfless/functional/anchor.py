@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_LARGEST = 1e30  # above this cΩ the share is 1 in any precision; a larger one could give inf / inf
+LARGEST = 1e30  # above this cΩ the share is 1 in any precision; a larger one could give inf / inf
 
 
 def anchor_value(theta: Tensor, omega: Tensor, star: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def anchor_value(theta: Tensor, omega: Tensor, star: Tensor) -> Tensor:
 
 def anchor_share(omega: Tensor, c: Tensor) -> Tensor:
     """cΩ / (1 + cΩ): the share of the way to θ* that each entry moves; exactly 1 where cΩ is very large."""
-    pull = (c * omega).clamp(max=_LARGEST)
+    pull = (c * omega).clamp(max=LARGEST)
     return pull / (1 + pull)
 
 
@@ -46,8 +46,3 @@ class Anchor:
     def shares(self, step: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the share of every parameter in `step`. A value of `step` is step size · λ: a scalar, per entry, or (F, 1, …)."""
         return {n: anchor_share(omega, 2 * step[n]) for n, omega in self.omega.items() if n in step}
-
-    def moved(self, parameters: Mapping[str, Tensor], step: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return θ' after one implicit step, in the precision of θ*."""
-        shares = self.shares({n: s for n, s in step.items() if n in parameters})
-        return {n: torch.lerp(parameters[n].to(share.dtype), self.star[n], share) for n, share in shares.items()}

@@ -35,13 +35,18 @@ def _cached(make: Callable[[], Constant], like: Tensor, *key: object) -> Constan
     return value
 
 
+def bell(gap: Tensor, sigma: float) -> Tensor:
+    """exp(−gap²/2σ²), in the precision of gap / σ."""
+    return torch.exp(-0.5 * (gap / sigma) ** 2)
+
+
 def gaussian(n: int, sigma: float, like: Tensor) -> Tensor:
     """K_ij = exp(−(i−j)²/2σ²) with a zero diagonal, (N, N)."""
 
     def make() -> Tensor:
         i = torch.arange(n, device=like.device, dtype=torch.float64)
         gap = i[:, None] - i[None, :]
-        return (torch.exp(-0.5 * (gap / sigma) ** 2) * (gap != 0)).to(like.dtype)
+        return (bell(gap, sigma) * (gap != 0)).to(like.dtype)
 
     return _cached(make, like, "gaussian", n, sigma)
 
@@ -51,7 +56,7 @@ def band(sigma: float, like: Tensor) -> Tensor:
 
     def make() -> Tensor:
         gap = torch.arange(-reach(sigma), reach(sigma) + 1, device=like.device, dtype=torch.float64)
-        return (torch.exp(-0.5 * (gap / sigma) ** 2) * (gap != 0)).to(like.dtype)
+        return (bell(gap, sigma) * (gap != 0)).to(like.dtype)
 
     return _cached(make, like, "band", sigma)
 

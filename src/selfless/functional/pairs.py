@@ -1,6 +1,7 @@
-"""The pair form R = 1/M Σ_m hᵀSh: its value, its matrix S, its low-rank factors. SNI, SNID, SLNI and SLNID are pair forms.
+"""The pair form R = 1/M Σ_m hᵀSh: its value, its gradient 2Sh/M, its matrix S, its low-rank factors.
 
-`selfless.engine.inhibition` computes the gradient 2Sh/M of many networks at once, from `matrix` or `factors`.
+SNI, SNID, SLNI and SLNID are pair forms. `selfless.engine.inhibition` adds the gradient of many networks at once, with `add_dense` and
+`add_factored` or, on a GPU, a kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from selfless.functional.gaussian import band, feature_count, fourier, gaussian, reach
+from selfless.functional.gaussian import band, bell, feature_count, fourier, gaussian, reach
 from selfless.functional.shapes import without_autocast
 
 Discount = Literal["product", "max"]
@@ -43,18 +44,35 @@ class PairForm:
     def value(self, h: Tensor) -> Tensor:
         """R = 1/M Σ_m hᵀSh for h (M, N). For N > 128 no N×N tensor is built."""
         if self.alpha is not None:
-            d = torch.exp(-self.alpha.to(h.dtype))
             if self.discount == "max":
-                return _discounted_pairs(h, d, self.sigma)
-            h = h * d  # D_ij factors into dᵢdⱼ
+                return self._dense_value(h) if self.n <= DENSE else _discounted_pairs(h, self._d(h), self.sigma)
+            h = h * self._d(h)  # D_ij factors into dᵢdⱼ
         return _all_pairs(h) if self.sigma is None else _near_pairs(h, self.sigma)
+
+    def _dense_value(self, h: Tensor) -> Tensor:
+        with without_autocast(h):
+            return ((h @ self.matrix(h)) * h).sum(1).mean()
+
+    def gradient(self, h: Tensor) -> Tensor:
+        """∂R/∂h = 2Sh/M, (M, N). It builds the N×N tensor if the form has no factors."""
+        factors = None if self.n <= DENSE else self.factors(h)
+        zero, stacked = torch.zeros_like(h).unsqueeze(0), h.unsqueeze(0)
+        if factors is None:
+            return add_dense(zero, stacked, 2 * self.matrix(h).unsqueeze(0)).squeeze(0)
+        a, diagonal = factors
+        return add_factored(zero, stacked, 2**0.5 * a.unsqueeze(0), 2 * diagonal.unsqueeze(0)).squeeze(0)
+
+    def _d(self, like: Tensor) -> Tensor:
+        """d = exp(−α), (N,): D_ij is dᵢdⱼ or min(dᵢ, dⱼ)."""
+        assert self.alpha is not None
+        return torch.exp(-self.alpha.to(like.dtype))
 
     def matrix(self, like: Tensor) -> Tensor:
         """Return S (N, N), for narrow layers."""
         kernel = _ones(self.n, like) if self.sigma is None else gaussian(self.n, self.sigma, like)
         if self.alpha is None:
             return kernel
-        d = torch.exp(-self.alpha.to(like.dtype))
+        d = self._d(like)
         return kernel * (d[:, None] * d if self.discount == "product" else torch.minimum(d[:, None], d))
 
     def factors(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -68,8 +86,20 @@ class PairForm:
         else:
             features, diagonal = fourier(self.n, self.sigma, like)
         ones = torch.ones(self.n, device=like.device, dtype=like.dtype)
-        d = ones if self.alpha is None else torch.exp(-self.alpha.to(like.dtype))
+        d = ones if self.alpha is None else self._d(like)
         return features * d[:, None], diagonal * d.square()
+
+
+def add_dense(g: Tensor, h: Tensor, s: Tensor) -> Tensor:
+    """g + Sh/M for g, h (F, M, N) and S (F, N, N)."""
+    return torch.baddbmm(g, h, s.to(h.dtype), alpha=1 / h.shape[1])
+
+
+def add_factored(g: Tensor, h: Tensor, a: Tensor, d: Tensor) -> Tensor:
+    """g + (AAᵀ − diag d)h/M for g, h (F, M, N), A (F, N, r) and d (F, N)."""
+    share = 1 / h.shape[1]
+    g = torch.baddbmm(g, torch.bmm(h, a), a.mT, alpha=share)
+    return g.addcmul_(h, d.unsqueeze(1), value=-share)
 
 
 def _ones(n: int, like: Tensor) -> Tensor:
@@ -96,18 +126,15 @@ def _near_pairs(h: Tensor, sigma: float) -> Tensor:
 
 
 def _discounted_pairs(h: Tensor, d: Tensor, sigma: float | None) -> Tensor:
-    """1/M Σ_{i≠j} K_ij min(dᵢ, dⱼ) Σ_m hᵢ hⱼ, d = exp(−α)  (K = 1 if σ is None). For N > 128 no N×N tensor is built.
+    """1/M Σ_{i≠j} K_ij min(dᵢ, dⱼ) Σ_m hᵢ hⱼ, d = exp(−α)  (K = 1 if σ is None), for wide layers: no N×N tensor is built.
 
     Sort the neurons by d, so that min(dᵢ, dⱼ) is d of the earlier one, and cut the sorted order into blocks. Pairs within a block are
     summed directly. Pairs of two blocks use the features φ of K: 2 Σ_b ⟨Σ_{i∈b} dᵢφ(i)hᵢ, Σ_{j in later blocks} φ(j)hⱼ⟩.
     """
     n = h.shape[1]
     with without_autocast(h):
-        if n <= DENSE:
-            kernel = _ones(n, h) if sigma is None else gaussian(n, sigma, h)
-            return ((h @ (kernel * torch.minimum(d[:, None], d[None, :]))) * h).sum(1).mean()
         if sigma is not None and reach(sigma) < feature_count(n, sigma):  # σ of a few neurons: neighbours only
-            near = torch.exp(-0.5 * (torch.arange(1, reach(sigma) + 1, device=h.device, dtype=torch.float64) / sigma) ** 2).to(h.dtype)
+            near = bell(torch.arange(1, reach(sigma) + 1, device=h.device, dtype=torch.float64), sigma).to(h.dtype)
             pairs = [near[k - 1] * torch.minimum(d[k:], d[:-k]) * h[:, k:] * h[:, :-k] for k in range(1, min(n, len(near) + 1))]
             return 2 * torch.stack([p.sum(1) for p in pairs]).sum(0).mean()
         order = torch.argsort(d)
@@ -120,7 +147,7 @@ def _discounted_pairs(h: Tensor, d: Tensor, sigma: float | None) -> Tensor:
             phi = torch.ones_like(d).unsqueeze(2)
         else:
             phi = fourier(n, sigma, h)[0][neuron]
-            weight = weight * torch.exp(-0.5 * ((neuron[:, :, None] - neuron[:, None, :]) / sigma) ** 2).to(h.dtype)
+            weight = weight * bell(neuron[:, :, None] - neuron[:, None, :], sigma).to(h.dtype)
         inside = ((h @ weight) * h).sum((0, 2))
         sums = h @ phi  # (blocks, M, F)
         later = sums.flip(0).cumsum(0).flip(0) - sums

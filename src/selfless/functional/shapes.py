@@ -29,3 +29,8 @@ def wide(x: Tensor) -> Tensor:
 def without_autocast(like: Tensor) -> torch.autocast:
     """Switch autocast off: the formulas subtract large sums, and half precision would lose the difference."""
     return torch.autocast(like.device.type, enabled=False)
+
+
+def is_finite(x: Tensor) -> bool:
+    """Return True if no entry is NaN or infinite. The sum tells it without a copy of x; only a sum that overflows needs a closer look."""
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())

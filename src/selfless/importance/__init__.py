@@ -4,13 +4,14 @@
     EWC   Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²  α = mean_m |∂ log p(y_m|x_m)/∂n|
 
 n is the pre-activation of a neuron. Lives here: the objectives, the loop over the data, closed forms, per-sample gradients.
-Imports functional and network; preservers, the keeper and the engine import it.
+Imports functional and network. Imported by bench, engine, keeper and preserve.
 """
 
 from selfless.importance.eager import ewc, mas, measure, neurons
 from selfless.importance.loop import Estimator, Importance
-from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
+from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Loss, Objective, OwnLoss, next_token_loss
 
 __all__ = [
-    "Estimator", "Fisher", "FunctionNorm", "Importance", "LayerNorms", "LogLikelihood", "Objective", "ewc", "mas", "measure", "neurons",
+    "Estimator", "Fisher", "FunctionNorm", "Importance", "LayerNorms", "LogLikelihood", "Loss", "Objective", "OwnLoss", "ewc", "mas",
+    "measure", "neurons", "next_token_loss",
 ]  # fmt: skip

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selfless.network.roles import is_transposed_linear
+
 # Rule: module, input a (M, …), output gradient δ (M, …), power p, memory bound → (parameter name, Σ_m |g_m|ᵖ)
 Rule = Callable[[Any, Tensor, Tensor, int, int], Iterator[tuple[str, Tensor]]]
 
@@ -24,9 +26,15 @@ def linear(module: nn.Linear, a: Tensor, delta: Tensor, power: int, memory: int)
         yield "weight", power_of(delta[:, 0], power).T @ power_of(a[:, 0], power)
     else:
         size = delta.shape[2] * a.shape[2]
-        yield "weight", _sum_in_chunks(lambda s: sum_powers(delta[s].mT @ a[s], power), len(a), size, a, memory)
+        yield "weight", sum_in_chunks(lambda s: sum_powers_(delta[s].mT @ a[s], power), len(a), size * a.element_size(), memory)
     if module.bias is not None:
         yield "bias", sum_powers(delta.sum(1), power)
+
+
+def transposed_linear(module: Any, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
+    """The linear layer of GPT-2 (`Conv1D`), whose weight is (in, out): g_m = Σ_t a_mt δ_mtᵀ."""
+    for name, value in linear(module, a, delta, power, memory):
+        yield name, value.T if name == "weight" else value
 
 
 def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
@@ -41,22 +49,25 @@ def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tensor, po
         g = delta[s].reshape(rows, out // groups, positions) @ patches.reshape(rows, fan_in, positions).mT
         return sum_powers(g.view(len(patches), *module.weight.shape), power)
 
-    yield "weight", _sum_in_chunks(part, len(a), size, a, memory)
+    yield "weight", sum_in_chunks(part, len(a), size * a.element_size(), memory)
     if module.bias is not None:
         yield "bias", sum_powers(delta.flatten(2).sum(2), power)
 
 
 def embedding(module: nn.Embedding, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
-    """g_m of row v = Σ_{t: a_mt = v} δ_mt: sum δ within each pair (sample, token), take the power, sum by token."""
+    """g_m of row v = Σ_{t: a_mt = v} δ_mt: sum δ within each pair (sample, token), take the power, sum by token.
+
+    The sum is sparse: a batch reads few rows of a large table.
+    """
     tokens, rows = a.flatten(1), module.num_embeddings
     pairs = (torch.arange(len(a), device=a.device)[:, None] * rows + tokens).flatten()
     unique, inverse = pairs.unique(return_inverse=True)
     delta = delta.reshape(-1, module.embedding_dim)
     g = delta.new_zeros(len(unique), module.embedding_dim).index_add_(0, inverse, delta)
-    total = delta.new_zeros(rows, module.embedding_dim).index_add_(0, unique % rows, power_of(g, power))
+    read, value = unique % rows, power_of(g, power)
     if module.padding_idx is not None:
-        total[module.padding_idx] = 0
-    yield "weight", total
+        value = value * (read != module.padding_idx).unsqueeze(1)
+    yield "weight", torch.sparse_coo_tensor(read.unsqueeze(0), value, (rows, module.embedding_dim), check_invariants=False)
 
 
 def norm(module: nn.Module, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
@@ -102,7 +113,7 @@ def rule_for(module: nn.Module) -> Rule | None:
         return None
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return None  # batch statistics make samples depend on each other
-    return RULES.get(type(module))
+    return transposed_linear if is_transposed_linear(module) else RULES.get(type(module))
 
 
 def power_of(g: Tensor, power: int) -> Tensor:
@@ -115,9 +126,14 @@ def sum_powers(g: Tensor, power: int) -> Tensor:
     return power_of(g, power).sum(0)
 
 
-def _sum_in_chunks(part: Callable[[slice], Tensor], count: int, size: int, like: Tensor, memory: int) -> Tensor:
-    """Σ part(chunk) over chunks of the `count` samples. A sample takes `size` numbers, a chunk at most `memory` bytes."""
-    step = max(1, memory // max(1, size * like.element_size()))
+def sum_powers_(g: Tensor, power: int) -> Tensor:
+    """Σ_m |g_m|ᵖ over the leading axis, without a copy: g is overwritten."""
+    return (g.abs_() if power == 1 else g.square_()).sum(0)
+
+
+def sum_in_chunks(part: Callable[[slice], Tensor], count: int, size: int, memory: int) -> Tensor:
+    """Σ part(chunk) over chunks of the `count` samples. A sample takes `size` bytes, a chunk at most `memory` bytes."""
+    step = max(1, memory // max(1, size))
     total = part(slice(0, step))
     for start in range(step, count, step):
         total += part(slice(start, start + step))

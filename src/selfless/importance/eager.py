@@ -9,19 +9,21 @@ References: Aljundi et al., *Memory Aware Synapses*, ECCV 2018; Kirkpatrick et a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selfless.functional.shapes import is_finite
 from selfless.importance.closed import power_of
 from selfless.importance.fallback import vmap_chunks
 from selfless.importance.layerwise import Layerwise
-from selfless.importance.loop import Estimator, Importance, Sums, accumulate
-from selfless.importance.objectives import Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
+from selfless.importance.loop import Estimator, Importance, Pairs, Sums, accumulate, add_sum
+from selfless.importance.objectives import Fisher, FunctionNorm, LogLikelihood, Loss, Objective, OwnLoss, is_by_layer, with_loss
 from selfless.importance.reducer import MEMORY, Reducer
-from selfless.network.calling import Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
+from selfless.network.calling import CalledModel, Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
 from selfless.network.layers import Layers, Tap, resolve
 
 
@@ -36,10 +38,14 @@ def ewc(
     estimator: Estimator = "per-sample",
     fisher: Fisher = "empirical",
     generator: torch.Generator | None = None,
+    loss: Loss | None = None,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Return {parameter name: Ω}, Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²; `fisher` says where y comes from (see `LogLikelihood`)."""
-    return measure(model, batches, LogLikelihood(fisher, generator), estimator=estimator, **options).omega
+    """Return {parameter name: Ω}, Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²; `fisher` says where y comes from (see `LogLikelihood`).
+
+    `loss(output, batch)` returns one loss per sample, (M,), and takes the place of −log p(y|x).
+    """
+    return measure(model, batches, with_loss(LogLikelihood(fisher, generator), loss), estimator=estimator, **options).omega
 
 
 def neurons(
@@ -62,6 +68,7 @@ def measure(
     memory: int = MEMORY,
     lenient: bool = False,
     finite: bool = True,
+    spares: Objective | None = None,
 ) -> Importance:
     """Measure Ω and α of one task in one pass. The model is in eval mode during the pass and has its old mode afterwards.
 
@@ -75,7 +82,11 @@ def measure(
     memory            bytes that per-sample gradients may take at a time
     lenient           leave out layers that do not run or get no gradient, instead of raising an error
     finite            raise an error if an importance is NaN or infinite
+    spares            the old name of `alpha_objective`
     """
+    if spares is not None:
+        warnings.warn("measure(spares=…) is now measure(alpha_objective=…)", DeprecationWarning, stacklevel=2)
+        alpha_objective = spares
     if estimator not in ("per-sample", "per-batch"):
         raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
     check_batches(batches)
@@ -84,10 +95,10 @@ def measure(
             "importance needs gradients, but torch.inference_mode() is on; call this outside of it, or use torch.no_grad() instead"
         )
     model, taps = unwrap(model), taps or {}
-    forward = Layerwise(forward) if isinstance(objective, LayerNorms) else forward
+    forward = Layerwise(forward) if is_by_layer(objective) else forward
     exact = parameters and estimator == "per-sample"
     with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, wanted=exact, lenient=lenient) as reducer:
-        backend = _Eager(model, reducer, forward, memory, exact)
+        backend = _Eager(model, reducer, forward, memory, exact, isinstance(objective, OwnLoss))
         found = accumulate(batches, backend, objective, alpha_objective, parameters=parameters, neurons=bool(taps))
     missing = set(taps) - set(found.alpha)
     if missing and not lenient:
@@ -102,47 +113,50 @@ def measure(
 class _Eager:
     """The backend of `accumulate` for one model: exact sums per sample, or the gradient of the whole batch."""
 
-    def __init__(self, model: nn.Module, reducer: Reducer, forward: Forward | None, memory: int, exact: bool) -> None:
+    def __init__(self, model: nn.Module, reducer: Reducer, forward: Forward | None, memory: int, exact: bool, own_loss: bool) -> None:
         self.model, self.reducer, self.call, self.memory, self.exact = model, reducer, forward, memory, exact
+        self.own_loss = own_loss  # True: the user's loss gets the output in its own shape, and the whole batch
         self.batch: Any = None
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
-        """Run the model on a batch; return its output, the labels and the number of samples."""
+    def forward(self, batch: Any) -> tuple[Tensor, Any, int]:
+        """Run the model on a batch; return its output, the labels (for the user's own loss: the batch) and the number of samples."""
         self.batch = to_device(batch, self.model)
         self.reducer.listen()
-        output = run_batch(self.model, self.batch, self.call)
-        return output, labels_of(self.batch), len(output)
+        output = run_batch(self.model, self.batch, self.call, keep_shape=self.own_loss)
+        return output, self.batch if self.own_loss else labels_of(self.batch), len(output)
 
     def reduce(
         self,
         objective: Objective,
         output: Tensor,
-        target: Tensor | None,
+        target: Any,
         weight: Tensor | None,
         *,
-        parameters: bool,
-        neurons: bool,
+        omega: Sums | None,
+        alpha: Sums | None,
         retain: bool,
-    ) -> tuple[Sums, Sums]:
-        """Return the sums of `Backend.reduce`, exact per sample or from the gradient of the batch."""
+    ) -> None:
+        """Add the sums of `Backend.reduce`, exact per sample or from the gradient of the batch."""
         values, power = objective.value(output, target), objective.power
-        if not parameters:
-            return {}, self.reducer.neurons(values, weight, retain)
-        if self.exact:
-            chunks = vmap_chunks(self.model, self.batch, target, objective, self.call, len(values), self.memory)
-            omega, alpha = self.reducer.reduce(values, power, weight, chunks, retain)
+        if omega is None:
+            self.reducer.neurons(values, weight, retain, alpha={} if alpha is None else alpha)
+        elif self.exact:
+            called = CalledModel(self.model, self.call, keep_shape=self.own_loss)
+            chunks = vmap_chunks(called, self.batch, target, objective, len(values), self.memory)
+            self.reducer.reduce(values, power, weight, chunks, retain, omega=omega, alpha=alpha)
         else:
-            alpha = self.reducer.neurons(values, weight, retain=True)
-            omega = _batch_gradient(self.model, values, power, weight, retain)
-        return omega, alpha if neurons else {}
+            if alpha is not None:
+                self.reducer.neurons(values, weight, retain=True, alpha=alpha)
+            for name, value in _batch_gradient(self.model, values, power, weight, retain):
+                add_sum(omega, name, value)
 
 
-def _batch_gradient(model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool) -> Sums:
+def _batch_gradient(model: nn.Module, values: Tensor, power: int, weight: Tensor | None, retain: bool) -> Pairs:
     """|∂ Σ_m L_m/∂θ|ᵖ of one batch: the estimate in the authors' code and in most libraries."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     total = values.sum() if weight is None else (values * (weight if power == 1 else weight.sqrt())).sum()
     grads = torch.autograd.grad(total, list(named.values()), retain_graph=retain, allow_unused=True)
-    return {n: power_of(g, power) for n, g in zip(named, grads, strict=True) if g is not None}
+    return ((n, power_of(g, power)) for n, g in zip(named, grads, strict=True) if g is not None)
 
 
 def _omega_or_zeros(omega: Sums, name: str, parameter: Tensor) -> Tensor:
@@ -154,10 +168,10 @@ def _omega_or_zeros(omega: Sums, name: str, parameter: Tensor) -> Tensor:
 def _check_finite(omega: Sums, alpha: Sums) -> None:
     """Raise ValueError for an importance that is NaN or infinite."""
     for name, value in omega.items():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise ValueError(f"the importance of {name!r} is not finite: the output contains NaN or infinity. Did training diverge?")
     for name, value in alpha.items():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise ValueError(
                 f"the importance of layer {name!r} is not finite: activations or outputs contain NaN or infinity. Did training diverge?"
             )

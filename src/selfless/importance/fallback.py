@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_map
 from selfless.functional.shapes import wide
 from selfless.importance.closed import sum_powers
 from selfless.importance.objectives import Objective
-from selfless.network.calling import CalledModel, Forward
+from selfless.network.calling import CalledModel
 
 ROUNDING = {
-    torch.float64: 1e-9,
+    torch.float64: 1e-6,  # some layers, such as the norms of Llama, compute in float32 inside
     torch.float32: 1e-3,
     torch.bfloat16: 0.1,
     torch.float16: 0.05,
@@ -46,7 +46,8 @@ class Fallback:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 warnings.warn(
                     f"the importance of {', '.join(names[:3])}{'…' if len(names) > 3 else ''} is computed sample by sample, which is exact "
-                    f"but slow: vmap cannot run this model ({reason}).",
+                    f"but slow: they have no closed form, and vmap cannot run this model ({reason}). To make it fast, freeze them with "
+                    "requires_grad_(False), or use estimator='per-batch'.",
                     stacklevel=2,
                 )
         self.failed = True
@@ -76,16 +77,14 @@ class Fallback:
         return total
 
 
-def vmap_chunks(
-    model: nn.Module, batch: Any, target: Tensor | None, objective: Objective, forward: Forward | None, count: int, memory: int
-) -> Chunks:
+def vmap_chunks(wrapper: CalledModel, batch: Any, target: Any, objective: Objective, count: int, memory: int) -> Chunks:
     """Return a function that yields the per-sample gradients of the named parameters in chunks of samples."""
-    wrapper = CalledModel(model, forward)
+    model = wrapper.model
 
     def chunks(names: list[str]) -> Iterator[dict[str, Tensor]]:
         places = _parameter_places(wrapper, {model.get_parameter(n): n for n in names})
 
-        def call(parameters: dict[str, Tensor], sample: Any, label: Tensor | None) -> Tensor:
+        def call(parameters: dict[str, Tensor], sample: Any, label: Any) -> Tensor:
             replaced = {place: parameters[name] for place, name in places.items()}
             values = objective.value(torch.func.functional_call(wrapper, replaced, (sample,), tie_weights=False), label)
             if values.numel() != 1:

@@ -17,6 +17,7 @@ from selfless.importance.objectives import Objective
 
 Estimator = Literal["per-sample", "per-batch"]
 Sums = dict[str, Tensor]
+Pairs = Iterable[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -31,21 +32,24 @@ class Importance:
 class Backend(Protocol):
     """Runs a network and reduces its gradients: `importance.eager` for one model, `engine.importance` for a fleet."""
 
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | None, int]:
+    def forward(self, batch: Any) -> tuple[Tensor, Any, int]:
         """Return the output, the labels and the number of samples of a batch."""
 
     def reduce(
         self,
         objective: Objective,
         output: Tensor,
-        target: Tensor | None,
+        target: Any,
         weight: Tensor | None,
         *,
-        parameters: bool,
-        neurons: bool,
+        omega: Sums | None,
+        alpha: Sums | None,
         retain: bool,
-    ) -> tuple[Sums, Sums]:
-        """Return (Σ_m w_m |∂L_m/∂θ|ᵖ if `parameters`, Σ_m w_m |∂L_m/∂n| if `neurons`) of the last batch; `retain` keeps the graph."""
+    ) -> None:
+        """Add Σ_m w_m |∂L_m/∂θ|ᵖ of the last batch to `omega` and Σ_m w_m |∂L_m/∂n| to `alpha`; None: not wanted.
+
+        `retain` keeps the graph for another pass.
+        """
 
 
 def accumulate(
@@ -71,16 +75,19 @@ def accumulate(
         passes += [(second, *pair, False, True) for pair in second.targets(output, labels)] if second is not None else []
         for k, (value, target, weight, gives_omega, gives_alpha) in enumerate(passes):
             more = k + 1 < len(passes)
-            found = backend.reduce(value, output, target, weight, parameters=gives_omega, neurons=gives_alpha and neurons, retain=more)
-            _add(omega, found[0])
-            _add(alpha, found[1])
+            into = (omega if gives_omega else None), (alpha if gives_alpha and neurons else None)
+            backend.reduce(value, output, target, weight, omega=into[0], alpha=into[1], retain=more)
         samples += count
     if samples == 0:
         raise ValueError("importance needs data, but the batches are empty; was the generator used before? Pass a new one or a DataLoader")
-    return Importance({n: t / samples for n, t in omega.items()}, {n: t / samples for n, t in alpha.items()}, samples)
+    for total in (*omega.values(), *alpha.values()):
+        total /= samples  # in place: a second copy of Ω is as large as the model
+    return Importance(omega, alpha, samples)
 
 
-def _add(total: Sums, part: Sums) -> None:
-    """Add `part` to `total` in place."""
-    for name, value in part.items():
-        total[name] = total[name].add_(value) if name in total else value.clone()
+def add_sum(total: Sums, name: str, value: Tensor) -> None:
+    """Add one value, which may be sparse, to `total` in place."""
+    if name in total:
+        total[name].add_(value)
+    else:
+        total[name] = value.to_dense() if value.is_sparse else value.clone()

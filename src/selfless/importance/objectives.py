@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from selfless.network.calling import labels_of
+
 Fisher = Literal["empirical", "sampled", "exact"]
+Loss = Callable[[Any, Any], Tensor]  # (output, batch) → one loss per sample, (M,)
 
 
 class Objective(Protocol):
-    """L, one value per sample. Ω = mean_m |∂L_m/∂θ|ᵖ and α = mean_m |∂L_m/∂n|."""
+    """L, one value per sample. Ω = mean_m |∂L_m/∂θ|ᵖ and α = mean_m |∂L_m/∂n|.
+
+    Two more attributes are optional and False by default: `draws_targets` (`targets` draws random numbers) and `by_layer` (L is a sum over
+    layers, and no gradient flows from one layer into another).
+    """
 
     @property
     def power(self) -> int:
         """p of Ω."""
 
-    @property
-    def draws(self) -> bool:
-        """True if `targets` draws random numbers."""
-
-    def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
+    def targets(self, output: Tensor, labels: Any) -> list[tuple[Any, Tensor | None]]:
         """Return the (target, weight) pairs to differentiate, tensors of M rows or None: one pair, or one per class."""
 
-    def value(self, output: Tensor, target: Tensor | None) -> Tensor:
+    def value(self, output: Tensor, target: Any) -> Tensor:
         """Return L_m, (M,)."""
+
+
+def draws_targets(objective: Objective) -> bool:
+    """Return True if the objective draws random numbers, which the members of a fleet would share."""
+    return bool(getattr(objective, "draws_targets", False))
+
+
+def is_by_layer(objective: Objective) -> bool:
+    """Return True if the objective is a sum over layers, each with its input held fixed."""
+    return bool(getattr(objective, "by_layer", False))
 
 
 @dataclass(frozen=True)
@@ -35,18 +49,19 @@ class FunctionNorm:
     """MAS: L = ‖f(x)‖², the squared norm of the output. It needs no labels."""
 
     power: int = 1
-    draws: ClassVar[bool] = False
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
         return [(None, None)]
 
     def value(self, output: Tensor, target: Tensor | None) -> Tensor:
-        return output.flatten(1).square().sum(1)
+        return output.reshape(len(output), -1).square().sum(1)
 
 
 @dataclass(frozen=True)
 class LayerNorms(FunctionNorm):
     """MAS in its local form: L = Σ_l ‖y_l‖², where y_l is the output of layer l with its input held fixed (`importance.layerwise`)."""
+
+    by_layer: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,7 @@ class LogLikelihood:
     power: int = 2
 
     @property
-    def draws(self) -> bool:
+    def draws_targets(self) -> bool:
         return self.fisher == "sampled"
 
     def targets(self, output: Tensor, labels: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
@@ -88,3 +103,51 @@ class LogLikelihood:
             output = output.movedim(1, -1)  # (M, C, H, W) with labels (M, H, W), as for F.cross_entropy
         losses = F.cross_entropy(output.flatten(0, -2), target.flatten().long(), reduction="none", ignore_index=-100)
         return -losses.view(len(output), -1).sum(1)
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """EWC with the user's own loss: L = loss(output, batch), one value per sample. It takes the place of −log p(y|x)."""
+
+    function: Loss
+    power: int = 2
+
+    def targets(self, output: Tensor, labels: Any) -> list[tuple[Any, Tensor | None]]:
+        return [(labels, None)]  # the whole batch: `selfless.importance.eager` passes it instead of labels
+
+    def value(self, output: Tensor, target: Any) -> Tensor:
+        """loss(output, batch), (M,)."""
+        values = self.function(output, target)
+        if not isinstance(values, Tensor) or values.shape != output.shape[:1]:
+            found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(
+                f"loss= must return one loss per sample, a tensor of shape {tuple(output.shape[:1])}, but it returned {found}; use "
+                "reduction='none' in it, and sum over all axes but the first"
+            )
+        return values
+
+
+def with_loss(objective: Objective, loss: Loss | None) -> Objective:
+    """Return the objective with the user's loss in place of log p(y|x); an objective without labels, such as that of MAS, stays."""
+    if loss is None or not isinstance(objective, LogLikelihood):
+        return objective
+    if not callable(loss):
+        raise TypeError(f"loss= takes a function of (output, batch) that returns one loss per sample, not {loss!r}")
+    if objective.fisher != "empirical":
+        raise ValueError(f"loss= takes the labels of the data, but fisher={objective.fisher!r} draws them from the model; leave one out")
+    return OwnLoss(loss, objective.power)
+
+
+def next_token_loss(output: Tensor, batch: Any) -> Tensor:
+    """L_m = −Σ_t log p(y_{t+1} | x_1 … x_t), for causal language models whose labels are not shifted; labels of −100 are ignored.
+
+    output: (M, T, words). The labels (M, T) are `labels` of a dict, as Hugging Face has them, or the second item of a tuple.
+    """
+    labels = labels_of(batch)
+    if labels is None or output.dim() != 3 or labels.shape != output.shape[:2]:
+        found = "none" if labels is None else str(tuple(labels.shape))
+        raise ValueError(
+            f"next_token_loss needs an output (samples, tokens, words) and labels (samples, tokens), not {tuple(output.shape)} and "
+            f"{found}; yield dicts with 'labels', or (tokens, labels)"
+        )
+    return F.cross_entropy(output[:, :-1].transpose(1, 2), labels[:, 1:], ignore_index=-100, reduction="none").sum(1)

@@ -2,26 +2,31 @@
 
 The goal is Σ_m |g_m|ᵖ with g_m = ∂L_m/∂θ (p = 1 for MAS, p = 2 for EWC), for every parameter θ. One forward pass collects the input a of
 each module. One backward pass gives δ, the gradient of the batch **sum** Σ_m L_m at the output of each module. Row m of δ depends on
-sample m alone. `selfless.importance.closed` computes the sum from a and δ.
+sample m alone. `selfless.importance.closed` computes the sum from a and δ as soon as the backward pass reaches the module. Parameters
+outside of such modules go by the operation that uses them (`selfless.importance.uses`).
 
-A closed form is used only after a check that it is exact: the module ran once, its weight is used once in the autograd graph, and
-multiplying L_m by w_m multiplies row m of δ by w_m. All other parameters go through `selfless.importance.fallback`.
+A closed form is used only after a check that it is exact (`selfless.importance.exactness`). All other parameters go through
+`selfless.importance.fallback`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from selfless.functional.shapes import wide
 from selfless.importance.closed import rule_for
-from selfless.importance.fallback import ROUNDING, Chunks, Fallback, weight_rows
+from selfless.importance.exactness import Exactness
+from selfless.importance.fallback import Chunks, Fallback, weight_rows
+from selfless.importance.graph import Graph, Place, Use, stream_gradients
+from selfless.importance.loop import Sums, add_sum
+from selfless.importance.uses import can_join, is_supported
+from selfless.importance.waiting import Pass, WaitingParameter
 from selfless.network.layers import Tap
 from selfless.network.roles import first_tensor, neuron_axis
 
@@ -32,7 +37,7 @@ MEMORY = 128 * 2**20  # default for the bytes that per-sample gradients may take
 class _Call:
     """One call of a module: its input, and where the gradient at its output can be read."""
 
-    a: Tensor
+    a: Tensor | None  # None once it was used
     edge: GradientEdge | None  # None if the output needs no gradient
 
 
@@ -40,7 +45,7 @@ class _Call:
 class Reducer:
     """Hooks on a model that compute Σ_m |∂L_m/∂θ|ᵖ and, for the taps, Σ_m |∂L_m/∂n| from per-sample values L_m.
 
-    Use: `with Reducer(model, taps) as r: r.listen(); out = forward(...); omega, alpha = r.reduce(values, ...)`.
+    Use: `with Reducer(model, taps) as r: r.listen(); out = forward(...); r.reduce(values, omega=omega, alpha=alpha, ...)`.
     """
 
     model: nn.Module
@@ -52,11 +57,14 @@ class Reducer:
     _edges: dict[str, list[tuple[GradientEdge, int]]] = field(default_factory=dict)
     _handles: list[Any] = field(default_factory=list)
     _listening: bool = False
-    _independent: dict[str, bool] = field(default_factory=dict)  # module → row m of δ depends on sample m alone (checked once)
+    _exactness: Exactness = field(init=False)
     _fallback: Fallback = field(init=False)
+    _modules: dict[str, nn.Module] = field(init=False)
+    _parameters: dict[str, nn.Parameter] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._fallback = Fallback(self.model)
+        self._fallback, self._exactness = Fallback(self.model), Exactness(self.model, self.memory)
+        self._modules, self._parameters = dict(self.model.named_modules()), dict(self.model.named_parameters())
 
     def __enter__(self) -> Reducer:
         tied = _tied_parameters(self.model)
@@ -89,6 +97,7 @@ class Reducer:
         """Forget the last forward pass."""
         self._calls, self._edges, self._listening = {}, {}, False
 
+    # ------------------------------------------------------------------------------------------------------------ forward hooks
     def _collect(self, name: str) -> Callable[..., Tensor | None]:
         """Return a forward hook that collects the input of a module and the edge of its output."""
 
@@ -141,6 +150,7 @@ class Reducer:
 
         return hook
 
+    # ------------------------------------------------------------------------------------------------------------ backward pass
     def reduce(
         self,
         values: Tensor,
@@ -148,41 +158,41 @@ class Reducer:
         weights: Tensor | None = None,
         chunks: Chunks | None = None,
         retain: bool = False,
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return (Σ_m w_m |∂L_m/∂θ|ᵖ by parameter, Σ_m w_m |∂L_m/∂n| by tap) for per-sample values L (M,).
+        *,
+        omega: Sums,
+        alpha: Sums | None,
+    ) -> None:
+        """Add Σ_m w_m |∂L_m/∂θ|ᵖ by parameter to `omega`, and Σ_m w_m |∂L_m/∂n| by tap to `alpha`, for per-sample values L (M,).
 
         `chunks(names)` yields per-sample gradients {name: (m, *shape)} of parameters without a closed form.
         """
         self._stop_listening(values)
-        uses = _count_uses(values) if self.wanted else {}
-        exact = self._exact_calls(uses, values) if self.wanted else {}
-        taps = self._tap_edges()
-        edges = [call.edge for call in exact.values() if call.edge is not None] + [edge for _, edge, _ in taps]
-        rest = self._other_parameters(exact, uses)
-        grads = list(torch.autograd.grad(values.sum(), edges, allow_unused=True, retain_graph=retain or bool(rest))) if edges else []
         rows = None if weights is None else (weights if power == 1 else weights.sqrt())
-
-        omega: dict[str, Tensor] = {}
-        for (name, call), delta in zip(exact.items(), grads, strict=False):
-            module = self.model.get_submodule(name)
-            if delta is None:
-                continue  # the module ran, but the output does not depend on it
-            delta, a = wide(delta), call.a if isinstance(module, nn.Embedding) else wide(call.a)
-            rule = rule_for(module)
-            assert rule is not None
-            for key, value in rule(module, a, weight_rows(delta, rows), power, self.memory):
-                omega[f"{name}.{key}" if name else key] = value
+        graph, now = Graph.of(values), Pass(len(values), power, rows, retain)
+        modules = self._exact_modules(graph, values)
+        done = {id(p) for name in modules for p in self._modules[name].parameters(recurse=False)}
+        others = [n for n, p in self._parameters.items() if p.requires_grad and p in graph.counts and id(p) not in done]
+        shared = [self._shared(name, uses, layouts, now, omega) for name, uses, layouts in self._exact_uses(graph, values, others)]
+        rest = [name for name in others if name not in {s.name for s in shared}]
+        places = [self._module_place(name, call, now, omega) for name, call in modules.items()]
+        places += [place for one in shared for place in one.places()]
+        found: dict[int, Tensor] = {}
+        places += self._tap_places(found) if alpha is not None else []
+        stream_gradients(values, graph, places, retain or bool(rest))
+        for one in shared:
+            one.finish()
         if rest:
-            omega |= self._fallback.reduce(rest, values, power, rows, chunks, retain)
+            for name, value in self._fallback.reduce(rest, values, power, rows, chunks, retain).items():
+                add_sum(omega, name, value)
+        if alpha is not None:
+            self._sum_by_tap(found, weights, alpha)
 
-        return omega, self._sum_by_tap(grads[len(grads) - len(taps) :], weights)
-
-    def neurons(self, values: Tensor, weights: Tensor | None = None, retain: bool = False) -> dict[str, Tensor]:
-        """Return only Σ_m w_m |∂L_m/∂n| by tap, of the last forward pass."""
+    def neurons(self, values: Tensor, weights: Tensor | None = None, retain: bool = False, *, alpha: Sums) -> None:
+        """Add only Σ_m w_m |∂L_m/∂n| by tap, of the last forward pass, to `alpha`."""
         self._stop_listening(values)
-        edges = [edge for _, edge, _ in self._tap_edges()]
-        grads = torch.autograd.grad(values.sum(), edges, allow_unused=True, retain_graph=retain) if edges else ()
-        return self._sum_by_tap(grads, weights)
+        found: dict[int, Tensor] = {}
+        stream_gradients(values, Graph.of(values), self._tap_places(found), retain)
+        self._sum_by_tap(found, weights, alpha)
 
     def _stop_listening(self, values: Tensor) -> None:
         """End the collection: during backward, activation checkpointing runs the modules again."""
@@ -190,53 +200,69 @@ class Reducer:
         if not values.requires_grad:
             raise ValueError("the output does not depend on any trainable parameter: nothing to measure. Unfreeze some parameters.")
 
+    # ------------------------------------------------------------------------------------------------------------- closed forms
+    def _exact_modules(self, graph: Graph, values: Tensor) -> dict[str, _Call]:
+        """Return the calls whose closed form is exact: one call, each weight used once, one row per sample."""
+        once: dict[str, _Call] = {}
+        for name, calls in self._calls.items():
+            named = [p for p in self._modules[name].parameters(recurse=False) if p.requires_grad]
+            is_single = len(calls) == 1 and calls[0].edge is not None and all(graph.counts.get(p) == 1 for p in named)
+            if is_single and calls[0].a is not None and calls[0].a.dim() and len(calls[0].a) == len(values):
+                once[name] = calls[0]
+        exact = self._exactness.exact_modules(values, {n: c.edge for n, c in once.items() if c.edge is not None})
+        return {name: call for name, call in once.items() if name in exact}
+
+    def _exact_uses(self, graph: Graph, values: Tensor, names: list[str]) -> list[tuple[str, list[Use], list[str]]]:
+        """Return (parameter, uses, layout of the samples in each) of the parameters all of whose uses have an exact closed form."""
+        every = {name: graph.uses(self._parameters[name], len(values)) for name in names}
+        every = {name: uses for name, uses in every.items() if uses and can_join(uses) and all(is_supported(use) for use in uses)}
+        layouts = self._exactness.exact_uses(values, every)
+        return [(name, every[name], found) for name, found in layouts.items()]
+
+    def _module_place(self, name: str, call: _Call, now: Pass, omega: Sums) -> Place:
+        """Return where δ of a module is read, and the function that adds its sums to `omega`."""
+        module, rule = self._modules[name], rule_for(self._modules[name])
+        assert rule is not None
+        assert call.edge is not None
+
+        def receive(delta: Tensor) -> None:
+            assert call.a is not None
+            a = call.a if isinstance(module, nn.Embedding) else wide(call.a)
+            for key, value in rule(module, a, weight_rows(wide(delta), now.rows), now.power, self.memory):
+                add_sum(omega, f"{name}.{key}" if name else key, value)
+            if not now.retain:
+                call.a = None  # its memory is free from here on
+
+        return call.edge, receive
+
+    def _shared(self, name: str, uses: list[Use], layouts: list[str], now: Pass, omega: Sums) -> WaitingParameter:
+        return WaitingParameter(name, self._parameters[name].shape, uses, layouts, now, self.memory, omega)
+
+    # --------------------------------------------------------------------------------------------------------------------- taps
     def _tap_edges(self) -> list[tuple[str, GradientEdge, int]]:
         """Return (name, edge, axis of the neurons) of each tap, in the order of the forward pass."""
         return [(name, edge, axis) for name, edges in self._edges.items() for edge, axis in edges]
 
-    def _sum_by_tap(self, grads: Sequence[Tensor | None], weights: Tensor | None) -> dict[str, Tensor]:
-        """Return Σ_m w_m |δ_m| by tap, averaged over positions."""
-        alpha: dict[str, Tensor] = {}
-        for (name, _, axis), delta in zip(self._tap_edges(), grads, strict=True):
-            if delta is None and self.lenient:
+    def _tap_places(self, found: dict[int, Tensor]) -> list[Place]:
+        """Return where δ of each tap is read, and functions that put Σ… (see `_sum_by_tap`) into `found` by the number of the tap."""
+
+        def receive(i: int, axis: int, delta: Tensor) -> None:
+            size = wide(delta).abs().movedim(axis, -1)  # (M, positions…, N)
+            found[i] = size.flatten(1, -2).mean(1) if size.dim() > 2 else size
+
+        return [(edge, partial(receive, i, axis)) for i, (_, edge, axis) in enumerate(self._tap_edges())]
+
+    def _sum_by_tap(self, found: Mapping[int, Tensor], weights: Tensor | None, alpha: Sums) -> None:
+        """Add Σ_m w_m |δ_m| by tap; |δ_m| is averaged over positions."""
+        total: Sums = {}
+        for i, (name, _, _) in enumerate(self._tap_edges()):
+            if i not in found and self.lenient:
                 continue
-            if delta is None:
+            if i not in found:
                 raise ValueError(f"layer {name!r} does not reach the output: its activations have no gradient. Choose another layer.")
-            size = weight_rows(wide(delta).abs(), weights).movedim(axis, -1)  # (M, positions…, N)
-            size = size.flatten(1, -2).mean(1) if size.dim() > 2 else size
-            alpha[name] = alpha.get(name, 0) + size.sum(0)
-        return alpha
-
-    def _exact_calls(self, uses: Mapping[Tensor, int], values: Tensor) -> dict[str, _Call]:
-        """Return the calls whose closed form is exact: one call, each weight used once, one row per sample.
-
-        The last condition is checked once per module: with weights w, row m of δ of Σ_m w_m L_m must be w_m times row m of δ of Σ_m L_m.
-        """
-        once: dict[str, _Call] = {}
-        for name, calls in self._calls.items():
-            named = [p for p in self.model.get_submodule(name).parameters(recurse=False) if p.requires_grad]
-            if len(calls) == 1 and calls[0].edge is not None and len(calls[0].a) == len(values) and all(uses.get(p) == 1 for p in named):
-                once[name] = calls[0]
-        unknown = {name: call for name, call in once.items() if name not in self._independent}
-        if unknown and len(values) > 1:
-            edges = [call.edge for call in unknown.values() if call.edge is not None]
-            w = torch.linspace(0.5, 1.5, len(values), device=values.device, dtype=values.dtype)
-            deltas = torch.autograd.grad(values.sum(), edges, retain_graph=True, allow_unused=True)
-            weighted_deltas = torch.autograd.grad((w * values).sum(), edges, retain_graph=True, allow_unused=True)
-            for name, delta, weighted in zip(unknown, deltas, weighted_deltas, strict=True):
-                if delta is not None and weighted is not None and len(delta) == len(w) and 0 < float(delta.abs().max()) < math.inf:
-                    gap = weighted - delta * w.to(delta.dtype).view(-1, *[1] * (delta.dim() - 1))
-                    self._independent[name] = bool(gap.abs().max() <= ROUNDING[delta.dtype] * delta.abs().max())
-                elif delta is not None and len(delta) != len(w):
-                    self._independent[name] = False
-        return {name: call for name, call in once.items() if self._independent.get(name, True)}
-
-    def _other_parameters(self, exact: Mapping[str, Any], uses: Mapping[Tensor, int]) -> list[str]:
-        """Return the trainable parameters that are used but have no exact closed form."""
-        if not self.wanted:
-            return []
-        done = {id(p) for name in exact for p in self.model.get_submodule(name).parameters(recurse=False)}
-        return [n for n, p in self.model.named_parameters() if p.requires_grad and p in uses and id(p) not in done]
+            total[name] = total.get(name, 0) + weight_rows(found[i], weights).sum(0)
+        for name, value in total.items():
+            add_sum(alpha, name, value)
 
 
 def _edge(output: Tensor) -> tuple[GradientEdge | None, Tensor]:
@@ -257,24 +283,3 @@ def _tied_parameters(model: nn.Module) -> set[Tensor]:
         for parameter in module.parameters(recurse=False):
             (tied if parameter in seen else seen).add(parameter)
     return tied
-
-
-def _count_uses(values: Tensor) -> dict[Tensor, int]:
-    """Return how many times each leaf enters the autograd graph of `values`."""
-    counts: dict[Tensor, int] = {}
-    stack, seen = [values.grad_fn], {values.grad_fn}
-    while stack:
-        node = stack.pop()
-        if type(node).__name__ == "CheckpointFunctionBackward":
-            raise ValueError(
-                "the model uses reentrant activation checkpointing, which hides its parameters from autograd; "
-                "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-            )
-        for following, _ in () if node is None else node.next_functions:
-            variable = getattr(following, "variable", None)
-            if variable is not None:
-                counts[variable] = counts.get(variable, 0) + 1
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return counts

@@ -1,7 +1,9 @@
 """`attach`: preservers and sparsifiers for any model and training loop.
 
 Lives here: the `Keeper`, and one module for each of its tasks: collect activations, gate and drop neurons, distil, follow the path of the
-optimizer, anchor. Imports preserve, sparsify and the layers below them; only the command line, benchmarks and users import it.
+optimizer, anchor, inject gradients, store the state and count its memory. Users import it; runs are trained by the engine.
+
+Imports capacity, functional, importance, network, preserve, sparsify and terms. Imported by bench.
 """
 
 from selfless.keeper.entry import attach

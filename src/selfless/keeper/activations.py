@@ -22,6 +22,7 @@ from selfless.network.layers import Layers, Tap, is_automatic, resolve
 from selfless.network.roles import neuron_axis
 
 MOST_PASSES = 64  # warn after this many forward passes without a penalty()
+BEFORE_COMPILING = "attach to the plain model and run it on one batch before torch.compile"
 Activation = Callable[[Tensor], Tensor]
 
 
@@ -38,12 +39,14 @@ def resolve_layers(model: nn.Module, layers: Layers, heads: Sequence[str], compi
     if compiled and incomplete and not automatic:
         raise ValueError(
             f"layer {incomplete[0]!r} is inside a compiled model, where the activation function after it cannot be found; "
-            "name its activation module instead"
+            f"name its activation module instead, or {BEFORE_COMPILING}"
         )
     if compiled:
         taps = {name: tap for name, tap in taps.items() if tap.complete}
     if needed and not taps:
-        raise ValueError("found no layer for the sparsifier; pass layers=[names of activation modules]")
+        where = " in the compiled model, which hides activation functions" if compiled else ""
+        remedy = f", or {BEFORE_COMPILING}" if compiled else ""
+        raise ValueError(f"found no layer for the sparsifier{where}; pass layers=[names of activation modules]{remedy}")
     return taps
 
 
@@ -55,6 +58,9 @@ class Collector:
         self._activations, self._weights = activations, weights
         self._passes: dict[str, list[tuple[Tensor, Activation | None]]] = {}
         self.reached: set[str] = set()
+        self.paused = False  # True while the keeper itself runs the model
+        self.on_pass: Callable[[str, Tensor, Activation | None], None] | None = None  # takes the passes instead of `take`
+        self.on_left_out: Callable[[list[str], int], None] | None = None  # is told which layers "auto" left out
         self.silent: str | None = None  # a layer of layers=[…] without an activation after it
         self._watch: Discovery | None = None
         self._handles: dict[str, Any] = {}
@@ -119,6 +125,8 @@ class Collector:
         silent = [name for name, tap in taps.items() if not tap.complete and name in watch.reached]
         if self.auto:
             taps = {name: tap for name, tap in taps.items() if name not in silent}
+            if silent and taps and self._activations and self.on_left_out is not None:
+                self.on_left_out(silent, len(taps))
         elif silent:
             self.silent = silent[0]
         self.taps = taps
@@ -147,13 +155,16 @@ class Collector:
         """Return a forward hook that collects the activations of a complete tap."""
 
         def hook(module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            if module.training and torch.is_grad_enabled() and is_forward_pass():
+            if module.training and torch.is_grad_enabled() and not self.paused and is_forward_pass():
                 self._add(name, output if tap.activation is None else output.clone(), tap.activation)
 
         return hook
 
     def _add(self, name: str, tensor: Tensor, activation: Activation | None) -> None:
         """Keep one pass of a layer: h, or n and the activation to apply."""
+        if self.on_pass is not None:
+            self.on_pass(name, tensor, activation)
+            return
         passes = self._passes.setdefault(name, [])
         if len(passes) == MOST_PASSES:
             warnings.warn(
@@ -171,10 +182,11 @@ class Collector:
         """Return {layer: h (samples, neurons)} of the passes since the last take or step; several passes become one larger batch."""
         passes, self._passes = self._passes, {}
         self.reached |= set(passes)
-        return {name: self._join(self.taps[name], parts) for name, parts in passes.items()}
+        return {name: self.join(name, parts) for name, parts in passes.items()}
 
-    def _join(self, tap: Tap, parts: list[tuple[Tensor, Activation | None]]) -> Tensor:
+    def join(self, name: str, parts: list[tuple[Tensor, Activation | None]]) -> Tensor:
         """Return several passes of one layer as one tensor (samples, neurons)."""
+        tap = self.taps[name]
         hs = [tensor if activation is None else activation(tensor) for tensor, activation in parts]
         rows = [h if h.dim() == 2 else h.movedim(neuron_axis(h, tap.axis), -1).flatten(0, -2) for h in hs]
         if len({r.shape[1] for r in rows}) > 1:

@@ -64,6 +64,8 @@ def _loss_of_features(
 class HeadInput:
     """Inside `with`: the features that the head reads, which are the input of the last nn.Linear that runs.
 
+    `network.roles.output_layer` is the one registered last; a model with several heads runs another one for each task.
+
     instead   (head, features): the features to replace its input with
     model     None: nothing is read
     """

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from selfless.keeper.keeper import Keeper
+from selfless.keeper.storage import Choice, resolve_choice, resolve_storage
 from selfless.network.layers import Layers
 from selfless.preserve import PRESERVERS, NoPreserver, Preserver
+from selfless.preserve.capabilities import Freezes
 from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import Term, parse
 
@@ -22,6 +25,10 @@ def attach(
     *,
     heads: Sequence[str] = (),
     check_finite: bool = True,
+    inject: bool = False,
+    parameters: Choice | str | Iterable[str] | None = None,
+    state_dtype: torch.dtype | None = None,
+    state_device: torch.device | str | None = None,
 ) -> Keeper:
     """Return a keeper for `model`.
 
@@ -33,16 +40,28 @@ def attach(
     heads         if each task has its own output layer, their names in the order of the tasks: ["heads.0", "heads.1"]. A head may be
                   added to the model later. LwF, IMM, PackNet and HAT treat heads differently from shared parameters.
     check_finite  raise an error if activations are NaN or infinite; this costs one synchronisation per step on a GPU
+    inject        add the gradients of all terms in the backward pass of your loss, instead of `keeper.penalty()` in the loss. Set
+                  `keeper.scale` if the loss is multiplied before backward: a GradScaler, or 1/4 for four accumulated batches.
+    parameters    which parameters are preserved: names of parameters or modules, globs, or a function (name, parameter) → bool
+    state_dtype   torch.bfloat16 stores Ω in half of the memory; θ* keeps the precision of the parameters
+    state_device  "cpu" stores Ω and θ* there; each step then moves them to the model's device, piece by piece for the implicit anchor
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
+    preserver = _term(preserve, PRESERVERS, Preserver, NoPreserver(), "preserve")
+    choice = resolve_choice(parameters, model)
+    if choice is not None and any(isinstance(part, Freezes) for part in preserver.parts):
+        raise ValueError(f"{preserver} keeps old tasks exactly, which needs all parameters; leave parameters= out")
     return Keeper(
         model,
-        _term(preserve, PRESERVERS, Preserver, NoPreserver(), "preserve"),
+        preserver,
         _term(sparsify, SPARSIFIERS, Sparsifier, NoSparsifier(), "sparsify"),
         layers,
         heads,
         check_finite,
+        resolve_storage(state_dtype, state_device),
+        choice,
+        inject,
     )
 
 

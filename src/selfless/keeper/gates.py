@@ -38,6 +38,7 @@ class Gates:
         self._leaves: dict[str, Tensor] = {}
         self.steps, self._batches = 0, 0  # steps so far and batches in this epoch
         self._scale: Tensor | float = 0.0
+        self.on_leaves: Callable[[dict[str, Tensor]], None] | None = None  # is given the gates of a step when they are made
         self._handles = [tap.module.register_forward_hook(Hook(self._gate(name)), prepend=True) for name, tap in taps.items()]
 
     def follow(self, state: State, task: int | None = None) -> None:
@@ -62,6 +63,8 @@ class Gates:
             raise RuntimeError("there are no gates yet: call keeper.begin_epoch(epoch, epochs, batches=len(loader)) before each epoch")
         if not self._leaves:
             self._leaves = {n: g.detach().requires_grad_() for n, g in self.term.gate(self._state, self.share).items()}
+            if self.on_leaves is not None:
+                self.on_leaves(self._leaves)
         return self._leaves
 
     def note_scale(self, scale: Tensor) -> None:

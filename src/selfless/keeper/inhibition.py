@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from selfless.keeper.activations import Collector
+from selfless.keeper.log import Log
+from selfless.keeper.notices import Notices
+from selfless.network.roles import neuron_rows
 from selfless.sparsify import Sparsifier
 
 
@@ -18,30 +22,46 @@ def inhibition(
     alpha: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor],
     training: bool,
+    log: Log,
 ) -> list[Tensor]:
-    """Return λ Σ_l R of every sparsifier: over the activations `found`, over weights, or over all parameters."""
-    costs = []
-    for term in terms:
-        if term.strength > 0 and (training or term.reads != "activations"):
-            costs.append(term.strength * _sum(term, collector, found, alpha, parameters))
+    """Return λ R of every layer `found` in training, and λ R over weights or over all parameters."""
+    costs = weight_costs(terms, collector, parameters, log)
+    if training and any(term.strength > 0 and term.reads == "activations" for term in terms):
+        check_layers(collector)
+        _check_found(collector, found)
+        costs += [layer_cost(terms, name, h, alpha.get(name), log) for name, h in found.items()]
     return costs
 
 
-def _sum(
-    term: Sparsifier, collector: Collector, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
-) -> Tensor:
-    """Σ R, without the strength."""
+def layer_cost(terms: Sequence[Sparsifier], name: str, h: Tensor, alpha: Tensor | None, log: Log) -> Tensor:
+    """Return Σ λ R(h) over the sparsifiers that read activations, for one layer."""
+    on = [term for term in terms if term.strength > 0 and term.reads == "activations"]
+    cost = torch.stack([term.strength * term.penalty(h, alpha) for term in on]).sum()
+    log.add("inhibition", cost)
+    log.add(f"inhibition/{name}", cost)
+    log.add_activity(name, h)
+    return cost
+
+
+def weight_costs(terms: Sequence[Sparsifier], collector: Collector, parameters: Mapping[str, Tensor], log: Log) -> list[Tensor]:
+    """Return λ R of the sparsifiers that read weights or parameters."""
+    costs = []
+    for term in terms:
+        if term.strength > 0 and term.reads != "activations":
+            check_layers(collector)
+            read = list(parameters.values()) if term.reads == "parameters" else _weights(collector)
+            costs.append(term.strength * torch.stack([term.penalty(x) for x in read]).sum())
+            log.add("inhibition", costs[-1])
+    return costs
+
+
+def check_layers(collector: Collector) -> None:
+    """Raise RuntimeError if a layer that was named has no activation after it."""
     if collector.silent:
         raise RuntimeError(
             f"found no activation right after layer {collector.silent!r} (or after a norm that follows it); "
             "name the activation module itself, or use one of torch's activation functions"
         )
-    if term.reads == "parameters":
-        return torch.stack([term.penalty(p) for p in parameters.values()]).sum()
-    if term.reads == "weights":
-        return torch.stack([term.penalty(weight) for weight in _weights(collector)]).sum()
-    _check_found(collector, found)
-    return torch.stack([term.penalty(h, alpha.get(name)) for name, h in found.items()]).sum()
 
 
 def _weights(collector: Collector) -> list[Tensor]:
@@ -50,7 +70,7 @@ def _weights(collector: Collector) -> list[Tensor]:
     missing = [name for name, module in layers if module is None]
     if missing:
         raise ValueError(f"the weights before layer {missing[0]!r} are not known; name the Linear or convolution itself as the layer")
-    return [module.weight for _, module in layers if module is not None]  # type: ignore[misc]
+    return [neuron_rows(module) for _, module in layers if module is not None]
 
 
 def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
@@ -71,12 +91,23 @@ def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
         raise RuntimeError(f"layer {unreached[0]!r} was never reached by a forward pass; remove it from layers= or use it in the model")
 
 
+def check_step(total: Tensor, found: Mapping[str, Tensor], has_explicit_anchor: bool, log: Log, notices: Notices) -> None:
+    """Raise ValueError for a penalty that is not finite, and warn of layers that stay silent. This waits for the device."""
+    activity = {name: share for name, share in log.activity().items() if name in found}
+    values = torch.stack([v.detach().double().reshape(()).to(total.device) for v in (total, *activity.values())]).tolist()
+    if not math.isfinite(values[0]):
+        explain_infinite(found, has_explicit_anchor)
+    notices.check_activity(dict(zip(activity, values[1:], strict=True)))
+
+
 def explain_infinite(found: Mapping[str, Tensor], has_explicit_anchor: bool) -> None:
     """Raise ValueError for a penalty that is not finite. In float16 an overflow is normal: a GradScaler then skips the step."""
     for name, h in found.items():
         if h.dtype == torch.float16:
             return
         if not bool(torch.isfinite(h).all()):
-            raise ValueError(f"layer {name!r} has NaN or infinite activations; lower the learning rate, clip gradients or check the data")
+            raise ValueError(
+                f"layer {name!r} has NaN or infinite activations; lower the learning rate or λ, clip gradients or check the data"
+            )
     remedy = "keeper.anchor_with(optimizer), which is stable at any strength, or " if has_explicit_anchor else ""
     raise ValueError(f"the penalty is not finite, but the activations are; try {remedy}a lower strength or learning rate")

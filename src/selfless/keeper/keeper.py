@@ -14,32 +14,38 @@ the model's parameters, including steps of an optimizer that is created later.
 
 from __future__ import annotations
 
-import math
-import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from selfless.capacity import THRESHOLD, Capacity, count_free
-from selfless.importance import measure
+from selfless.importance.objectives import Loss
 from selfless.importance.reducer import MEMORY
 from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
-from selfless.keeper.anchor import step_sizes
+from selfless.keeper.anchor import has_parameters
 from selfless.keeper.deprecated import OldNames
-from selfless.keeper.inhibition import explain_infinite, inhibition
-from selfless.keeper.optimizers import forget_optimizers, watch_optimizers
+from selfless.keeper.evaluation import evaluated, write
+from selfless.keeper.footprint import Footprint, measure_footprint
+from selfless.keeper.inhibition import check_step, inhibition
+from selfless.keeper.inject import Injector
+from selfless.keeper.log import Log
+from selfless.keeper.measuring import Measuring, measure_task, several_reads
+from selfless.keeper.notices import Notices
+from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, watch_optimizers
 from selfless.keeper.part import Part
+from selfless.keeper.storage import Choice, Storage
 from selfless.network.calling import Forward, check_batches, unwrap
+from selfless.network.describing import Description, describe_taps
 from selfless.network.layers import Layers, Tap, is_automatic
 from selfless.network.roles import within
 from selfless.preserve import State
-from selfless.preserve.base import importance_of, measurements
-from selfless.preserve.capabilities import Anchored, Distils, Encodes, KnowsHeads, Phased, Replays
+from selfless.preserve.base import importance_of
+from selfless.preserve.capabilities import Anchored, Distils, KnowsHeads, Replays
 from selfless.sparsify import Sparsifier
 from selfless.terms import Term
 
@@ -52,7 +58,18 @@ class Keeper(OldNames):
     tasks    the number of tasks that have ended
     """
 
-    def __init__(self, model: nn.Module, preserve: Term, sparsify: Term, layers: Layers, heads: Sequence[str], check_finite: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        preserve: Term,
+        sparsify: Term,
+        layers: Layers,
+        heads: Sequence[str],
+        check_finite: bool,
+        storage: Storage = Storage(),  # noqa: B008
+        choice: Choice | None = None,
+        inject: bool = False,
+    ) -> None:
         if isinstance(heads, str):
             raise TypeError(f"heads= takes a list of names, one per task, not {heads!r}; write heads=[{heads!r}]")
         self.model = unwrap(model)
@@ -64,14 +81,21 @@ class Keeper(OldNames):
         self.implicit = False
         self._attached = True
         self._has_penalty, self._has_step, self._has_epoch = False, False, False  # True if this task had a call or step
-        self._sparsifiers: tuple[Sparsifier, ...] = sparsify.parts
-        reads = {term.reads for term in self._sparsifiers if term.strength > 0}
+        self.sparsifiers: tuple[Sparsifier, ...] = sparsify.parts
+        self.step_log, self.notices = Log(), Notices(self.sparsifiers)
+        self.scale: Any = 1.0  # for inject=True, the factor of the loss in the backward pass: a number, a function or a GradScaler
+        self._choice = choice
+        reads = {term.reads for term in self.sparsifiers if term.strength > 0}
         compiled = self.model is not model or model._compiled_call_impl is not None
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
-        self.parts: list[Part] = [Part(term, self.model, self._parameters(), taps, self.heads) for term in preserve.parts]
+        self._chosen: tuple[Layers, bool] = (layers if is_automatic(layers) else (), compiled)
+        self.parts: list[Part] = [Part(term, self.model, self.preserved(), taps, self.heads, storage) for term in preserve.parts]
         self.collector = Collector(self.model, taps, is_automatic(layers), "activations" in reads, "weights" in reads)
+        self.collector.on_left_out = self.notices.left_out
+        warn_second_keeper(self.model)
         watch_optimizers(self)
-        weakref.finalize(self, _stop, self.collector, self.parts)
+        self.injector = Injector(self) if inject else None
+        weakref.finalize(self, _stop, self.collector, self.parts, self.injector)
 
     @property
     def taps(self) -> dict[str, Tap]:
@@ -105,17 +129,19 @@ class Keeper(OldNames):
         outputs of old heads with those of the network before the task.
         """
         self._check_attached()
-        parameters = self._parameters()
-        self.follow_device()
-        for part in self.parts:
-            part.watch_path(parameters)
-        self._has_penalty = True
+        if self.injector is not None:
+            raise RuntimeError(
+                "this keeper adds its gradients in the backward pass of your loss (inject=True), so keeper.penalty() would count twice; "
+                "leave it out of the loss, or attach without inject=True"
+            )
+        parameters = self.begin_penalty()
         training = torch.is_grad_enabled() and self.model.training
-        self._warn_eval_mode()
+        self.notices.check_mode(self.model)
         found = self.collector.take()
-        costs = inhibition(self._sparsifiers, self.collector, found, self.alpha, parameters, training)
+        self.notices.check_sign(found)
+        costs = inhibition(self.sparsifiers, self.collector, found, self.alpha, self.trainable(), training, self.step_log)
         for part in self.parts:
-            costs += part.costs(parameters, self.tasks, self.implicit, training, self.forwards, batch)
+            costs += part.costs(parameters, self.tasks, self.implicit, training, self.forwards, batch, self.step_log)
             if isinstance(part.term, Distils | Replays):
                 self.collector.drop()  # their own passes are not part of the training loop
         like = costs[0] if costs else next(iter(parameters.values()))
@@ -123,8 +149,8 @@ class Keeper(OldNames):
         zero = torch.zeros((), device=like.device, dtype=dtype, requires_grad=torch.is_grad_enabled())
         cost = torch.stack(costs).sum() if costs else None
         total = zero + cost if cost is not None else zero + 0
-        if self.check_finite and costs and not math.isfinite(total.item()):
-            explain_infinite(found, not self.implicit and any(isinstance(part.term, Anchored) for part in self.parts))
+        if costs:
+            self.check_penalty(found, total)
         for part in self.parts if training else ():
             if part.path is not None:
                 part.path.note_penalty(total, cost)
@@ -132,48 +158,51 @@ class Keeper(OldNames):
                 total.register_hook(part.gates.note_scale)
         return total
 
-    def consolidate(self, batches: Iterable[Any], forward: Forward | None = None, *, memory: int = MEMORY) -> None:
+    def begin_penalty(self) -> dict[str, nn.Parameter]:
+        """Begin the penalty of one backward pass: start a new log, follow the model; return the preserved parameters."""
+        parameters = self.preserved()
+        self.follow_device()
+        self.step_log.begin()
+        for part in self.parts:
+            part.watch_path(parameters)
+        self._has_penalty = True
+        return parameters
+
+    def check_penalty(self, found: Mapping[str, Tensor], cost: Tensor) -> None:
+        """Check activations and their cost, if `check_finite`."""
+        if self.check_finite:
+            explicit = not self.implicit and any(isinstance(part.term, Anchored) for part in self.parts)
+            check_step(cost, found, explicit, self.step_log, self.notices)
+
+    def consolidate(
+        self, batches: Iterable[Any], forward: Forward | None = None, *, loss: Loss | None = None, memory: int = MEMORY
+    ) -> None:
         """End a task: measure Ω and α in one pass over its `batches`, and set θ* to the current parameters.
 
-        `forward(model, batch)` returns the output, for models that take more than x: `lambda m, b: m(b[0], task=2)`. If an error is
-        raised, the keeper is unchanged.
+        `forward(model, batch)` returns the output, for models that take more than x: `lambda m, b: m(b[0], task=2)`. EWC and IMM take
+        `loss(output, batch)`, one loss per sample (M,), in place of −log p(y|x); other methods ignore it. `memory` is how many bytes
+        per-sample gradients may take at a time. If an error is raised, the keeper is unchanged.
         """
         self._check_attached()
         check_batches(batches)
         self.follow_device()
-        parameters = self._parameters()
+        parameters = self.preserved()
         for part in self.parts:
             part.watch_path(parameters)
             part.place_heads(parameters)
         self.collector.drop()
         self._check_head(parameters)
-        passes = measurements([part.term for part in self.parts])
-        if iter(batches) is batches and (len(passes) > 1 or any(isinstance(part.term, Encodes | Replays) for part in self.parts)):
+        if iter(batches) is batches and several_reads(self.parts):
             batches = list(batches)  # a generator can be used only once
-        omegas: list[dict[str, Tensor]] = [{} for _ in self.parts]
-        alpha: dict[str, Tensor] = {}
-        for one in passes:
-            if not one.users and not self.taps:
-                continue
-            found = measure(
-                self.model,
-                self.collector.complete_taps(batches, forward),
-                one.objective,
-                alpha_objective=one.alpha_objective,
-                taps=self._measured_taps() if one.neurons else {},
-                parameters=bool(one.users),
-                estimator=one.estimator,
-                forward=forward,
-                memory=memory,
-                lenient=self.collector.auto,
-            )
-            alpha = found.alpha if one.neurons else alpha
-            for user in one.users:
-                omegas[user] = found.omega
-        states = [part.next_state(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
-        self._warn_forgotten(forward)
-        for part, state in zip(self.parts, states, strict=True):
-            part.end_task(state)
+        no_sparsifier = self.sparsify.strength == 0
+        how = Measuring(forward, loss, memory, no_sparsifier, self._choice)
+        omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
+        ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
+        if self._has_step:
+            needed = [part for part in self.parts if part.needs_penalty(self.tasks, self.implicit)] if not self._has_penalty else None
+            self.notices.check_calls(self.parts, needed, self.tasks, forward, self._has_epoch)
+        for end in ends:
+            end()
         self._has_penalty, self._has_step, self._has_epoch = False, False, False
         self.tasks += 1
         self.forwards.append(forward)
@@ -186,7 +215,7 @@ class Keeper(OldNames):
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"anchor_with takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        if not step_sizes(optimizer, self._names()):
+        if not has_parameters(optimizer, self._names()):
             raise ValueError("the optimizer has none of the model's trainable parameters; build it over model.parameters()")
         self.implicit = True
         return self
@@ -200,14 +229,13 @@ class Keeper(OldNames):
         if not 0 <= epoch < epochs:
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
         self.follow_device()
-        parameters = self._parameters()
+        parameters = self.preserved()
         self._has_epoch = True
         for part in self.parts:
             part.place_heads(parameters)
-            self._write(parameters, part.begin_epoch(parameters, epoch, epochs, batches))
+            write(parameters, part.begin_epoch(parameters, epoch, epochs, batches))
 
-    @contextmanager
-    def evaluating(self, task: int) -> Iterator[nn.Module]:
+    def evaluating(self, task: int) -> AbstractContextManager[nn.Module]:
         """Inside `with`: the model for evaluating task `task`, counted from 0 (PackNet's masks, IMM's merged network, HAT's gates).
 
         Use it in eval mode or under no_grad: in training mode with gradients on, HAT uses the gates of training.
@@ -215,21 +243,7 @@ class Keeper(OldNames):
         if not 0 <= task < max(self.tasks, 1):
             raise ValueError(f"task {task} has not ended yet: {self.tasks} tasks were consolidated so far; count from 0")
         self.follow_device()
-        parameters = self._parameters()
-        before: dict[str, Tensor] = {}
-        for part in self.parts:
-            other = part.evaluated_parameters(parameters, task) if self.tasks else {}
-            before |= {n: parameters[n].detach().clone() for n in other if n not in before}
-            self._write(parameters, other)
-            if part.gates is not None:
-                part.gates.follow(part.state, task if self.tasks else None)
-        try:
-            yield self.model
-        finally:
-            self._write(parameters, before)
-            for part in self.parts:
-                if part.gates is not None:
-                    part.gates.follow(part.state)
+        return evaluated(self.model, self.parts, self.preserved(), task, self.tasks)
 
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Return the free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
@@ -242,6 +256,20 @@ class Keeper(OldNames):
             self.tasks,
             threshold,
         )
+
+    def describe(self) -> Description:
+        """Return a table of every layer: its activation, and why it was taken or left. After the first forward pass it is complete."""
+        layers, compiled = self._chosen
+        return describe_taps(self.model, layers, self.heads, self.taps, compiled)
+
+    def log(self) -> dict[str, float]:
+        """Return the parts of the last step and of the state as floats, for a logger. `selfless.keeper.log` lists the names."""
+        self.follow_device()
+        return self.step_log.read(self.parts, self.trainable(), self.capacity())
+
+    def footprint(self) -> Footprint:
+        """Return the memory that this keeper holds now, by group of the state, and at the peak of the next `consolidate`."""
+        return measure_footprint(self.model, self.parts, self.preserved())
 
     # ------------------------------------------------------------------------------------------------------------ state, ends
     def state_dict(self) -> dict[str, Tensor]:
@@ -268,14 +296,15 @@ class Keeper(OldNames):
             )
         self.forwards, self.alpha, self.tasks = calls, new.alpha, new.tasks
         for part, saved in zip(self.parts, new.states, strict=True):
-            part.load(saved, self._parameters(), new.begun)
+            part.load(saved, self.preserved(), new.begun)
         self.follow_device()
+        self.notices.check_distance(self.parts, self.trainable())
 
     def detach(self) -> None:
         """Remove every hook. The model and its optimizers are then as before `attach`."""
         self._attached = False
         forget_optimizers(self)
-        _stop(self.collector, self.parts)
+        _stop(self.collector, self.parts, self.injector)
 
     def __enter__(self) -> Keeper:
         return self
@@ -295,23 +324,19 @@ class Keeper(OldNames):
         return f"Keeper({self.preserve!r}, {self.sparsify!r}, layers=[{layers}], anchor={anchor}, tasks={self.tasks})"
 
     # ------------------------------------------------------------------------------------------------------ parameters and layers
-    def _parameters(self) -> dict[str, nn.Parameter]:
+    def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters by name."""
-        found = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def preserved(self) -> dict[str, nn.Parameter]:
+        """Return the trainable parameters that are preserved, by name: those that `parameters=` of `attach` chooses."""
+        found = {n: p for n, p in self.trainable().items() if self._choice is None or self._choice(n, p)}
         if not found:
             raise ValueError("the model has no trainable parameters; unfreeze some before attaching or training")
         return found
 
     def _names(self) -> dict[Tensor, str]:
         return {p: n for n, p in self.model.named_parameters() if p.requires_grad}
-
-    @torch.no_grad()
-    def _write(self, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        for name, value in values.items():
-            parameters[name].copy_(value)
-
-    def _measured_taps(self) -> dict[str, Tap]:
-        return {n: t for n, t in self.taps.items() if t.complete or self.sparsify.strength == 0}
 
     def follow_device(self) -> None:
         """Move the state to the device of the model."""
@@ -332,31 +357,6 @@ class Keeper(OldNames):
             if not any(within(name, head) for name in parameters):
                 raise ValueError(f"heads= names {head!r} for task {self.tasks + 1}, but no trainable parameter of the model is in it")
 
-    def _warn_eval_mode(self) -> None:
-        reads = any(term.strength > 0 and term.reads == "activations" for term in self._sparsifiers)
-        if torch.is_grad_enabled() and not self.model.training and reads:
-            warnings.warn("in eval mode keeper.penalty() does not include the sparsifier; call model.train() before training", stacklevel=3)
-
-    def _warn_forgotten(self, forward: Forward | None) -> None:
-        """Warn if this task was trained without a call that a term needs."""
-        if not self._has_step:
-            return
-        needed = [type(term).__name__ for term in self._sparsifiers if term.strength > 0]
-        needed += [type(part.term).__name__ for part in self.parts if part.needs_penalty(self.tasks, self.implicit)]
-        if needed and not self._has_penalty:
-            warnings.warn(f"this task was trained without keeper.penalty(), which {needed[0]} needs in the loss", stacklevel=3)
-        for part in self.parts:
-            has_new_head = part.has_own_heads or forward is not None  # a head that all tasks share is not new and needs no forward=
-            had_warmup = part.has_own_heads and self._has_epoch
-            if isinstance(part.term, Phased) and part.term.warms_up(self.tasks) and has_new_head and not had_warmup:
-                remedy = "call keeper.begin_epoch(epoch, epochs) before every epoch"
-                remedy = remedy if part.has_own_heads else "name the heads of the tasks: attach(…, heads=[…])"
-                warnings.warn(
-                    f"{type(part.term).__name__} trains the head of a new task alone at first, but this task had no warm-up: {remedy}, "
-                    "or set warmup=0",
-                    stacklevel=3,
-                )
-
     # --------------------------------------------------------------------------------------------------------- optimizer steps
     @torch.no_grad()
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -366,8 +366,12 @@ class Keeper(OldNames):
             return
         self._has_step = True
         self.collector.drop()
+        if self.injector is not None:
+            self.injector.drop()
+        if self.tasks and any(part.is_on for part in self.parts):
+            self.notices.check_statistics(self.model, self.tasks)
         self.follow_device()
-        parameters = self._parameters()
+        parameters = self.preserved()
         for part in self.parts:
             if part.drops is not None:
                 part.drops.end_step()
@@ -375,13 +379,15 @@ class Keeper(OldNames):
                 part.pull(optimizer, parameters, names)
             part.step_gates(optimizer.param_groups[0]["lr"])
         for part in self.parts:
-            self._write(parameters, part.project(parameters))
+            write(parameters, part.project(parameters))
         for part in self.parts:
             part.observe()
 
 
-def _stop(collector: Collector, parts: Sequence[Part]) -> None:
+def _stop(collector: Collector, parts: Sequence[Part], injector: Injector | None) -> None:
     """Remove all hooks; also called when the keeper is garbage-collected."""
     collector.stop()
+    if injector is not None:
+        injector.stop()
     for part in parts:
         part.stop()

@@ -6,16 +6,20 @@ while an optimizer step iterates over its hooks.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from functools import cache
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class StepListener(Protocol):
     """An object that is called after optimizer steps."""
+
+    model: nn.Module
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None: ...
 
@@ -27,6 +31,16 @@ def watch_optimizers(keeper: StepListener) -> None:
     """Call keeper.after_step after every step of any optimizer, from now on. The reference to the keeper is weak."""
     _register_once()
     _LISTENERS.add(keeper)
+
+
+def warn_second_keeper(model: nn.Module) -> None:
+    """Warn if a keeper is already attached to this model."""
+    if any(keeper.model is model for keeper in list(_LISTENERS)):
+        warnings.warn(
+            "this model already has a keeper, and its penalty still counts: call detach() on the old one first, or attach one keeper with "
+            "a sum of terms, such as LwF(1) + MAS(0.1)",
+            stacklevel=4,
+        )
 
 
 def forget_optimizers(keeper: StepListener) -> None:

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.keeper.anchor import step_sizes
+from selfless.keeper import pieces
+from selfless.keeper.anchor import Pull
 from selfless.keeper.distillation import distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates
+from selfless.keeper.log import Log
 from selfless.keeper.memory import fill_memory, replay_cost
 from selfless.keeper.path import PathWatch
+from selfless.keeper.storage import Storage
 from selfless.network.calling import Forward
 from selfless.network.layers import Tap
 from selfless.network.roles import within
@@ -32,14 +35,24 @@ from selfless.preserve.capabilities import (
     Projects,
     Replays,
 )  # fmt: skip
+from selfless.preserve.groups import check_groups
 
 Parameters = Mapping[str, nn.Parameter]
+Tensors = Mapping[str, Tensor]
 
 
 class Part:
     """A preserver that is attached to a model. Setting `state` also updates the hooks."""
 
-    def __init__(self, term: Preserver, model: nn.Module, parameters: Parameters, taps: Mapping[str, Tap], heads: Sequence[str]) -> None:
+    def __init__(
+        self,
+        term: Preserver,
+        model: nn.Module,
+        parameters: Parameters,
+        taps: Mapping[str, Tap],
+        heads: Sequence[str],
+        storage: Storage = Storage(),  # noqa: B008
+    ) -> None:
         self.term, self.model, self.heads = term, model, tuple(heads)
         if isinstance(term, Freezes):
             term.check_network(n for n, _ in model.named_buffers())
@@ -49,46 +62,81 @@ class Part:
         self.path_started = False  # True after the first penalty() of the task
         self.has_own_heads = False  # True if the heads of single tasks are known
         self.draw_noise: Callable[[int], Tensor] = torch.randn
-        self._shares: tuple[Any, dict[str, Tensor]] | None = None
-        self._state: State = term.init(parameters)
+        self._pull = Pull()
+        self.storage = storage
+        self._state: State = storage.store(term, term.init(parameters), parameters)
         self.place_heads(parameters)
         if isinstance(term, Gated):
             self.gates = Gates(model, taps, term)
             self.state = term.wire(self.state, self.gates.wiring)
         if isinstance(term, Drops) and term.drop_rate > 0:
+            if not storage.is_plain:
+                raise ValueError(f"{type(term).__name__} with dropped nodes reads θ* in every pass; leave state_dtype and state_device out")
             self.drops = DroppedNodes(model, term, heads)
+        check_groups(term, self.state, parameters)
 
     @property
     def state(self) -> State:
+        """The state as it is stored."""
         return self._state
 
     @state.setter
     def state(self, state: State) -> None:
-        self._state = state
+        self._state = self.storage.store(self.term, state, dict(self.model.named_parameters()) if not self.storage.is_plain else {})
         for hooks in (self.gates, self.drops):
             if hooks is not None:
                 hooks.follow(state)
+
+    @property
+    def loaded(self) -> State:
+        """The state as the preserver computes with it: on the device of the model, in at least float32."""
+        return self.storage.load_state(self.state, next(self.model.parameters()).device)
 
     @property
     def is_on(self) -> bool:
         return self.term.strength > 0
 
     # ------------------------------------------------------------------------------------------------------------- in the loss
-    def costs(self, parameters: Parameters, tasks: int, implicit: bool, training: bool, forwards: Any, batch: Any) -> list[Tensor]:
+    def penalty(self, parameters: Parameters, tasks: int, implicit: bool, log: Log) -> list[Tensor]:
+        """Return the penalty on θ with its strength; none in the first task, and none if the anchor is implicit."""
+        term = self.term
+        if not (self.is_on and tasks and term.penalises) or (implicit and isinstance(term, Anchored)):
+            return []
+        self.check_shapes(parameters)
+        cost = term.strength * term.penalty(self.loaded, parameters)
+        if not isinstance(term, Anchored):
+            log.add("penalty", cost)
+        return [cost]
+
+    def costs(
+        self, parameters: Parameters, tasks: int, implicit: bool, training: bool, forwards: Any, batch: Any, log: Log
+    ) -> list[Tensor]:
         """Return the terms of the loss, with their strength: penalty, gates, distillation, replay."""
-        term, found = self.term, list[Tensor]()
-        if self.is_on and tasks and term.penalises and not (implicit and isinstance(term, Anchored)):
-            self.check_shapes(parameters)
-            found.append(term.strength * term.penalty(self.state, parameters))
+        term, found = self.term, self.penalty(parameters, tasks, implicit, log)
         if self.gates is not None and training and isinstance(term, Gated):
             self.gates.follow(self.state)
             found.append(term.strength * term.gate_penalty(self.state, self.gates.leaves()))
+            log.add("gates", found[-1])
         if isinstance(term, Distils) and self.is_on and tasks:
             self.check_shapes(parameters)
-            found.append(term.strength * distillation(self.model, term, self.state, forwards, batch))
-        if isinstance(term, Replays) and self.is_on and tasks:
-            found.append(term.strength * replay_cost(self.model, term, self.state, forwards))
-        return found
+            found.append(term.strength * distillation(self.model, term, self.loaded, forwards, batch))
+            log.add("distillation", found[-1])
+        return found + self.replay(tasks, forwards, log)
+
+    def replay(self, tasks: int, forwards: Any, log: Log) -> list[Tensor]:
+        """Return the loss on old samples with its strength; none in the first task."""
+        if not isinstance(self.term, Replays) or not self.is_on or not tasks:
+            return []
+        cost = self.term.strength * replay_cost(self.model, self.term, self.loaded, forwards)
+        log.add("replayed", cost)
+        return [cost]
+
+    def star(self) -> tuple[Tensors, Tensors | None]:
+        """Return (θ*, Ω as they are stored) of the last task; Ω is None for a preserver that has no anchor, both are empty without θ*."""
+        if isinstance(self.term, Anchored):
+            anchor = self.term.anchor(self.state)
+            return anchor.star, anchor.omega
+        return (self.term.teacher(self.state), None) if isinstance(self.term, Distils) else ({}, None)
 
     def needs_penalty(self, tasks: int, implicit: bool) -> bool:
         """Return True if the loss of this task must contain keeper.penalty()."""
@@ -110,25 +158,15 @@ class Part:
                 self.state = term.start_gates(self.state, self.draw_noise(term.gate_count(self.state)))
             self.gates.follow(self.state)
         if isinstance(term, Phased) and term.starts_phase(epoch, epochs):
-            self.state, changed = term.begin_phase(self.state, _values(parameters), epoch, epochs)
+            self.state, changed = term.begin_phase(self.loaded, _values(parameters), epoch, epochs)
         return changed
 
     # ------------------------------------------------------------------------------------------------- after an optimizer step
     def pull(self, optimizer: torch.optim.Optimizer, parameters: Parameters, names: Mapping[Tensor, str]) -> None:
-        """Apply the implicit anchor, θ ← θ + share · (θ* − θ). The shares are cached while the step sizes are plain numbers and stay."""
-        if not isinstance(self.term, Anchored) or not self.is_on:
-            return
-        anchor, key = self.term.anchor(self.state), _plain_steps(optimizer, names)
-        if key is None or self._shares is None or self._shares[0] != key:
+        """Apply the implicit anchor, θ ← θ + share · (θ* − θ)."""
+        if isinstance(self.term, Anchored) and self.is_on:
             self.check_shapes(parameters)
-            steps = {n: s * self.term.strength for n, s in step_sizes(optimizer, names).items()}
-            self._shares = (key, anchor.shares(steps))
-        for name, share in self._shares[1].items():
-            p, star = parameters[name], anchor.star[name]
-            if p.dtype == star.dtype:
-                p.lerp_(star, share)
-            else:
-                p.copy_(torch.lerp(p.to(star.dtype), star, share))
+            self._pull(optimizer, names, self.term.anchor(self.state), self.term.strength)
 
     def step_gates(self, lr: float | Tensor) -> None:
         """Take the training step of the gates."""
@@ -138,7 +176,7 @@ class Part:
 
     def project(self, parameters: Parameters) -> dict[str, Tensor]:
         """Return the corrected values of the parameters that the step must not change."""
-        return self.term.project(self.state, _values(parameters)) if isinstance(self.term, Projects) else {}
+        return self.term.project(self.loaded, _values(parameters)) if isinstance(self.term, Projects) else {}
 
     def watch_path(self, parameters: Parameters) -> None:
         """Start the path at the first penalty of a task; later, observe a step that no optimizer reported."""
@@ -148,20 +186,20 @@ class Part:
         if not self.path_started:
             self.path_started = True
             self.path.begin()
-            self.state = self.term.start_path(self.state, _values(parameters))
+            self.state = self.term.start_path(self.loaded, _values(parameters))
         elif self.path.moved():
             self.observe()
 
     def observe(self) -> None:
         """Pass the last step to the preserver."""
         if self.path is not None and self.path_started and isinstance(self.term, Observes):
-            self.state = self.term.observe(self.state, *self.path.step())
+            self.state = self.term.observe(self.loaded, *self.path.step())
 
     # ------------------------------------------------------------------------------------------------------------------ a task
-    def next_state(
-        self, parameters: Parameters, omega: Mapping[str, Tensor], batches: Iterable[Any], forward: Forward | None, task: int
-    ) -> State:
-        """Return the state after a task. It is checked, and nothing is changed yet: `end_task` takes it over."""
+    def prepare_end(
+        self, parameters: Parameters, omega: dict[str, Tensor], batches: Iterable[Any], forward: Forward | None, task: int
+    ) -> Callable[[], None]:
+        """Check the end of a task and return the function that ends it. Before its call nothing is changed; it empties `omega`."""
         state, values = self.state, _values(parameters)
         self.check_shapes(values)
         if isinstance(self.term, Encodes):
@@ -169,23 +207,23 @@ class Part:
             state = self.term.add_encoder(state, encoders[0])
         if isinstance(self.term, Replays):
             state = fill_memory(self.model, self.term, state, batches, forward, task)
-        state = self.term.consolidate(state, values, omega)
-        for name, value in (self.term.importance(state) or {}).items():
-            if not bool(torch.isfinite(value).all()):
-                raise ValueError(
-                    f"the importance of {name!r} is not finite; did training diverge? Lower the learning rate or clip gradients"
-                )
-        return state
+        if self.term.splits != "whole":
+            pieces.check_consolidation(self.term, state, values, omega, self.storage)
+            return lambda: self._end_task(pieces.consolidate(self.term, state, values, omega, self.storage))
+        new = self.term.consolidate(self.storage.load_state(state, next(iter(values.values())).device), values, omega)
+        for name, value in (self.term.importance(new) or {}).items():
+            pieces.check_importance(name, value)
+        return lambda: self._end_task(new)
 
-    def end_task(self, state: State) -> None:
-        """End the task with the state that `next_state` returned."""
-        self._shares, self.path_started = None, False
+    def _end_task(self, state: State) -> None:
+        self._pull.forget()
+        self.path_started = False
         self.state = state
 
     def evaluated_parameters(self, parameters: Parameters, task: int) -> dict[str, Tensor]:
         """Return the parameters that a task is evaluated with; only those that differ from the current ones."""
         term = self.term
-        return term.evaluated_parameters(self.state, _values(parameters), task) if isinstance(term, Evaluates) else {}
+        return term.evaluated_parameters(self.loaded, _values(parameters), task) if isinstance(term, Evaluates) else {}
 
     def place_heads(self, parameters: Mapping[str, Tensor]) -> None:
         """Tell the preserver which parameters belong to the head of a single task, by the names in `heads`."""
@@ -217,17 +255,23 @@ class Part:
 
     def move_to(self, device: torch.device) -> None:
         """Move the state to a device."""
-        if any(t.device != device for tensors in self.state.values() for t in tensors.values()):
-            self._shares = None
-            self.state = {g: {n: t.to(device) for n, t in tensors.items()} for g, tensors in self.state.items()}
+        away = {group.name for group in self.term.groups if group.like_parameter} if self.storage.device is not None else set()
+        if any(t.device != device for g, tensors in self.state.items() if g not in away for t in tensors.values()):
+            self._pull.forget()
+            self.state = {g: ts if g in away else {n: t.to(device) for n, t in ts.items()} for g, ts in self.state.items()}
 
     def load(self, state: State, parameters: Parameters, path_started: bool) -> None:
         """Use a state that was saved."""
-        self._shares, self.path_started = None, path_started
+        self._pull.forget()
+        self.path_started = path_started
         self.state = state
         if self.path is not None:
             self.path.follow(parameters)
             self.path.begin()
+
+    def buffers(self) -> dict[str, int]:
+        """Return the bytes of the tensors that follow the path of the optimizer, besides the state."""
+        return {} if self.path is None else {"path buffers": self.path.nbytes()}
 
     def stop(self) -> None:
         """Remove every hook."""
@@ -238,13 +282,3 @@ class Part:
 
 def _values(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: p.detach() for n, p in parameters.items()}
-
-
-def _plain_steps(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Any:
-    """Return the settings that the step sizes depend on; None for optimizers with a step size per entry."""
-    groups = [(g["lr"], g.get("momentum"), g.get("dampening")) for g in optimizer.param_groups]
-    if any(isinstance(g[0], Tensor) for g in groups) or any(
-        "square" in k or "sq" in k or k == "sum" for s in optimizer.state.values() for k in s
-    ):
-        return None
-    return str(groups), tuple((i, id(p)) for i, g in enumerate(optimizer.param_groups) for p in g["params"] if p in names)

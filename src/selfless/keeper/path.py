@@ -71,14 +71,22 @@ class PathWatch:
             found = {n: g for n, g in zip(self._parameters, grads, strict=True) if g is not None}
 
         def add(scale: Tensor) -> None:
-            if all(p.grad is None or not bool(p.grad.any()) for p in self._parameters.values()):
-                self._reset()  # gradients were set to zero: a step that a GradScaler skipped does not count
-            self._scale = self._scale + scale.detach()
-            total = self._penalty_gradients
-            for name, g in found.items():
-                total[name] = total[name] + scale * g if name in total else scale * g
+            self.begin_backward(scale)
+            self.add_penalty({name: scale * g for name, g in found.items()})
 
         penalty.register_hook(add)
+
+    def begin_backward(self, scale: Tensor) -> None:
+        """Note a backward pass of a loss with the factor `scale`, before any gradient has accumulated."""
+        if all(p.grad is None or not bool(p.grad.any()) for p in self._parameters.values()):
+            self._reset()  # gradients were set to zero: a step that a GradScaler skipped does not count
+        self._scale = self._scale + scale.detach()
+
+    def add_penalty(self, gradients: Mapping[str, Tensor]) -> None:
+        """Add s_j ∂penalty_j/∂θ of a part of the penalty."""
+        total = self._penalty_gradients
+        for name, g in gradients.items():
+            total[name] = total[name] + g if name in total else g
 
     def moved(self) -> bool:
         """Return True if parameters were changed in place since the last step; an optimizer's step is reported by its hook."""
@@ -90,13 +98,17 @@ class PathWatch:
         scale = self._scale if isinstance(self._scale, Tensor) else 1.0  # the loss had no penalty, so its scale is unknown
         penalty = self._penalty_gradients
         task = {n: (g - penalty[n] if n in penalty else g) / scale for n, g in gradients.items() if n in self._parameters}
-        before = {n: self._before[n] for n in task}
-        after = {n: self._parameters[n].detach().clone() for n in task}
+        before, after = {n: self._before[n] for n in task}, {n: self._parameters[n].detach() for n in task}
         self.begin()
         return before, after, task
 
     def _reset(self) -> None:
         self._gradients, self._penalty_gradients, self._scale = {}, {}, 0.0
+
+    def nbytes(self) -> int:
+        """Return the bytes of the copies: θ before a step, its gradient and that of the penalty."""
+        copies = (self._before, self._gradients, self._penalty_gradients)
+        return sum(t.numel() * t.element_size() for tensors in copies for t in tensors.values())
 
     def stop(self) -> None:
         """Remove the hooks."""

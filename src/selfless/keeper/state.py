@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from selfless.network.layers import Tap
+from selfless.network.roles import output_width
 from selfless.preserve import Preserver, State
 
 PLAIN = ("tasks", "method", "begun", "called")
@@ -94,7 +95,7 @@ def check(learned: Learned, terms: Sequence[Preserver], shapes: Mapping[str, tor
     for name, a in learned.alpha.items():
         if name not in taps:
             raise ValueError(f"the state has layer {name!r}, but this keeper has {', '.join(taps) or 'none'}; attach with the same layers")
-        width = getattr(taps[name].weighted, "out_features", getattr(taps[name].weighted, "out_channels", None))
+        width = output_width(taps[name].weighted)
         if a.dim() != 1 or (width is not None and width % len(a) != 0):
             raise ValueError(
                 f"layer {name!r} has {width} neurons, but its importance in the state has shape {tuple(a.shape)}; "

@@ -15,12 +15,12 @@ Forward = Callable[[nn.Module, Any], Any]
 class CalledModel(nn.Module):
     """A model and the function that calls it, as one module: `torch.func.functional_call` needs a module."""
 
-    def __init__(self, model: nn.Module, forward: Forward | None) -> None:
+    def __init__(self, model: nn.Module, forward: Forward | None, *, keep_shape: bool = False) -> None:
         super().__init__()
-        self.model, self.call = model, forward
+        self.model, self.call, self.keep_shape = model, forward, keep_shape
 
     def forward(self, batch: Any) -> Tensor:
-        return run_batch(self.model, batch, self.call)
+        return run_batch(self.model, batch, self.call, keep_shape=self.keep_shape)
 
 
 def check_batches(batches: Any) -> None:
@@ -38,8 +38,11 @@ def check_batches(batches: Any) -> None:
         raise TypeError(f"batches must be an iterable of batches, not {batches!r}; pass the task's DataLoader")
 
 
-def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None) -> Tensor:
-    """Return the output on a batch: model(x) for x or (x, y, …), model(**batch) for a dict, or `.logits` of what that returns."""
+def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None, *, keep_shape: bool = False) -> Tensor:
+    """Return the output on a batch: model(x) for x or (x, y, …), model(**batch) for a dict, or `.logits` of what that returns.
+
+    An output (M,) becomes (M, 1), unless `keep_shape`.
+    """
     if forward is not None:
         output = forward(model, batch)
     else:
@@ -53,7 +56,7 @@ def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None) -> T
         output = output["logits"] if isinstance(output, dict) else getattr(output, "logits", None)
         if not isinstance(output, Tensor):
             raise TypeError("the model's output is not a tensor and has no .logits; pass forward=lambda model, batch: <the output tensor>")
-    if output.dim() < 2:
+    if output.dim() < 2 and not keep_shape:
         output = output.unsqueeze(-1) if output.dim() == 1 else output.view(1, 1)
     return output
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from selfless.network.layers import Tap
-from selfless.network.roles import NORMS, WEIGHTED, feature_axis, first_tensor, is_activation
+from selfless.network.roles import NORMS, adapted_layer, feature_axis, first_tensor, is_activation, is_weighted
 
 # Pointwise functions that count as an activation when they are applied to a layer's output.
 _FUNCTIONS = {
@@ -50,7 +50,10 @@ class Discovery:
     def start(self) -> None:
         """Place the hooks. Call it right before the forward pass."""
         for name, module in self.model.named_modules():
-            if not any(True for _ in module.children()):
+            inner = adapted_layer(module)
+            if inner is not None:
+                self._sources[name] = f"{name}.{inner}" if name else inner  # n of the layer is the output of its adapter
+            if inner is not None or not any(True for _ in module.children()):
                 self._handles.append(module.register_forward_hook(self._hook(name), with_kwargs=True))
         self._mode = _FunctionWatch(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -95,6 +98,7 @@ class Discovery:
             result: Tensor = out_of_place(n, *others, **options)
             return result
 
+        activation.__name__ = name
         self._note_activation(source[1], activation, (args[0].clone(), activation))
 
     def _note_activation(self, source: str, activation: Callable[[Tensor], Tensor], seen: tuple[Tensor, Any]) -> None:
@@ -121,7 +125,7 @@ class Discovery:
         before: str | None = name
         while tap.weighted is None and before is not None:
             module = self.model.get_submodule(before)
-            tap = replace(tap, weighted=module) if isinstance(module, WEIGHTED) else tap
+            tap = replace(tap, weighted=module) if is_weighted(module) else tap
             before = self._sources.get(before)
         return tap
 

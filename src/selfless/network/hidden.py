@@ -1,4 +1,4 @@
-"""The hidden layers of a run's network: the activation modules that its class names, or those after its hidden linear layers."""
+"""The hidden activations of a run's network: the activation modules that its class names, or those after its hidden linear layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_ACTIVATIONS = (
 )
 
 
-def hidden_layers(model: nn.Module, *, conv: bool = False) -> tuple[str, ...]:
+def hidden_activations(model: nn.Module, *, conv: bool = False) -> tuple[str, ...]:
     """Return the names in `model.hidden` (with conv=True in `model.hidden_conv`), after checking them.
 
     For a model without that attribute, return the activation modules after each Linear (with conv=True: each convolution), except after
@@ -40,7 +40,7 @@ def hidden_layers(model: nn.Module, *, conv: bool = False) -> tuple[str, ...]:
 
 
 def _find_hidden(model: nn.Module, conv: bool) -> tuple[str, ...]:
-    """Find the activations described in `hidden_layers`, in the order in which the modules are defined."""
+    """Find the activations described in `hidden_activations`, in the order in which the modules are defined."""
     leaves = [(key, m) for key, m in model.named_modules(remove_duplicate=False) if next(m.children(), None) is None]
     linears = [i for i, (_, m) in enumerate(leaves) if isinstance(m, nn.Linear)]
     found: dict[nn.Module, str] = {}

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from selfless.network.roles import NORMS, WEIGHTED, feature_axis, hidden_layers, is_activation, is_known_activation, registered_axis
+from selfless.network.roles import (
+    NORMS,
+    WEIGHTED,
+    adapters,
+    feature_axis,
+    hidden_layers,
+    is_activation,
+    is_known_activation,
+    is_weighted,
+    registered_axis,
+)
 
 Layers = str | nn.Module | Iterable[str | nn.Module]
 
@@ -45,7 +55,7 @@ def resolve(model: nn.Module, layers: Layers, heads: Iterable[str] = ()) -> dict
     A tap whose activation only a forward pass can show is not complete yet. "auto" and "all" leave out the `heads`. Without `heads` they
     leave out the layer that was registered last, unless the heads are added later (the model has an empty ModuleList or ModuleDict).
     """
-    modules = dict(model.named_modules())
+    modules, wrapped = dict(model.named_modules()), adapters(model)
     if is_automatic(layers):
         hidden = hidden_layers(model, heads, WEIGHTED if layers == "all" else nn.Linear)
         if not hidden:
@@ -54,12 +64,12 @@ def resolve(model: nn.Module, layers: Layers, heads: Iterable[str] = ()) -> dict
                 f"layers={layers!r} found no hidden {what} in the model (the last one counts as the head, unless heads= names others). "
                 "Pass the names of activation modules: layers=['act1', …]"
             )
-        return {name: _tap_from_tree(model, name, modules[name]) for name in hidden}
+        return {name: _tap_from_tree(model, name, modules[name], wrapped) for name in hidden}
     if not isinstance(layers, (str, nn.Module, Iterable)):
         raise TypeError(f"layers= takes names, globs, modules, 'auto' or 'all', not {layers!r}")
     wanted = [layers] if isinstance(layers, (str, nn.Module)) else list(layers)
     found = {name for item in wanted for name in _find_names(item, modules)}
-    return {name: _tap_from_tree(model, name, modules[name]) for name in modules if name in found}
+    return {name: _tap_from_tree(model, name, modules[name], wrapped) for name in modules if name in found}
 
 
 def _find_names(item: str | nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
@@ -76,7 +86,7 @@ def _find_names(item: str | nn.Module, modules: Mapping[str, nn.Module]) -> list
     names = []
     if any(c in item for c in "*?["):
         names = fnmatch.filter((n for n in modules if n), item)
-        names = [n for n in names if is_activation(modules[n])] or [n for n in names if isinstance(modules[n], WEIGHTED)]
+        names = [n for n in names if is_activation(modules[n])] or [n for n in names if is_weighted(modules[n])]
     if not names:
         leaves = [n for n, m in modules.items() if n and not any(True for _ in m.children())]
         close = difflib.get_close_matches(item, leaves, n=1)
@@ -86,23 +96,35 @@ def _find_names(item: str | nn.Module, modules: Mapping[str, nn.Module]) -> list
     return names
 
 
-def _tap_from_tree(model: nn.Module, name: str, module: nn.Module) -> Tap:
+def _tap_from_tree(model: nn.Module, name: str, module: nn.Module, wrapped: Mapping[str, str]) -> Tap:
     """Return the tap as far as the module tree shows it: an activation module is its own tap; in nn.Sequential the next module is known.
 
     An activation module that is used in two places would mix two layers. Then the tap is the module before it.
     """
     if is_activation(module):
         before = _neighbour(model, name, -1)
-        weighted = before if isinstance(before, WEIGHTED) else None
+        weighted = before if is_weighted(before) else None
         return Tap(module, at_input=True, weighted=weighted, axis=feature_axis(before) or registered_axis(model, name))
-    weighted = module if isinstance(module, WEIGHTED) else None
-    after = _neighbour(model, name, +1)
+    weighted = module if is_weighted(module) else None
+    place = wrapped.get(name, name)  # the activation follows the adapter, not the layer inside it
+    output, axis = model.get_submodule(place), feature_axis(module)
+    after = _neighbour(model, place, +1)
     if after is not None and is_known_activation(after):
         if _count_places(model, after) == 1:
-            return Tap(after, at_input=True, weighted=weighted, axis=feature_axis(module))
-        if not any(isinstance(m, NORMS) for m in _modules_between(model, name, after)):
-            return Tap(module, at_input=False, weighted=weighted, activation=after, axis=feature_axis(module))
-    return Tap(module, at_input=False, weighted=weighted, axis=feature_axis(module))
+            return Tap(after, at_input=True, weighted=weighted, axis=axis)
+        if not any(isinstance(m, NORMS) for m in _modules_between(model, place, after)):
+            return Tap(output, at_input=False, weighted=weighted, activation=after, axis=axis)
+    return Tap(output, at_input=False, weighted=weighted, activation=_activation_of_torch_layer(model, place), axis=axis)
+
+
+def _activation_of_torch_layer(model: nn.Module, name: str) -> Callable[[Tensor], Tensor] | None:
+    """Return the activation after `linear1` of torch's transformer layers, which is a function; a compiled model does not show it."""
+    parent_name, _, child = name.rpartition(".")
+    parent = model.get_submodule(parent_name)
+    if child != "linear1" or type(parent) not in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
+        return None
+    activation: Callable[[Tensor], Tensor] = parent.activation  # type: ignore[assignment]
+    return activation
 
 
 def _count_places(model: nn.Module, module: nn.Module) -> int:

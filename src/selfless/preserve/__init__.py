@@ -1,7 +1,9 @@
 """Preservers: methods that keep old tasks from being forgotten. One file per family, one entry in `PRESERVERS` per method.
 
-Lives here: the base class, the capabilities that a method may have, and the methods. Imports functional, network and importance;
-spec, the keeper and the engine import it.
+Lives here: the base class, the capabilities that a method may have, and the methods.
+
+Imports functional, importance, network and terms.
+Imported by bench, cli, engine, experiments, keeper, runner, spec and trained.
 """
 
 from selfless.preserve.base import Group, NoPreserver, Preserver

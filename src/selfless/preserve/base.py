@@ -13,15 +13,22 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from selfless.importance import Estimator, FunctionNorm, Objective
+from selfless.importance.objectives import draws_targets
 from selfless.preserve.capabilities import Distils, Evaluates, Freezes, Gated, Phased, Projects, Replays, State, Tensors
-from selfless.preserve.deprecated import adopt_old_names
+from selfless.preserve.deprecated import adopt_old_names, read_old_name
 from selfless.terms import Term
+
+# The precision a keeper may store a group in. "full": always as it is, as many small changes add up in it. "parameter": it holds values of
+# parameters, so their precision is enough. "low": it holds importances, where a relative error of 0.4 % does no harm.
+Precision = Literal["full", "parameter", "low"]
+# How `consolidate` may be called: for everything at once, for one parameter at a time, or for some entries of a parameter at a time.
+Splits = Literal["whole", "parameters", "entries"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class Group:
     name: str
     like_parameter: bool = True  # each tensor has the shape of the parameter it is named after
     changes_in_step: bool = False  # a training step changes it; the tensors must keep their shapes in a step
+    precision: Precision = "full"
 
 
 def _reads_strength(cls: type) -> bool:
@@ -53,6 +61,7 @@ class Preserver(Term):
     retired: ClassVar[tuple[str, ...]] = ()  # groups that earlier versions saved; they are skipped when a state is read
     measures: ClassVar[bool] = False  # True if `consolidate` needs Ω, measured on the task's data
     same_strength: ClassVar[bool] = False  # True if all members of a fleet must have the same strength
+    splits: ClassVar[Splits] = "whole"  # a keeper calls `consolidate` in parts where it can, which needs less memory
     keeps_data: ClassVar[bool] = False  # True if it keeps samples of old tasks (`Replays`): tables and reports say so
     capturable: ClassVar[bool] = True  # True if a CUDA graph can capture its part of a step: Python reads no tensor value there
 
@@ -60,8 +69,16 @@ class Preserver(Term):
         super().__init_subclass__(**options)
         adopt_old_names(cls)
         cls.keeps_data = issubclass(cls, Replays)
+        if "consolidate" in cls.__dict__ and "splits" not in cls.__dict__:
+            cls.splits = "whole"  # an inherited promise is about another formula
         if "same_strength" not in cls.__dict__ and _reads_strength(cls):
             cls.same_strength = True  # a fleet calls the functions of one member's term for all members
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute under its old name, with a warning; only called for names that the class does not have."""
+            return read_old_name(self, name)
 
     @property
     def objective(self) -> Objective:
@@ -116,29 +133,35 @@ class Preserver(Term):
     @property
     def draws_randomly(self) -> bool:
         """True if `consolidate` draws random numbers, which the members of a fleet would share."""
-        return self.objective.draws
+        return draws_targets(self.objective)
 
-    def check_sum(self, other: Preserver) -> None:
-        """Raise ValueError if the capabilities of `self` and `other` exclude each other."""
-        pair = f"{self.name} + {other.name} cannot be combined"
+    def conflict(self, other: Preserver) -> str | None:
+        """Return why the capabilities of `self` and `other` exclude each other, with the remedy; None if they do not."""
         for kind, reason in _EXCLUSIVE:
             if isinstance(self, kind) and isinstance(other, kind):
-                raise ValueError(f"{pair}: {reason}. Use one of them")
-        if isinstance(self, Gated) and isinstance(other, Distils | Evaluates | Projects | Replays):
-            raise ValueError(
-                f"{pair}: {other.name} runs the network of old tasks, but the gates of {self.name} are those of the current task. "
-                f"Use one of them, or {self.name} with a method that only penalises weights (mas, ewc, si)"
-            )
+                return f"{reason}. Use one of them"
+        for kind, reason in _AGAINST_GATES:
+            if isinstance(self, Gated) and isinstance(other, kind):
+                return f"{reason.format(gated=self.name, other=other.name)}. Use one of them"
         if isinstance(self, Freezes) and isinstance(other, Phased) and other.warms_up(1):
-            remedy = f"{other.name}:{other.strength:g},warmup=0"
-            raise ValueError(f"{pair} with a warm-up: the warm-up of {other.name} freezes weights that {self.name} resets; write {remedy}")
+            plain = other.without_warmup()
+            remedy = "Use one of them" if plain is None else f"Without a warm-up it can: write {plain}"
+            return f"the warm-up of {other.name} holds weights that {self.name} resets. {remedy}"
+        return None
 
 
 _EXCLUSIVE: tuple[tuple[type, str], ...] = (
+    (Freezes, "both reserve weights or neurons for each task"),
     (Gated, "both decide which neurons a task uses"),
     (Evaluates, "both decide which parameters a task is evaluated with"),
     (Distils, "both compare the network with a teacher"),
     (Replays, "both keep a memory of old samples"),
+)
+_AGAINST_GATES: tuple[tuple[type, str], ...] = (
+    (Distils, "{other} runs the network of old tasks, but the gates of {gated} are those of the current task"),
+    (Evaluates, "{other} evaluates tasks with other weights than the trained ones, for which {gated} learned its gates"),
+    (Projects, "both reset weights after each step"),
+    (Replays, "{other} runs old samples, but the gates of {gated} are those of the current task"),
 )
 
 
@@ -182,10 +205,29 @@ def measurements(terms: Sequence[Preserver]) -> list[Measurement]:
 
     The first pass also measures α, with the objective of the first preserver that measures Ω.
     """
-    leader = next((term for term in terms if term.measures), terms[0])
-    keys = list(dict.fromkeys([(leader.objective, leader.estimator), *((t.objective, t.estimator) for t in terms if t.measures)]))
-    users = {key: tuple(i for i, t in enumerate(terms) if t.measures and (t.objective, t.estimator) == key) for key in keys}
-    return [Measurement(key[0], leader.alpha_objective if k == 0 else None, key[1], users[key], k == 0) for k, key in enumerate(keys)]
+    wanted = [(term.objective, term.estimator) for term in terms]  # read once: an objective may be equal to itself only
+    leader = next((i for i, term in enumerate(terms) if term.measures), 0)
+    keys: list[tuple[Objective, Estimator]] = []
+    for key in (wanted[i] for i in (leader, *range(len(terms))) if i == leader or terms[i].measures):
+        if key not in keys:
+            keys.append(key)
+    users = [tuple(i for i, term in enumerate(terms) if term.measures and wanted[i] == key) for key in keys]
+    alpha = terms[leader].alpha_objective
+    return [Measurement(key[0], None if k else alpha, key[1], users[k], k == 0) for k, key in enumerate(keys)]
+
+
+def read_states(terms: Sequence[Preserver], tensors: Tensors, start: str = "state.") -> list[State]:
+    """Return the states that flat tensors hold as `<start><group>.<name>`; of several preservers, as `<start><number>.<group>.<name>`."""
+    states: list[State] = []
+    for number, term in enumerate(terms):
+        state: State = {group.name: {} for group in term.groups}
+        prefix = start if len(terms) == 1 else f"{start}{number}."
+        for key, tensor in tensors.items():
+            group, _, name = key.removeprefix(prefix).partition(".")
+            if key.startswith(prefix) and group not in term.retired:
+                state.setdefault(group, {})[name] = tensor
+        states.append(state)
+    return states
 
 
 def importance_of(terms: Sequence[Preserver], states: Sequence[State]) -> Tensors | None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -171,9 +171,18 @@ class Phased(ABC):
         """Return True if task `task` should train its new head alone at first. The keeper warns if a loop skips this."""
         return False
 
+    def without_warmup(self) -> Any:
+        """Return the same method without its warm-up, which messages suggest; None if it cannot go without."""
+        return None
+
 
 class Gated(ABC):
     """Multiplies the outputs of hidden neurons by gates that each task learns."""
+
+    @property
+    def has_own_rate(self) -> bool:
+        """True if `step_gates` ignores the learning rate of the parameters, which may be that of another optimizer."""
+        return True
 
     @abstractmethod
     def wire(self, state: State, wiring: Wiring) -> State:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from selfless.network.wiring import Wiring
-from selfless.preserve.base import COUNT, HEAD, Group, Preserver, count_tasks, widened
+from selfless.preserve.base import COUNT, HEAD, Group, Preserver, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Freezes, Gated, KnowsHeads, Projects, State, Tensors
 from selfless.terms import check_positive
 
@@ -34,13 +34,14 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
 
     name: ClassVar[str] = "hat"
     groups: ClassVar[tuple[Group, ...]] = (
-        Group("anchor"),
+        Group("anchor", precision="parameter"),
         Group("frozen"),
         HEAD,
         COUNT,
         *(Group(name, like_parameter=False) for name in ("rows", "columns", "place", "used", "kept")),
         Group("embedding", like_parameter=False, changes_in_step=True),
     )
+    splits: ClassVar[Splits] = "parameters"
     retired: ClassVar[tuple[str, ...]] = ("fresh",)
     strength: float = 0.75
     s_max: float = 400.0
@@ -52,6 +53,10 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
         super().__post_init__()
         for field in ("s_max", "clamp", "limit", "rate"):
             check_positive(self, field)
+
+    @property
+    def has_own_rate(self) -> bool:
+        return self.rate is not None
 
     def init(self, parameters: Tensors) -> State:
         return {**super().init(parameters), "count": count_tasks(parameters)}

@@ -8,15 +8,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from selfless.importance.objectives import Fisher, FunctionNorm, LogLikelihood, Objective
-from selfless.preserve.base import COUNT, HEAD, Group, count_tasks, widened
+from selfless.importance.objectives import Fisher
+from selfless.preserve.base import COUNT, HEAD, Group, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Drops, Evaluates, KnowsHeads, State, Tensors
-from selfless.preserve.quadratic import Quadratic
+from selfless.preserve.quadratic import FisherObjectives, Quadratic
 from selfless.terms import check_choice, check_positive
 
 
 @dataclass(frozen=True)
-class IMM(Quadratic, Drops, Evaluates, KnowsHeads):
+class IMM(FisherObjectives, Quadratic, Drops, Evaluates, KnowsHeads):
     """Incremental Moment Matching (Lee et al., NIPS 2017). With θ_k the optimum of task k and F_k its Fisher information,
 
         merge="mean"   θ = 1/K Σ_k θ_k
@@ -36,7 +36,8 @@ class IMM(Quadratic, Drops, Evaluates, KnowsHeads):
 
     name: ClassVar[str] = "imm"
     later: ClassVar[tuple[str, ...]] = ("alpha",)
-    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("merged"), Group("mass"), HEAD, COUNT)
+    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("merged"), Group("mass", precision="low"), HEAD, COUNT)
+    splits: ClassVar[Splits] = "entries"
     strength: float = 1e-3
     merge: Literal["mean", "mode"] = "mode"
     fisher: Fisher = "empirical"
@@ -71,14 +72,6 @@ class IMM(Quadratic, Drops, Evaluates, KnowsHeads):
             rows = is_off.view(-1, *[1] * (theta.dim() - 1))
             found[name] = torch.where(rows, before, (theta - self.drop * before) / (1 - self.drop))
         return found
-
-    @property
-    def objective(self) -> Objective:
-        return LogLikelihood(self.fisher)
-
-    @property
-    def alpha_objective(self) -> Objective | None:
-        return FunctionNorm() if self.alpha == "function" else None
 
     def init(self, parameters: Tensors) -> State:
         return {**super().init(parameters), "count": count_tasks(parameters)}

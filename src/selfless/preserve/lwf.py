@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from selfless.preserve.base import COUNT, HEAD, Group, Preserver, count_tasks, widened
+from selfless.preserve.base import COUNT, HEAD, Group, Preserver, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Distils, KnowsHeads, Phased, Projects, State, Tensors
 from selfless.terms import check_count, check_positive
 
@@ -25,7 +25,8 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
     """
 
     name: ClassVar[str] = "lwf"
-    groups: ClassVar[tuple[Group, ...]] = (Group("anchor"), Group("held"), HEAD, COUNT)
+    groups: ClassVar[tuple[Group, ...]] = (Group("anchor", precision="parameter"), Group("held"), HEAD, COUNT)
+    splits: ClassVar[Splits] = "entries"
     strength: float = 1.0
     temperature: float = 2.0
     warmup: int = 0
@@ -49,6 +50,9 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
 
     def warms_up(self, task: int) -> bool:
         return self.warmup > 0 and task > 0
+
+    def without_warmup(self) -> LwF:
+        return replace(self, warmup=0)
 
     def starts_phase(self, epoch: int, epochs: int) -> bool:
         return self.warmup > 0 and epoch in (0, self._warmup_epochs(epochs))

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selfless.preserve.base import COUNT, HEAD, Group, Preserver, count_tasks, widened
+from selfless.preserve.base import COUNT, HEAD, Group, Preserver, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Evaluates, Freezes, KnowsHeads, Phased, Projects, State, Tensors
 
 
@@ -28,7 +28,8 @@ class PackNet(Preserver, Evaluates, Freezes, KnowsHeads, Phased, Projects):
     """
 
     name: ClassVar[str] = "packnet"
-    groups: ClassVar[tuple[Group, ...]] = (Group("owner"), Group("anchor"), Group("pruned"), HEAD, COUNT)
+    groups: ClassVar[tuple[Group, ...]] = (Group("owner"), Group("anchor", precision="parameter"), Group("pruned"), HEAD, COUNT)
+    splits: ClassVar[Splits] = "parameters"
     by_task: ClassVar[bool] = True
     same_strength: ClassVar[bool] = True
     strength: float = 0.5

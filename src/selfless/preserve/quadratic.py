@@ -10,7 +10,7 @@ from torch import Tensor
 
 from selfless.functional import Anchor
 from selfless.importance import Estimator, Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
-from selfless.preserve.base import Group, Preserver, widened
+from selfless.preserve.base import Group, Preserver, Splits, widened
 from selfless.preserve.capabilities import Anchored, Observes, State, Tensors
 from selfless.terms import check_choice, check_positive
 
@@ -19,7 +19,8 @@ from selfless.terms import check_choice, check_positive
 class Quadratic(Preserver, Anchored):
     """A preserver with Ω and θ* by parameter name. Parameters that are added later are free (Ω = 0) until their first task ends."""
 
-    groups: ClassVar[tuple[Group, ...]] = (Group("omega"), Group("anchor"))
+    groups: ClassVar[tuple[Group, ...]] = (Group("omega", precision="low"), Group("anchor", precision="parameter"))
+    splits: ClassVar[Splits] = "entries"
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -85,8 +86,23 @@ class LocalMAS(Quadratic):
         return LayerNorms()
 
 
+class FisherObjectives:
+    """The objectives of EWC and IMM: Ω from log p(y|x), α from the same or, for `alpha="function"`, from ‖f‖²."""
+
+    fisher: Fisher
+    alpha: Literal["loss", "function"]
+
+    @property
+    def objective(self) -> Objective:
+        return LogLikelihood(self.fisher)
+
+    @property
+    def alpha_objective(self) -> Objective | None:
+        return FunctionNorm() if self.alpha == "function" else None
+
+
 @dataclass(frozen=True)
-class EWC(Quadratic):
+class EWC(FisherObjectives, Quadratic):
     """Elastic Weight Consolidation (Kirkpatrick et al., PNAS 2017): Ω = mean_m (∂ log p(y_m|x_m)/∂θ)².
 
     `mode="online"` (Schwarz et al., 2018): Ω ← decay·Ω + Ω_new, θ* ← θ; with decay 1 that is the sum used by the paper.
@@ -99,6 +115,7 @@ class EWC(Quadratic):
 
     name: ClassVar[str] = "ewc"
     groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("offset", like_parameter=False))
+    splits: ClassVar[Splits] = "entries"
     measures: ClassVar[bool] = True
     later: ClassVar[tuple[str, ...]] = ("alpha",)
     strength: float = 10.0
@@ -116,14 +133,6 @@ class EWC(Quadratic):
         check_choice(self, "estimator", ("per-sample", "per-batch"))
         check_positive(self, "decay")
 
-    @property
-    def objective(self) -> Objective:
-        return LogLikelihood(self.fisher)
-
-    @property
-    def alpha_objective(self) -> Objective | None:
-        return FunctionNorm() if self.alpha == "function" else None
-
     def penalty(self, state: State, parameters: Tensors) -> Tensor:
         value = super().penalty(state, parameters)
         return value + torch.stack(list(state["offset"].values())).sum() if state["offset"] else value
@@ -131,11 +140,11 @@ class EWC(Quadratic):
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """Online: Ω ← decay·Ω + Ω_new, θ* ← θ. Per task: Ω ← Ω + Ω_new, θ* ← the minimum of the sum of parabolas."""
         if self.mode == "online":
-            faded = {name: self.decay * value for name, value in state["omega"].items()}
+            faded = state["omega"] if self.decay == 1 else {name: self.decay * value for name, value in state["omega"].items()}
             return super().consolidate({**state, "omega": faded}, parameters, omega)
         new = super().consolidate(state, parameters, omega)
         offset = dict(state["offset"])
-        for name in omega.keys() & state["omega"].keys():
+        for name in (name for name in omega if name in state["omega"]):  # in a fixed order: offsets are summed
             a, b, total = state["anchor"][name], new["anchor"][name], new["omega"][name]
             share = torch.where(total > 0, omega[name] / total.clamp(min=torch.finfo(total.dtype).tiny), torch.ones_like(total))
             new["anchor"][name] = torch.lerp(a, b, share)
@@ -168,7 +177,8 @@ class SI(Quadratic, Observes):
     """
 
     name: ClassVar[str] = "si"
-    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("path", changes_in_step=True), Group("start"))
+    groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("path", changes_in_step=True), Group("start", precision="parameter"))
+    splits: ClassVar[Splits] = "entries"
     strength: float = 1.0
     damping: float = 0.1
 

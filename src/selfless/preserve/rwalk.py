@@ -30,7 +30,7 @@ class RWalk(Quadratic, Observes):
     name: ClassVar[str] = "rwalk"
     groups: ClassVar[tuple[Group, ...]] = (
         *Quadratic.groups,
-        Group("earned"),
+        Group("earned", precision="low"),
         *(Group(name, changes_in_step=True) for name in ("path", "fisher", "score", "start")),
         Group("window", like_parameter=False, changes_in_step=True),
     )

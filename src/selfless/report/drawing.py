@@ -25,6 +25,8 @@ INK = "#2f3742"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8A8F98")
 MARKERS = "osD^vPX"
 WIDTH, HEIGHT = 5.2, 3.0  # inches; a phone shows this width without shrinking the text
+FLAT = 10  # more names than these are steep
+LETTER = 5.7  # points: the mean width of a letter in a legend
 STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "xtick.bottom", "ytick.left", "legend.frameon"), False),
@@ -127,10 +129,12 @@ def _drawing() -> Iterator[None]:
         yield
 
 
-def panel(width: float, labels: Sequence[str], alt: str) -> tuple[Figure, Axes]:
-    """Return a figure with one pair of axes, tall enough for its legend below."""
-    rows = -(-len(labels) // across(width, labels))
-    figure = Figure(figsize=(width, HEIGHT + 0.19 * rows), layout="constrained")
+def panel(width: float, labels: Sequence[str], alt: str, more: float = 0.0) -> tuple[Figure, Axes]:
+    """Return a figure with one pair of axes, tall enough for its legend below and for `more` inches of tick labels."""
+    columns = across(width, labels)
+    lines = [label.count("\n") + 1 for label in folded(width, labels)]
+    rows = sum(max(lines[i::rows]) for rows in [-(-len(lines) // columns)] for i in range(rows))  # matplotlib fills column by column
+    figure = Figure(figsize=(width, HEIGHT + 0.19 * rows + more), layout="constrained")
     figure.set_label(alt)
     axes = figure.add_subplot()
     axes.grid(axis="y")
@@ -141,14 +145,58 @@ def panel(width: float, labels: Sequence[str], alt: str) -> tuple[Figure, Axes]:
 def across(width: float, labels: Sequence[str]) -> int:
     """Return how many legend entries fit side by side. Averages always count, so that figures in a row get the same height."""
     longest = max((len(label.partition("\u2003")[0]) + len("95.83 ± 0.21") for label in labels), default=1)
-    return min(max(1, int((72 * width - 20) / (5.7 * longest + 36))), max(1, len(labels)))
+    return min(max(1, int((72 * width - 20) / (LETTER * longest + 36))), max(1, len(labels)))
+
+
+def folded(width: float, labels: Sequence[str]) -> list[str]:
+    """Return the labels with line breaks where one is wider than the figure: after a sign, if there is one."""
+    most = max(10, int((72 * width - 56) / LETTER))
+    return [label if len(label) <= most else _fold(label, most) for label in labels]
+
+
+def _fold(label: str, most: int) -> str:
+    """Break a label into lines of at most `most` characters, at spaces, else after "," or "+"."""
+    lines = [""]
+    for piece in re.findall(r"[^ ,+]*[ ,+]?", label):
+        if len(lines[-1]) + len(piece.rstrip()) > most and lines[-1]:
+            lines.append("")
+        lines[-1] += piece
+        while len(lines[-1]) > most + 1:  # one word that is wider than the figure
+            lines[-1:] = [lines[-1][:most], lines[-1][most:]]
+    return "\n".join(line.strip(" ") for line in lines)
 
 
 def legend(figure: Figure, axes: Axes, labels: Sequence[str]) -> None:
     """Put the legend below the axes."""
     if labels:
-        columns = across(figure.get_figwidth(), labels)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, columnspacing=1.4, handlelength=1.6)
+        width = figure.get_figwidth()
+        handles, texts = axes.get_legend_handles_labels()
+        look: Any = {"loc": "outside lower center", "columnspacing": 1.4, "handlelength": 1.6}
+        figure.legend(handles, folded(width, texts), ncols=across(width, labels), **look)
+
+
+def name_ticks(axes: Axes, names: Sequence[str], *, width: float) -> None:
+    """Write the names of the tasks 1, 2, … under the axes: level if they fit into `width` inches, else slanted."""
+    slanted = is_slanted(names, width)
+    steep = len(names) > FLAT
+    look: dict[str, Any] = {"rotation": 60 if steep else 38, "fontsize": 7 if steep else 8, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(1, len(names) + 1), [shorten(name) for name in names], **(look if slanted else {}))
+
+
+def is_slanted(names: Sequence[str], width: float) -> bool:
+    """Return True if the names are too long to be level."""
+    return max((len(shorten(name)) for name in names), default=0) * LETTER * len(names) > 72 * (width - 0.9)
+
+
+def ticks_height(names: Sequence[str], width: float) -> float:
+    """Return the inches that slanted names need beyond those of a level line."""
+    letter = 0.055 if len(names) > FLAT else 0.045
+    return letter * max(len(shorten(name)) for name in names) if is_slanted(names, width) else 0.0
+
+
+def shorten(name: str, most: int = 22) -> str:
+    """Return the name, or its beginning with "…" if it is longer than `most` characters."""
+    return name if len(name) <= most else name[: most - 1].rstrip() + "…"
 
 
 def floor(values: Sequence[float]) -> float:

@@ -17,6 +17,7 @@ from selfless.metrics import spread
 if TYPE_CHECKING:
     from selfless.spec import Result, Run
 
+FREE = ("free_parameters", "free_neurons")
 Matrix = NDArray[np.float64]
 CONTEXT = ("stream", "model", "tasks", "scenario", "epochs", "batch")  # named in a label whenever groups differ in it
 
@@ -109,6 +110,9 @@ class Group:
             seeds = {why: [str(s) for s, w in self.failures.items() if w == why] for why in self.failures.values()}
             reasons = "; ".join(f"seed{'s' * (len(which) > 1)} {', '.join(which)}: {why}" for why, which in seeds.items())
             texts.append(f"{len(self.failures)} of {len(self.results)} runs failed ({reasons})")
+        unknown = [name.replace("_", " ") for name in FREE if self.done and math.isnan(self.value(name).mean)]
+        if "free parameters" in unknown:
+            texts.append(f"{' and '.join(unknown)}: not measured, because {self.run.preserve} measures no importance")
         return (*texts, *self.notes)
 
 
@@ -153,7 +157,8 @@ def rivals(found: Sequence[Group]) -> list[Group]:
 
 def best(found: Sequence[Group]) -> Group | None:
     """Return the group with the highest average of `rivals`, if the groups can be compared."""
-    return max(rivals(found), key=lambda g: g.average.mean) if comparable(found) else None
+    known = [g for g in rivals(found) if not math.isnan(g.average.mean)]
+    return max(known, key=lambda g: g.average.mean, default=None) if comparable(found) else None
 
 
 def differences(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -190,7 +195,7 @@ def measured(capacity: Mapping[str, Any], name: str) -> float:
 
 def _summary(result: Result) -> dict[str, float]:
     last = result.capacity[-1] if result.capacity else {}
-    return result.summary() | {name: measured(last, name) for name in ("free_parameters", "free_neurons")}
+    return result.summary() | {name: measured(last, name) for name in FREE}
 
 
 def _failure(result: Result) -> str:

@@ -37,7 +37,10 @@ class Pair(NamedTuple):
 def headline(results: Sequence[Result]) -> Headline:
     """Return the gain of a sparsifier if a method ran with and without one; else the best method; else what was run."""
     found = groups(results)
-    done = [g for g in found if g.done]
+    finished = [g for g in found if g.done]
+    done = [g for g in finished if all(r.is_evaluated for r in g.done)]
+    if finished and not done:
+        return _partly_known(finished[0])
     if not done:
         return Headline("No run has finished." if not found else f"{_count(len(results), 'run').capitalize()} failed, none finished.")
     if pairs := _pairs(done):
@@ -63,6 +66,17 @@ def _single(group: Group) -> Headline:
     tail = "" if lost == "–" else f", with {lost} points lost since they were learnt"
     return Headline(
         f"{_name(group.run)} ends at {_percent(group)} {_over(group)}{tail}.",
+        _seeds(group) + _warning(group),
+    )
+
+
+def _partly_known(group: Group) -> Headline:
+    """Return a sentence on a continued run, of whose old tasks the data were not found."""
+    last = group.accuracy[:, -1]
+    known = int((~np.isnan(last[0])).sum())
+    return Headline(
+        f"{_name(group.run)} ends at {number(float(np.nanmean(last)))} % on average over {_count(known, 'task')} of {group.tasks}, "
+        "those whose data were found.",
         _seeds(group) + _warning(group),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -19,6 +20,13 @@ def inline(figure: Figure) -> Markup:
     from selfless.report.drawing import svg
 
     return Markup(svg(figure).replace(' xmlns="http://www.w3.org/2000/svg"', ""))
+
+
+def breakable(label: str) -> Markup:
+    """Return a label that may break after a comma or a plus sign, besides at spaces."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([,+])(?=\S)", r"\1<wbr>", str(escape(label))))
 
 
 def inches(figure: Figure) -> float:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from selfless.report.groups import Group, best, differences, footnotes, groups, settings
 from selfless.report.headline import headline
-from selfless.report.markup import counted, inches, inline, link
+from selfless.report.markup import breakable, counted, inches, inline, link
+from selfless.report.places import Place, class_names, divide, is_numbered, task_names, trial_rows
 from selfless.report.records import Record, keys, result_file
 from selfless.report.sections import section, support_sentence, verdicts_sentence
 from selfless.report.tables import MEASURES
@@ -23,7 +24,8 @@ CAPTIONS = {
     "first-task": "What is left of the first task: accuracy on it after each task.",
     "capacity": "Room for the tasks to come: parameters whose importance is still below the threshold{}.",
 }
-MOST = 24  # the most groups that a figure can show; with more groups the page has only tables
+MOST = 14  # groups that a figure can tell apart; of more, those with the highest averages are drawn
+Content = dict[str, Any]
 
 
 def write(
@@ -49,22 +51,46 @@ def write(
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     today = date or datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     reported = keys(experiments)
-    others = [r for r in results if r.run.key not in reported]
-    content = _content(others, path.parent, Path(out) if out is not None else path.parent)
-    content |= {"experiments": [section(record, path.parent) for record in experiments]}
-    if experiments:
-        content |= {"headline": verdicts_sentence(experiments), "support": support_sentence(experiments), "facts": []}
-    write_text(path, templates.get_template("page.html.jinja").render(content, title=title, date=today))
+    places, trials = divide([r for r in results if r.run.key not in reported])
+    folder = Path(out) if out is not None else path.parent
+    parts = [_content(place, path.parent, folder) | {"id": f"place-{i + 1}"} for i, place in enumerate(places)]
+    content: dict[str, Any] = {"experiments": [section(record, path.parent) for record in experiments], "places": parts}
+    content |= {"trials": trial_rows(trials), "headings": [heading for heading, _ in MEASURES.values()]}
+    content |= _opening(experiments, parts, places, trials)
+    write_text(path, templates.get_template("page.html.jinja").render(content, title=title, date=today, breakable=breakable))
     return path
 
 
-def _content(results: Sequence[Result], here: Path, out: Path) -> dict[str, Any]:
-    """Return the template's values for results that belong to no experiment."""
+def _opening(experiments: Sequence[Record], parts: Sequence[dict[str, Any]], places: Sequence[Place], trials: Sequence[Result]) -> Content:
+    """Return the sentences at the top of the page: of the experiments, or of the only place, or how much there is."""
+    if experiments:
+        return {"headline": verdicts_sentence(experiments), "support": support_sentence(experiments), "facts": []}
+    if len(parts) == 1:
+        return {name: parts[0][name] for name in ("headline", "support", "facts")}
+    if not parts:
+        said = f"{counted(len(trials), 'trial')} of strengths." if trials else headline([]).sentence
+        return {"headline": said, "support": "", "facts": []}
+    streams, models = ({getattr(place.results[0].run, name) for place in places} for name in ("stream", "model"))
+    runs = sum(len(place.results) for place in places)
+    return {
+        "headline": f"{counted(runs, 'run')}: {counted(len(streams), 'stream')}, {counted(len(models), 'network')}.",
+        "support": "Results of different streams or networks are not compared; each has its own section."
+        + (f" {counted(len(trials), 'trial')} of strengths come last." if trials else ""),
+        "facts": [],
+    }
+
+
+def _content(place: Place, here: Path, out: Path) -> Content:
+    """Return the template's values for results of one stream and network that belong to no experiment."""
     from selfless.report import plots
 
+    results = place.results
     found = groups(results)
     marks, notes = footnotes(found)
-    drawn = results if len(found) <= MOST else []
+    drawn = results
+    if len(found) > MOST:
+        best_first = sorted((g for g in found if g.done), key=lambda g: -g.average.mean)
+        drawn = tuple(r for g in best_first[:MOST] for r in g.results)
     flat = [settings(g.results[0]) for g in found]
     apart = differences(flat)
     point = headline(results)
@@ -81,13 +107,15 @@ def _content(results: Sequence[Result], here: Path, out: Path) -> dict[str, Any]
         for group, mark, look, values in zip(found, marks, plots.looks(found), flat, strict=True)
     ]
     return {
+        "title": place.title,
         "headline": _unbroken(point.sentence),
         "support": _unbroken(point.support),
         "facts": _facts(found),
-        "headings": [heading for heading, _ in MEASURES.values()],
         "rows": rows,
         "tasks": max((g.tasks for g in found), default=0),
-        "names": _task_names(found),
+        "names": ["" if is_numbered(u, name) else name for u, name in enumerate(task_names(found))],
+        "classes": class_names(found),
+        "undrawn": max(0, len([g for g in found if g.done]) - MOST),
         "notes": notes,
         "figures": [(inline(f), CAPTIONS[n].format(_threshold(found)), inches(f)) for n, f in plots.figures(drawn).items()],
         "matrices": [(inline(f), inches(f)) for f in plots.matrices(drawn)],
@@ -117,16 +145,10 @@ def _run(result: Result, group: Group, here: Path, out: Path) -> dict[str, Any]:
         "key": key,
         "href": link(result_file(out, key), here),
         "failure": group.failures.get(result.run.seed, ""),
-        "average": "" if result.run.seed in group.failures else f"{100 * result.average:.2f}",
+        "average": "" if result.run.seed in group.failures else f"{100 * result.average:.2f}" if result.is_evaluated else "unknown",
         "seconds": f"{seconds:.1f}{together}" if isinstance(seconds, (int, float)) else "–",
         "about": [str(about.get(name) or "–") for name in ("hardware", "device", "torch", "selfless", "commit")],
     }
-
-
-def _task_names(found: Sequence[Group]) -> list[str]:
-    """Return the names of the tasks if all groups have the same names."""
-    names = {tuple(map(str, r.about.get("tasks") or ())) for g in found for r in g.results}
-    return list(names.pop()) if len(names) == 1 else []
 
 
 def _threshold(found: Sequence[Group]) -> str:

@@ -14,8 +14,24 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from selfless.report.drawing import INK, WIDTH, Look, floor, legend, looks_of, panel, save_png, style, svg
+from selfless.report.drawing import (
+    INK,
+    WIDTH,
+    Look,
+    floor,
+    folded,
+    legend,
+    looks_of,
+    name_ticks,
+    panel,
+    save_png,
+    shorten,
+    style,
+    svg,
+    ticks_height,
+)
 from selfless.report.groups import Group, Matrix, groups, measured, number
+from selfless.report.places import is_numbered, task_names
 
 if TYPE_CHECKING:
     from selfless.spec import Result
@@ -23,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["capacity", "figures", "first_task", "looks", "matrices", "matrix", "over_time", "per_task", "save_png", "svg"]
 
 
+BARS = 90  # more than so many are drawn as points
 ROW = {  # sparsifier → the paper's row of that name
     "none": "No-Reg",
     "slnid": "SLNID",
@@ -47,17 +64,22 @@ def per_task(results: Sequence[Result]) -> Figure:
     found = groups(results)
     drawn = [(g, look) for g, look in zip(found, looks(found), strict=True) if g.done]
     tasks = max((g.tasks for g, _ in drawn), default=1)
-    bars = len(drawn) * tasks
+    bars, names = len(drawn) * tasks, _ticks([g for g, _ in drawn], tasks)
     with style():
         labels = [f"{g.label}\u2003{g.average.text(1)}" for g, _ in drawn]
-        figure, axes = panel(min(max(WIDTH, 0.2 * (bars + tasks) + 0.8), 11), labels, "Accuracy on each task after the last one")
+        width = min(max(WIDTH, 0.2 * (bars + tasks) + 0.8), 11)
+        figure, axes = panel(width, labels, "Accuracy on each task after the last one", ticks_height(names, width))
         wide = 0.82 / max(len(drawn), 1)
         for i, (group, look) in enumerate(drawn):
             means, stds = (100 * np.array(column) for column in zip(*group.per_task, strict=True))
             at = np.arange(1, group.tasks + 1) + (i - (len(drawn) - 1) / 2) * wide
             hatch = "////" if look.again else None
-            axes.bar(at, means, wide * 0.92, color=look.colour, hatch=hatch, label=labels[i], linewidth=0)
-            if len(group.done) > 1:
+            if bars > BARS:
+                fill = "none" if look.again else look.colour
+                axes.plot(at, means, look.marker, color=look.colour, markerfacecolor=fill, label=labels[i], clip_on=False)
+            else:
+                axes.bar(at, means, wide * 0.92, color=look.colour, hatch=hatch, label=labels[i], linewidth=0)
+            if len(group.done) > 1 and bars <= BARS:
                 axes.errorbar(at, means, stds, fmt="none", ecolor=INK, elinewidth=1, capsize=1.5)
             for x, mean, std in zip(at, means, np.nan_to_num(stds), strict=True) if bars <= 12 else ():
                 axes.annotate(f"{mean:.1f}", (x, mean + std), (0, 2), textcoords="offset points", ha="center", fontsize=8)
@@ -69,7 +91,9 @@ def per_task(results: Sequence[Result]) -> Figure:
         axes.set_ylim(low, top)
         aside = 0.5 + max(0, 3 - tasks) / 2  # a single task does not fill the figure
         axes.set_xlim(1 - aside, tasks + aside)
-        axes.set_xticks(range(1, tasks + 1), [str(u) for u in range(1, tasks + 1)])
+        for u in range(1, tasks) if bars > BARS else ():
+            axes.axvline(u + 0.5, color=INK, alpha=0.12, linewidth=0.8)
+        name_ticks(axes, names, width=width)
         axes.set(xlabel="task", ylabel="accuracy (%)" + (f", axis from {low:g}" if low else ""))
         legend(figure, axes, labels)
     return figure
@@ -110,9 +134,15 @@ def matrix(result: Result | Sequence[Result], title: str = "", scale: tuple[floa
     learnt = (np.arange(tasks) <= np.arange(rows)[:, None]) | (rows == 1)
     low, high = scale or (A[learnt].min(), A[learnt].max())
     shades = LinearSegmentedColormap.from_list("shades", ["#E69F00", "#F3E3B8", "#9CCBE8", "#0072B2"])
+    names = _ticks(groups(results), tasks)
     with style():
         size = min(0.46, 9 / tasks)
-        figure = Figure(figsize=(max(2.2, size * tasks + 0.8), size * rows + 0.75 + 0.2 * bool(title)), layout="constrained")
+        beside = 0.07 * max(len(shorten(name)) for name in names)
+        width = max(2.2, size * tasks + 0.7 + beside)
+        lines = folded(max(2.0, size * tasks + 0.8), [title]) if title else []  # the title is centred over the fields
+        below = ticks_height(names, size * tasks + 0.9)
+        height = size * rows + 0.75 + below + 0.2 * sum(line.count("\n") + 1 for line in lines)
+        figure = Figure(figsize=(width, height), layout="constrained")
         figure.set_label(f"Accuracy matrix {title}".strip())
         axes = figure.add_subplot(aspect="equal", xlim=(0.5, tasks + 0.5), ylim=(rows + 0.5, 0.5))
         for (t, u), value in np.ndenumerate(A):
@@ -124,9 +154,9 @@ def matrix(result: Result | Sequence[Result], title: str = "", scale: tuple[floa
             text = "" if np.isnan(value) else number(value, int(tasks <= 12))
             alpha = 1 if learnt[t, u] else 0.6
             axes.text(u + 1, t + 1, text, ha="center", va="center_baseline", color=colour, alpha=alpha, fontsize=8.5 if tasks <= 12 else 7)
-        axes.set_xticks(range(1, tasks + 1))
-        axes.set_yticks(range(1, rows + 1), ["all"] if rows == 1 else [str(t) for t in range(1, rows + 1)])
-        axes.set(xlabel="accuracy on task", ylabel="learnt" if rows == 1 else "after task", title=title)
+        name_ticks(axes, names, width=size * tasks + 0.9)
+        axes.set_yticks(range(1, rows + 1), ["all"] if rows == 1 else [shorten(name) for name in names[:rows]])
+        axes.set(xlabel="accuracy on task", ylabel="learnt" if rows == 1 else "after task", title="".join(lines))
         axes.spines[:].set_visible(False)
     return figure
 
@@ -150,15 +180,27 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
     return {name: draw(results) for name, draw in made.items()}
 
 
+def _numbers(tasks: int) -> list[str]:
+    return [str(u + 1) for u in range(tasks)]
+
+
+def _ticks(found: Sequence[Group], tasks: int) -> list[str]:
+    """Return what the tasks are called on an axis: by name where all groups agree on names that say more than a number."""
+    names = task_names(found)[:tasks]
+    if len(names) < tasks or all(is_numbered(u, name) for u, name in enumerate(names)):
+        return _numbers(tasks)
+    return names
+
+
 def _lines(results: Sequence[Result], curve: Callable[[Group], Matrix], ylabel: str, alt: str, whole: bool = False) -> Figure:
     """Draw one line of means per group, with a band of ± std. `curve` maps a group to (seeds, tasks)."""
     found = groups(results)
     drawn = [(g, look, 100 * curve(g)) for g, look in zip(found, looks(found), strict=True) if g.done]
     drawn = [(g, look, y) for g, look, y in drawn if y.size and not np.isnan(y).any()]
     tasks = max((g.tasks for g, _, _ in drawn), default=1)
-    labels = [g.label for g, _, _ in drawn]
+    labels, names = [g.label for g, _, _ in drawn], _ticks([g for g, _, _ in drawn], tasks)
     with style():
-        figure, axes = panel(WIDTH, labels, alt)
+        figure, axes = panel(WIDTH, labels, alt, ticks_height(names, WIDTH))
         for group, look, y in drawn:
             mean = y.mean(0)
             if len(mean) == 1 and group.tasks > 1:
@@ -171,9 +213,12 @@ def _lines(results: Sequence[Result], curve: Callable[[Group], Matrix], ylabel: 
                 std = y.std(0, ddof=1)
                 axes.fill_between(x, mean - std, mean + std, color=look.colour, alpha=0.18, linewidth=0)
         axes.set_xlim(0.8, tasks + 0.2)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+        if names == _numbers(tasks):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+        else:
+            name_ticks(axes, names, width=WIDTH)
         if whole:
             axes.set_ylim(0, 100)
-        axes.set(xlabel="tasks learnt", ylabel=ylabel)
+        axes.set(xlabel="after task", ylabel=ylabel)
         legend(figure, axes, labels)
     return figure

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from selfless.report.groups import Group, best, footnotes, groups, measured, number, over_seeds
+from selfless.report.places import divide, is_numbered, task_heading, task_names, trial_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,12 +27,13 @@ MEASURES = {  # name in Result.summary → heading, digits in percent
     "free_neurons": ("free neurons", 1),
 }
 CAPTION = "In percent, after the last task; mean ± standard deviation over seeds."
+TRIALS = ["method", "stream, network", "seeds", "held-out accuracy"]
 CHUNK = 10  # tasks side by side in a terminal
 
 
-def columns(tasks: int) -> list[str]:
-    """Return the headings of a table with this number of tasks."""
-    return ["method", "seeds", *(heading for heading, _ in MEASURES.values()), *(f"task {u + 1}" for u in range(tasks))]
+def columns(tasks: int, names: Sequence[str] = ()) -> list[str]:
+    """Return the headings of a table with this number of tasks, by name if the name is known."""
+    return ["method", "seeds", *(heading for heading, _ in MEASURES.values()), *(task_heading(u, names) for u in range(tasks))]
 
 
 def cells(group: Group, tasks: int) -> list[str]:
@@ -49,11 +51,26 @@ def line_of(row: Sequence[str]) -> str:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """Return a GitHub table, the best average in bold, footnotes below."""
+    """Return a GitHub table, the best average in bold, footnotes below; one for each stream and network, and one of trials."""
+    places, trials = divide(results)
+    parts = [(f"### {place.title}\n\n" if len(places) > 1 else "") + _markdown(place.results) for place in places]
+    if trials or not parts:
+        lines = [line_of(TRIALS), line_of(["---", "---", "---:", "---:"]), *(line_of(row) for row in _trials(trials))]
+        parts.append("\n".join([*(["### Trials of strengths", ""] if parts else []), *lines, ""]) if trials else _markdown([]))
+    return "\n".join(parts)
+
+
+def _trials(trials: Sequence[Result]) -> list[list[str]]:
+    """Return one row per candidate strength under TRIALS."""
+    return [[row.method, row.where, str(row.seeds), row.held_out.text(2)] for row in trial_rows(trials)]
+
+
+def _markdown(results: Sequence[Result]) -> str:
     found = groups(results)
     marks, notes = footnotes(found)
     top, tasks = best(found), _tasks(found)
-    rows = [columns(tasks), ["---", *["---:"] * (len(columns(tasks)) - 1)]]
+    headings = columns(tasks, task_names(found))
+    rows = [headings, ["---", *["---:"] * (len(headings) - 1)]]
     for group, mark in zip(found, marks, strict=True):
         seeds, average, *rest = cells(group, tasks)
         rows.append([_marked(group.label, mark), seeds, f"**{average}**" if group is top else average, *rest])
@@ -61,12 +78,23 @@ def markdown(results: Sequence[Result]) -> str:
 
 
 def latex(results: Sequence[Result]) -> str:
-    """Return a booktabs tabular, the best average in bold, footnotes below."""
+    """Return a booktabs tabular, the best average in bold, footnotes below; one for each stream and network, and one of trials."""
+    places, trials = divide(results)
+    parts = [(f"% {place.title}\n" if len(places) > 1 else "") + _latex(place.results) for place in places]
+    if trials:
+        rows = [" & ".join(map(tex, row)) + r" \\" for row in _trials(trials)]
+        head = [r"% trials of strengths", r"\begin{tabular}{llrr}", r"\toprule", " & ".join(map(tex, TRIALS)) + r" \\", r"\midrule"]
+        parts.append("\n".join([*head, *rows, r"\bottomrule", r"\end{tabular}", ""]))
+    return "\n".join(parts or [_latex([])])
+
+
+def _latex(results: Sequence[Result]) -> str:
     found = groups(results)
     marks, notes = footnotes(found)
     top, tasks = best(found), _tasks(found)
-    lines = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(columns(tasks)) - 1)}}}", r"\toprule"]
-    lines += [" & ".join(map(tex, columns(tasks))) + r" \\", r"\midrule"]
+    headings = columns(tasks, task_names(found))
+    lines = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}", r"\toprule"]
+    lines += [" & ".join(map(tex, headings)) + r" \\", r"\midrule"]
     for group, mark in zip(found, marks, strict=True):
         seeds, average, *rest = map(tex, cells(group, tasks))
         strong = rf"\textbf{{{average}}}" if group is top else average
@@ -110,6 +138,9 @@ def terminal(results: Sequence[Result]) -> RenderableType:
     elif any(group.done for group in found):
         parts.append(Text("\nAccuracy on each task after the last one (%)", style="bold"))
         parts += [_per_task(found, labels, start) for start in range(0, _tasks(found), CHUNK)]
+    names = [task_heading(u, named) for named in [task_names(found)] for u in range(len(named)) if not is_numbered(u, named[u])]
+    if names:
+        parts.append(Text(f"Tasks: {', '.join(names)}", style="dim"))
     notes_below = [Text(f"{mark} {text}", style="yellow") for mark, text in notes]
     return Stack(*parts, *([Text()] if notes else []), *notes_below)
 

@@ -107,6 +107,7 @@ def _phrases(run: Mapping[str, Any]) -> dict[str, str]:
         "layers": f"layers {run['layers']}" if run["layers"] != "hidden" else "",
         "alpha": f"α {run['alpha']}" if run["alpha"] != "sum" else "",
         "held_out": f"{100 * run['held_out']:g} % held out" if run["held_out"] else "",
+        "optimizer": f"by {run['optimizer']}" if run.get("optimizer", "sgd") != "sgd" else "",
         "ramp": f"λ grows over {run['ramp']} epochs" if run.get("ramp") else "",
     }
     given = {**run["stream_options"], **run["model_options"]}

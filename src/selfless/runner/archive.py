@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from selfless.files import write_atomically
+from selfless.files import write_bytes
 
 NAME = "runs.jsonl.xz"
 FORMAT = 1
@@ -27,11 +27,7 @@ def write_archive(path: Path, results: Iterable[Mapping[str, Any]]) -> None:
     lines = {result["key"]: json.dumps(result, separators=(",", ":"), allow_nan=False) for result in results}
     head = json.dumps({"format": FORMAT, "keys": list(lines)}, separators=(",", ":"))
     packed = lzma.compress("\n".join([head, *lines.values(), ""]).encode(), check=lzma.CHECK_SHA256)
-    write_atomically(path, lambda temporary: _write(temporary, packed))
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    write_bytes(path, packed)
 
 
 def read_archive(path: Path) -> Mapping[str, str]:

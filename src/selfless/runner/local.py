@@ -26,14 +26,13 @@ from selfless.engine.build import CannotShareFleet
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
 from selfless.network.given import is_unnamed, name_network
+from selfless.runner.continuing import find_parent
 from selfless.runner.given import can_travel, check_objects, pack_streams
-from selfless.runner.machine import core_count, suitable_threads
-from selfless.runner.machine import machine as machine
-from selfless.runner.machine import resolve_device as resolve_device
+from selfless.runner.live import FleetNote, announced
+from selfless.runner.machine import core_count, machine, resolve_device, suitable_threads
 from selfless.runner.memory import available, parts_that_fit
 from selfless.runner.options import TrainOptions, Watch
-from selfless.runner.plan import fleets as fleets
-from selfless.runner.plan import split_evenly
+from selfless.runner.plan import fleets, split_evenly
 from selfless.runner.store import Store
 from selfless.spec import Result, Run
 from selfless.workers import Pool, WorkerDied
@@ -52,10 +51,12 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     device: str = "auto",
     workers: int | None = None,
     data_dir: Path | str | None = None,
+    parents: Path | str | None = None,
     budget: int | None = None,
     force: bool = False,
     checkpoints: bool = True,
     watch: Watch | None = None,
+    follow: Watch | None = None,
     waiting: Callable[[Run], None] | None = None,
 ) -> Result | list[Result]:
     """Train one run or many: return a Result for a Run, a list in the same order for a list.
@@ -69,10 +70,12 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     device        "auto" (a GPU if there is one), "cpu", "cuda", …
     workers       processes on a CPU; default: one per core, at most one per run
     data_dir      folder with data sets; default: $SELFLESS_DATA, else the user's cache
+    parents       folder with the finished runs that runs continue; default: `out`
     budget        bytes of data to keep in memory; larger data is read from a memory map
     force         train runs again that are already recorded
     checkpoints   also record trained parameters and importances
     watch         called with (runs of the fleet, Event) after every epoch and task
+    follow        called as `watch`, and also at the start of every epoch and about twice a second within one (Event.passing)
     waiting       called with a run that another process is training, before waiting for it
     """
     options = TrainOptions(
@@ -80,10 +83,12 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         device=device,
         workers=workers,
         data_dir=data_dir,  # type: ignore[arg-type]
+        parents=parents,  # type: ignore[arg-type]
         budget=budget,
         force=force,
         checkpoints=checkpoints,
         watch=watch,
+        follow=follow,
         waiting=waiting,
     )
     given = {  # the names are found once for all runs, and the objects are kept while they train
@@ -101,8 +106,9 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
     _check_importable(runs, options)
     check_objects(runs)
     with contextlib.ExitStack() as stack:
+        options = dataclasses.replace(options, parents=options.parents or options.out)
         out = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="selfless-"))
-        store = Store(out, options.data_dir, checkpoints=options.checkpoints and options.out is not None)
+        store = Store(out, options.data_dir, checkpoints=options.checkpoints)
         unique = list(dict.fromkeys(runs))
         missing = [run for run in unique if options.force or is_unnamed(run.model) or store.load(run) is None]
         trained: dict[Run, Result] = {}
@@ -110,15 +116,27 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
             stack.enter_context(holding())  # every fleet needs the same images
             options = dataclasses.replace(options, device=resolve_device(options.device))
             parts, processes = _divide(missing, unique, store, options)
-            if processes > 1:
-                _train_in_workers(parts, processes, store, options)
-            else:
-                trained = {result.run: result for fleet in parts for result in train_fleet(fleet, store, options)}
+            with announced(missing, store):
+                if processes > 1:
+                    _train_in_workers(parts, processes, store, options)
+                else:
+                    trained = {result.run: result for fleet in parts for result in train_fleet(fleet, store, options)}
             store.sweep()
         results = {run: trained.get(run) or store.load(run) for run in unique}  # another process may train again what we recorded
+        if options.out is None:  # the folder is temporary
+            results = {run: None if r is None else _keep_weights(r) for run, r in results.items()}
     found = [results[run] for run in runs]
     assert all(r is not None for r in found), "every run was trained or raised"
     return found  # type: ignore[return-value]
+
+
+def _keep_weights(result: Result) -> Result:
+    """Return the result with its weights in memory."""
+    if not isinstance(result.weights, Path):
+        return result
+    from safetensors.torch import load_file
+
+    return dataclasses.replace(result, weights=load_file(result.weights))
 
 
 def _check_importable(runs: Sequence[Run], options: TrainOptions) -> None:
@@ -196,13 +214,15 @@ def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOp
     sources = [store.made_from(run) for run in runs]
 
     def report(event: Event) -> None:
-        for m, run in enumerate(runs):
-            line = {"task": event.task + 1, "epoch": event.epoch, "evaluated": event.evaluated, "accuracy": event.accuracy[m]}
-            store.log(run, line | ({"loss": event.loss[m] if math.isfinite(event.loss[m]) else None} if event.loss else {}))
-        if options.watch is not None:
-            options.watch(runs, event)
+        note.write(event)
+        if not event.passing:
+            for m, run in enumerate(runs):
+                line = {"task": event.task + 1, "epoch": event.epoch, "evaluated": event.evaluated, "accuracy": event.accuracy[m]}
+                store.log(run, line | ({"loss": event.loss[m] if math.isfinite(event.loss[m]) else None} if event.loss else {}))
+        options.tell(runs, event)
 
-    with suitable_threads(runs[0], options.device):
+    with suitable_threads(runs[0], options.device), FleetNote(runs, store) as note:
+        report(Event(0, 0, "", 0, 0, [], [], passing=True, stage="loading the data"))
         learner = Learner(
             runs,
             device=options.device,
@@ -210,6 +230,7 @@ def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOp
             budget=options.budget,
             checkpoint=store.training(runs),
             stamp=json.dumps(sources) if any(sources) else "",
+            parent=find_parent(runs[0], options),
             report=report,
         )
         learner.learn()
@@ -219,7 +240,8 @@ def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOp
         if result.run in todo:
             made_from = {"made_from": sources[m]} if sources[m] else {}
             recorded.append(dataclasses.replace(result, about=result.about | about | made_from))
-            store.record(recorded[-1], partial(learner.member_tensors, m))
+            weights = store.record(recorded[-1], partial(learner.member_tensors, m))
+            recorded[-1] = dataclasses.replace(recorded[-1], weights=weights)
     store.training(runs).unlink(missing_ok=True)
     return recorded
 
@@ -247,6 +269,7 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
         "out": str(store.out.resolve()),
         "checkpoints": store.checkpoints,
         "data_dir": str(options.data_dir or ""),
+        "parents": str(options.parents.resolve()) if options.parents else "",
         "budget": options.budget,
         "force": options.force,
         "path": [entry for entry in sys.path if entry],
@@ -260,8 +283,8 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
             warnings.warn(message["warning"], stacklevel=6)  # points at the caller of `train`
         if "error" in message:
             raise (DataError if message["is_data_error"] else ValueError)(message["error"])
-        if "event" in message and options.watch is not None:
-            options.watch([runs[i] for i in message["members"]], Event(**message["event"]))
+        if "event" in message:
+            options.tell([runs[i] for i in message["members"]], Event(**message["event"]))
 
     try:
         with tempfile.TemporaryDirectory(prefix="selfless-") as folder:

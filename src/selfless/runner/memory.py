@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_iter
 
 from selfless.engine.build import CannotShareFleet
 from selfless.engine.learner import Learner
+from selfless.runner.continuing import find_parent
 from selfless.runner.network_traits import network_traits
 from selfless.runner.options import TrainOptions
 from selfless.spec import Run
@@ -33,7 +34,8 @@ def parts_that_fit(group: Sequence[Run], options: TrainOptions, processes: int) 
         return
 
     def make(runs: Sequence[Run]) -> Learner:
-        return Learner(runs, device=options.device, data_dir=options.data_dir, budget=options.budget)
+        parent = find_parent(runs[0], options)
+        return Learner(runs, device=options.device, data_dir=options.data_dir, budget=options.budget, parent=parent)
 
     size = most(group, make, options.device)
     size = size if size >= len(group) else max(1, size // processes) * processes

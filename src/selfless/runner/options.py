@@ -20,10 +20,12 @@ class TrainOptions:
     device        "auto" (a GPU if there is one), "cpu", "cuda", …
     workers       processes on a CPU; None: one per core, at most one per run
     data_dir      folder with data sets; None: $SELFLESS_DATA, else the user's cache
+    parents       folder with the finished runs that runs continue; None: `out`
     budget        bytes of data to keep in memory; larger data is read from a memory map
     force         train runs again that are already recorded
     checkpoints   also record trained parameters and importances
     watch         called with (runs of the fleet, Event) after every epoch and task
+    follow        called as `watch`, and also at the start of every epoch and about twice a second within one (Event.passing)
     waiting       called with a run that another process is training, before waiting for it
     """
 
@@ -31,13 +33,23 @@ class TrainOptions:
     device: str = "auto"
     workers: int | None = None
     data_dir: Path | None = None
+    parents: Path | None = None
     budget: int | None = None
     force: bool = False
     checkpoints: bool = True
     watch: Watch | None = None
+    follow: Watch | None = None
     waiting: Callable[[Run], None] | None = None
 
     def __post_init__(self) -> None:
-        # a path may be given as text; an empty data_dir means None
+        # a path may be given as text; an empty data_dir or parents means None
         object.__setattr__(self, "out", None if self.out is None else Path(self.out))
-        object.__setattr__(self, "data_dir", Path(self.data_dir) if self.data_dir else None)
+        for name in ("data_dir", "parents"):
+            object.__setattr__(self, name, Path(getattr(self, name)) if getattr(self, name) else None)
+
+    def tell(self, runs: Sequence[Run], event: Event) -> None:
+        """Call `watch` and `follow` with an event of a fleet; `watch` does not get passing ones."""
+        if self.watch is not None and not event.passing:
+            self.watch(runs, event)
+        if self.follow is not None:
+            self.follow(runs, event)

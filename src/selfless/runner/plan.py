@@ -16,11 +16,12 @@ from typing import Any
 
 from selfless.data.traits import stream_traits
 from selfless.preserve import Preserver
+from selfless.runner.loading import folder_of, load
 from selfless.runner.network_traits import network_traits
 from selfless.runner.options import TrainOptions
 from selfless.spec import Run
 
-HOW = ("out", "device", "workers", "data_dir", "budget")  # fields of TrainOptions that are also keys of the TOML file
+HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints")  # fields of TrainOptions that are also keys of the TOML file
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,26 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
         if name in fields and fields[name].kind is dict:  # merge its entries with those of the file
             value = {**values.get(name, {}), **parse_pairs(value, fields[name].flag)}
         values[name] = value
-    for name in ("preserve", "sparsify"):
-        if isinstance(values.get(name), Mapping) and "name" not in values[name]:
-            raise ValueError(f'{config}: [{name}] needs a name, as in {name} = "mas:0.1" or {name} = {{name = "mas", strength = 0.1}}')
+    parents = folder_of(values["parent"]) if values.get("parent") else None
+    values = values if parents is None else _continue(values)
     how = {name: values.pop(name) for name in HOW if name in values}
     _check_whole("workers", how.get("workers"))
     how["budget"] = parse_size(how.get("budget"))
+    if not isinstance(how.get("checkpoints", True), bool):
+        raise ValueError(f"checkpoints is {how['checkpoints']!r}; it must be true or false")
     seeds = values.pop("seeds", 1)
     first = Run.from_dict(values)
     _check_whole("seeds", seeds, f": how many seeds to run, from {first.seed} up")
     runs = [dataclasses.replace(first, seed=first.seed + i) for i in range(seeds)]
-    return Plan(runs, TrainOptions(**({"out": "results"} | how), force=force))
+    return Plan(runs, TrainOptions(**({"out": parents or "results"} | how), parents=parents, force=force))
+
+
+def _continue(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that continues the one in the folder values["parent"]: the parent's, except those that are given."""
+    if not values.get("stream"):
+        raise ValueError("--continue needs the new tasks: --stream folders:PATH, which holds only them")
+    base = load(values["parent"]).continued(str(values["stream"])).as_dict()
+    return {**base, **values, "parent": base["parent"]}
 
 
 def _read(path: Path) -> dict[str, Any]:

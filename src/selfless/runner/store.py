@@ -8,6 +8,7 @@ of its first member contains its state, and `lock` keeps other processes from tr
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from selfless.terms import NotHere
 
 __all__ = ["Store", "made_from"]
 
-METRICS = "metrics.json"
+METRICS, TENSORS = "metrics.json", "checkpoint.safetensors"
 PACKED = {METRICS, "spec.json", "log.jsonl", "lock"}  # a folder with only these files can be removed after packing: it has no tensors
 
 
@@ -84,6 +85,11 @@ class Store:
         """Return True if a result of that key is recorded."""
         return (self.out / key / METRICS).is_file() or (key not in self._cleared and key in read_archive(self.archive))
 
+    def keys(self) -> list[str]:
+        """Return the keys of the runs directly below `out` in order of recording, archived ones first. No result is read."""
+        folders = sorted((path.stat().st_mtime_ns, path.parent.name) for path in self.out.glob(f"*/{METRICS}"))
+        return list(dict.fromkeys([*read_archive(self.archive), *(name for _, name in folders)]))
+
     # ------------------------------------------------------------------------------------------------------------ archive
     @property
     def archive(self) -> Path:
@@ -138,15 +144,16 @@ class Store:
         return found
 
     # ------------------------------------------------------------------------------------------------------------ writing
-    def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> None:
-        """Write a result. The metrics are written last, as a run with metrics counts as done."""
+    def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> Path | None:
+        """Write a result; return the file of its tensors, if any. The metrics are written last, as a run with metrics counts as done."""
         folder = self.folder(result.run)
         write_json(folder / "spec.json", result.run.as_dict())
         if self.checkpoints:
             from safetensors.torch import save_file
 
-            write_atomically(folder / "checkpoint.safetensors", lambda path: save_file(dict(tensors()), path, {"key": result.run.key}))
+            write_atomically(folder / TENSORS, lambda path: save_file(dict(tensors()), path, {"key": result.run.key}))
         write_json(folder / METRICS, result.as_dict())
+        return folder / TENSORS if self.checkpoints else None
 
     def log(self, run: Run, line: Mapping[str, Any]) -> None:
         """Append one line to a run's log.jsonl."""
@@ -186,6 +193,7 @@ class Store:
         for path, keys in self.unfinished():
             if all(self.has(key) for key in keys):
                 path.unlink(missing_ok=True)
+                path.with_suffix(".json").unlink(missing_ok=True)  # the note of a fleet that was killed
 
     @contextlib.contextmanager
     def lock(self, runs: Sequence[Run], busy: Callable[[Run], None]) -> Iterator[None]:
@@ -201,11 +209,13 @@ class Store:
 
 
 def _read(path: Path) -> Result | None:
-    """Return the result in a metrics.json; None if there is no such file."""
+    """Return the result in a metrics.json, with the file of its weights; None if there is no such file."""
     try:
-        return _parse(path.read_text(encoding="utf-8"), path)
+        result = _parse(path.read_text(encoding="utf-8"), path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    weights = path.parent / TENSORS
+    return dataclasses.replace(result, weights=weights) if weights.is_file() else result
 
 
 def _parse(text: str, path: Path) -> Result:

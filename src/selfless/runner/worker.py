@@ -29,15 +29,16 @@ def train_job(job: dict[str, Any], send: Send) -> None:
         unpack_streams(job["streams"])
         runs = [Run.from_dict(values) for values in job["runs"]]
 
-        def watch(members: Sequence[Run], event: Event) -> None:
+        def follow(members: Sequence[Run], event: Event) -> None:
             send(event=dataclasses.asdict(event), members=[runs.index(run) for run in members])
 
         options = TrainOptions(
             device="cpu",
             data_dir=job["data_dir"],
+            parents=job["parents"],
             budget=job["budget"],
             force=job["force"],
-            watch=watch,
+            follow=follow,
             waiting=lambda run: send(waiting=runs.index(run)),
         )
         train_fleet(runs, Store(job["out"], options.data_dir, checkpoints=job["checkpoints"]), options)

@@ -1,6 +1,7 @@
 """Worker processes that read jobs as JSON lines from standard input and answer with JSON lines on standard output.
 
-`pool` is the code of the parent, `serving` the code of a worker. This folder imports nothing of selfless; any other may import it.
+`pool` is the code of the parent, `serving` the code of a worker.
+Imports nothing. Imported by bench, data and runner.
 """
 
 from selfless.workers.pool import Pool, WorkerDied

@@ -73,8 +73,9 @@ class _Worker:
 
     def __init__(self, command: list[str], lines: queue.SimpleQueue[tuple[_Worker, str]]) -> None:
         self.job: int | None = None
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8", env=os.environ | ONE_THREAD)
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+        # In its own session a worker does not get the Ctrl-C of the terminal, which would print a traceback; the parent stops it.
+        self.process = subprocess.Popen(command, **pipes, env=os.environ | ONE_THREAD, start_new_session=True)
         self.reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
         self.reader.start()
 

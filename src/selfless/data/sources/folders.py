@@ -51,7 +51,7 @@ def read_folders(
     """Read PLACE/<task>/<train|test>/<class>/*.png, or PLACE/<task>/<class>/*.png with a random `test_share` for testing."""
     if not place.is_dir():
         raise MissingData(f"{place} is not a folder; folders:PATH needs PATH/<task>/<train|test>/<class>/*.png")
-    found = sorted((p.name for p in place.iterdir() if p.is_dir() and not p.name.startswith(".")), key=natural_key)
+    found = task_folders(place)
     names = list(task_order) if task_order is not None else found
     if not names or set(names) - set(found):
         raise DataError(f"{place} has the tasks {', '.join(found) or 'none'}, not {', '.join(names) or 'any folder'}")
@@ -71,6 +71,11 @@ def read_folders(
     scale = (None if mean is None else tuple(mean), None if std is None else tuple(std))
     source = Source(place.name, (images[:cut], labels[:cut]), (images[cut:], labels[cut:]), tuple(classes), *scale)
     return FolderTree(source, tasks[:cut], tasks[cut:], names, note)
+
+
+def task_folders(place: Path) -> list[str]:
+    """Return the folders of the tasks in the order in which they are learnt: by name, with task2 before task10."""
+    return sorted((p.name for p in place.iterdir() if p.is_dir() and not p.name.startswith(".")), key=natural_key)
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from selfless.engine.native.hardware import kernels
+from selfless.functional.pairs import add_dense, add_factored
 
 Tensors = dict[str, Tensor]
 
@@ -42,17 +42,15 @@ class PairGradient:
 
     def add_to(self, g: Tensor, h: Tensor) -> Tensor:
         """Return g + 2Sh/M for g, h (F, M, N)."""
-        share = 1 / h.shape[1]
         if self.matrix is not None:
-            return torch.baddbmm(g, h, self.matrix.to(h.dtype), alpha=share)
+            return add_dense(g, h, self.matrix)
         assert self.factors is not None
         assert self.diagonal is not None
         fast = kernels(h)
         if fast is not None:
-            result: Tensor = fast.inhibit(g.contiguous(), h.contiguous(), self.factors, self.diagonal, share)
+            result: Tensor = fast.inhibit(g.contiguous(), h.contiguous(), self.factors, self.diagonal, 1 / h.shape[1])
             return result
-        g = torch.baddbmm(g, torch.bmm(h, self.factors), self.factors.mT, alpha=share)
-        return g.addcmul_(h, self.diagonal.unsqueeze(1), value=-share)
+        return add_factored(g, h, self.factors, self.diagonal)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The paper's protocols as runs, and the grids that strengths are chosen from. Every experiment takes its candidates from here, so that
-equal cells are equal runs and are trained once. It imports `spec`, `preserve`, `sparsify` and `experiments.base`.
+equal cells are equal runs and are trained once. It imports `spec`, `preserve`, `sparsify` and `experiments.base`; the
+modules of the experiments import it.
 
 paper   the authors' settings: Ω from batch gradients, the epoch that is best on the test data, published strengths where there are any,
         for competitors "from 10⁻² to 10⁻⁹, the best one reported", evaluated on test data

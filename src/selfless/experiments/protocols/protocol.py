@@ -57,7 +57,7 @@ class Protocol:
         kind = KINDS.get(row, NoSparsifier)
         penalties = [kind(strength) for strength in grid.strengths] or [NoSparsifier()]
         return tuple(
-            dataclasses.replace(base, preserve=dataclasses.replace(base.preserve, strength=anchor), sparsify=penalty)
+            dataclasses.replace(base, preserve=base.preserve.with_strength(anchor), sparsify=penalty)
             for anchor, penalty in itertools.product(grid.anchors, penalties)
         )
 

@@ -5,6 +5,8 @@ numbers and addresses. Then add it to `OBJECTS`, whose order is that of the stre
 
 Files: `files` (loose or in archives), `matlab` (MAT-files), `listing` (what a reader returns), `base` (ObjectSet), one module per set;
 `fitting` and `preparing` (images at 224×224 in the cache); `checks` (is a copy what was published). `data/objects.py` uses them by name.
+
+Imports the helpers of `data`. Imported by the modules of `data` that deal with object sets: `objects`, `object_stream`, `named`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""Fields of a settings value such as `Run`: a dataclass field with its help and its checks, from which commands make their flags."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+
+@dataclass(frozen=True)
+class Option:
+    """The description of a field of `Run`: its help, its panel in the help, and the values it accepts."""
+
+    help: str
+    panel: Literal["What", "Training"]
+    kind: type  # int, float, str, Term (text on the command line) or dict (a repeatable flag key=value)
+    default: str  # as the help shows it
+    choices: tuple[str, ...] = ()
+    low: int = 0  # numbers: the smallest value
+    below: int | None = None  # numbers: the value must be smaller than this
+    optional: bool = False  # may be None
+    flag: str = ""  # the flag, if it differs from the name of the field
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return the value in the type of the field. Raise an error that names the field and the values it accepts."""
+        if self.optional and value is None:
+            return None
+        if self.choices and value not in self.choices:
+            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(self.choices)}")
+        if self.kind is dict:
+            if not isinstance(value, Mapping):
+                raise TypeError(f"{name} is {value!r}; it must be a table of options, such as {{classes_per_task = 5}}")
+            return dict(value)
+        if self.kind is int:
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < self.low:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {self.low}")
+            value = int(value)
+        if self.kind is float:
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < self.low:
+                raise ValueError(f"{name} is {value!r}; it must be a number ≥ {self.low}")
+            value = float(value)
+        if self.below is not None and value >= self.below:
+            raise ValueError(f"{name} is {value}; it must be below {self.below}")
+        if self.kind is str and not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}; it must be text")
+        return value
+
+
+def option(default: Any, panel: Literal["What", "Training"], help: str, *, kind: type | None = None, shown: str = "", **more: Any) -> Any:
+    """Return a dataclass field with an `Option`. `kind` defaults to the type of the default value, `shown` to its text."""
+    description = Option(help, panel, kind or type(default), shown or str(default), optional=default is None, **more)
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata={"option": description})
+    return field(default=default, metadata={"option": description})
+
+
+def chosen_from(values: Any, panel: Literal["What", "Training"], help: str) -> Any:
+    """Return a dataclass field that accepts the values of a Literal type; the first value is the default."""
+    choices = get_args(values)
+    return option(choices[0], panel, help, choices=choices)

@@ -1,0 +1,118 @@
+"""Checks that a closed form is exact for a model. Each is made once, on the first batch that allows it.
+
+Multiplying L_m by w_m must multiply row m of δ by w_m, and nothing else: then row m of δ depends on sample m alone. For operations, this
+also finds the axis of samples: attention works on (positions, samples, features), and some layers on rows of all samples. Then Σ_m g_m of
+an operation is compared with the gradient of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from selfless.functional.shapes import wide
+from selfless.importance.fallback import ROUNDING
+from selfless.importance.graph import Use, shape_of
+from selfless.importance.uses import gradient_sum, layouts, part_of
+
+Layouts = dict[str, list[str]]  # parameter → the layout of each of its uses
+
+
+@dataclass
+class Exactness:
+    """What was found out about the modules and operations of one model."""
+
+    model: nn.Module
+    memory: int
+    modules: dict[str, bool] = field(default_factory=dict)  # module → its closed form is exact
+    layouts: dict[tuple[str, str, int], str] = field(default_factory=dict)  # (parameter, operation, argument) → layout of the samples
+    refused: set[str] = field(default_factory=set)  # parameters whose uses have no exact closed form
+
+    def exact_modules(self, values: Tensor, edges: Mapping[str, GradientEdge]) -> set[str]:
+        """Return the modules whose closed form is exact."""
+        unknown = {name: edge for name, edge in edges.items() if name not in self.modules}
+        if unknown and len(values) > 1:
+            deltas, weighted_deltas, w = _two_gradients(values, list(unknown.values()))
+            for name, delta, weighted in zip(unknown, deltas, weighted_deltas, strict=True):
+                if delta is not None and weighted is not None and len(delta) == len(w) and 0 < float(delta.abs().max()) < math.inf:
+                    self.modules[name] = _is_weighted(delta, weighted, w)
+                elif delta is not None and len(delta) != len(w):
+                    self.modules[name] = False
+        return {name for name in edges if self.modules.get(name, True)}
+
+    def exact_uses(self, values: Tensor, uses: Mapping[str, Sequence[Use]]) -> Layouts:
+        """Return the layouts of the parameters all of whose uses have an exact closed form."""
+        uses = {name: every for name, every in uses.items() if name not in self.refused}
+        known = {name: self._known(name, every, len(values)) for name, every in uses.items()}
+        unknown = {name: uses[name] for name, found in known.items() if found is None}
+        new = self._find_layouts(values, unknown) if unknown else {}
+        return {name: found for name, found in known.items() if found is not None} | new
+
+    def _known(self, name: str, uses: Sequence[Use], count: int) -> list[str] | None:
+        """Return the layout of each use of a parameter; None if it must be found first."""
+        found = []
+        for use in uses:
+            shape = shape_of(use.output)
+            layout = self.layouts.get((name, *use.key))
+            if shape is None or layout is None or layout not in layouts(shape, count):
+                return None
+            found.append(layout)
+        return found
+
+    def _find_layouts(self, values: Tensor, uses: Mapping[str, Sequence[Use]]) -> Layouts:
+        """Return the layout of every use, found by weighting the samples; refuse parameters whose Σ_m g_m is not the gradient."""
+        count, every = len(values), [(name, use) for name, found in uses.items() for use in found]
+        parameters = [self.model.get_parameter(name) for name in uses]
+        deltas, weighted_deltas, w = _two_gradients(values, [use.edge for _, use in every])
+        gradients = torch.autograd.grad(values.sum(), parameters, retain_graph=True, allow_unused=True)
+        parts: dict[str, list[tuple[Use, Tensor, str]]] = {name: [] for name in uses}
+        for (name, use), delta, weighted in zip(every, deltas, weighted_deltas, strict=True):
+            if delta is None or weighted is None:
+                self.refused.add(name)
+                continue
+            fits = [n for n, lay in layouts(delta.shape, count).items() if count == 1 or _is_weighted(lay(delta), lay(weighted), w)]
+            known = self.layouts.get((name, *use.key))
+            if not fits or (known is not None and known not in fits):
+                self.refused.add(name)
+                continue
+            parts[name].append((use, delta, known or fits[0]))
+        result: Layouts = {}
+        for (name, found), gradient in zip(parts.items(), gradients, strict=True):
+            if name in self.refused or gradient is None or not self._is_sum(name, found, count, gradient):
+                self.refused.add(name)
+                continue
+            result[name] = [layout for _, _, layout in found]
+            if count > 1 and bool((gradient != 0).any()):  # one sample, or a gradient of zero, fits every layout
+                self.layouts |= {(name, *use.key): layout for use, _, layout in found}
+        return result
+
+    def _is_sum(self, name: str, found: Sequence[tuple[Use, Tensor, str]], count: int, gradient: Tensor) -> bool:
+        """Return True if Σ_m g_m is the gradient of the batch."""
+        shape = self.model.get_parameter(name).shape
+        parts = [(use, part_of(use, shape, delta, layout, count, None)) for use, delta, layout in found]
+        known = [(use, part) for use, part in parts if part is not None]
+        if len(known) < len(parts):
+            return False
+        gradient = wide(gradient.to_dense() if gradient.is_sparse else gradient)
+        if not bool(torch.isfinite(gradient).all()):
+            return True  # reported later, with the name of the parameter
+        gap = (gradient_sum(known, count, self.memory) - gradient).abs().max()
+        return bool(gap <= 30 * ROUNDING[gradient.dtype] * gradient.abs().max().clamp(min=1e-12))
+
+
+def _two_gradients(values: Tensor, edges: list[GradientEdge]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], Tensor]:
+    """Return δ of Σ_m L_m, δ of Σ_m w_m L_m, and the weights w."""
+    w = torch.linspace(0.5, 1.5, len(values), device=values.device, dtype=values.dtype)
+    deltas = torch.autograd.grad(values.sum(), edges, retain_graph=True, allow_unused=True)
+    return deltas, torch.autograd.grad((w * values).sum(), edges, retain_graph=True, allow_unused=True), w
+
+
+def _is_weighted(delta: Tensor, weighted: Tensor, w: Tensor) -> bool:
+    """Return True if row m of `weighted` is w_m times row m of δ."""
+    gap = weighted - delta * w.to(delta.dtype).view(-1, *[1] * (delta.dim() - 1))
+    return bool(gap.abs().max() <= ROUNDING[delta.dtype] * delta.abs().max())

@@ -1,0 +1,187 @@
+"""The autograd graph of a batch: where each parameter is used, and one backward pass that hands out gradients as they appear.
+
+A parameter may enter an operation directly, or through views of it (a transpose, a slice). `Use` names the operation, the argument, and
+the views in between. `stream_gradients` calls a function with the gradient at each requested place and then forgets that gradient, so a
+backward pass needs no memory for all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+Node = Any  # torch.autograd.graph.Node; its saved tensors are attributes that only the running graph has
+
+Place = tuple[GradientEdge, Callable[[Tensor], None]]  # where a gradient is read, and what to do with it
+
+# Views whose backward pass puts each entry of the gradient at one place. So they commute with Σ_m |·|ᵖ.
+_VIEWS = {
+    f"{name}Backward0"
+    for name in "T Transpose Permute Unsqueeze Squeeze View UnsafeView ReshapeAlias Slice Select Alias Clone".split()
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of a parameter: argument `slot` of the operation `node`; `views` lead from that argument back to the parameter."""
+
+    node: Node
+    slot: int
+    views: tuple[Node, ...]
+    output: Node  # where the gradient is read: `node`, or an addition right after it that adds the axis of samples
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The kind of use, which is the same for every batch."""
+        return str(self.node.name()), self.slot
+
+    @property
+    def edge(self) -> GradientEdge:
+        return GradientEdge(self.output, 0)
+
+
+@dataclass
+class Graph:
+    """The graph behind the values of one batch.
+
+    counts      how many times each leaf enters an operation
+    consumers   node → the operations that read its output, with the number of the argument
+    following   node → the nodes whose outputs it reads; a node comes after all nodes that it reaches
+    """
+
+    counts: dict[Tensor, int] = field(default_factory=dict)
+    consumers: dict[Node, list[tuple[Node, int]]] = field(default_factory=dict)
+    following: dict[Node, list[Node]] = field(default_factory=dict)
+    leaves: dict[Tensor, Node] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Tensor) -> Graph:
+        """Walk through the graph of `values`."""
+        found = cls()
+        stack: list[tuple[Node, list[Node] | None]] = [(values.grad_fn, None)]
+        seen = set()
+        while stack:
+            node, following = stack.pop()
+            if following is not None:
+                found.following[node] = following
+            elif node not in seen:
+                seen.add(node)
+                following = found._enter(node)
+                stack.append((node, following))
+                stack += [(after, None) for after in following]
+        return found
+
+    def _enter(self, node: Node) -> list[Node]:
+        """Note what a node reads, and return those nodes."""
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise ValueError(
+                "the model uses reentrant activation checkpointing, which hides its parameters from autograd; "
+                "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        found = []
+        for slot, (after, _) in enumerate(node.next_functions):
+            if after is None:
+                continue
+            found.append(after)
+            self.consumers.setdefault(after, []).append((node, slot))
+            variable = getattr(after, "variable", None)
+            if variable is not None:
+                self.counts[variable] = self.counts.get(variable, 0) + 1
+                self.leaves[variable] = after
+        return found
+
+    def deepest(self, nodes: set[Node]) -> set[Node]:
+        """Return the `nodes` from which no other one can be reached."""
+        below: dict[Node, bool] = {}  # node → one of `nodes` can be reached from it, itself not counted
+        for node, following in self.following.items():
+            below[node] = any(after in nodes or below[after] for after in following)
+        return {node for node in nodes if not below.get(node, True)}
+
+    def uses(self, parameter: Tensor, count: int) -> list[Use]:
+        """Return every use of a parameter in a batch of `count` samples."""
+        leaf = self.leaves.get(parameter)
+        return [] if leaf is None else self._uses(leaf, (), count)
+
+    def _uses(self, source: Node, views: tuple[Node, ...], count: int) -> list[Use]:
+        found: list[Use] = []
+        for node, slot in self.consumers.get(source, ()):
+            if node.name() in _VIEWS or _is_shift(node, slot, count):
+                found += self._uses(node, (node, *views), count)
+            else:
+                found.append(Use(node, slot, views, self._batched(node, count)))
+        return found
+
+    def _batched(self, node: Node, count: int) -> Node:
+        """Return the place of the gradient: an embedding of positions has no axis of samples; the addition after it broadcasts it.
+
+        The backward pass of that addition hands its own gradient on, summed over the samples. Before the sum it has one row per sample.
+        """
+        following = self.consumers.get(node, ())
+        if node.name() != "EmbeddingBackward0" or len(following) != 1 or count < 2:
+            return node
+        after, slot = following[0]
+        inner, outer = shape_of(node), shape_of(after)
+        is_sum = after.name() == "AddBackward0" and (slot == 0 or after._saved_alpha == 1)
+        return after if is_sum and inner is not None and outer is not None and inner.numel() < outer.numel() else node
+
+
+def _is_shift(node: Node, slot: int, count: int) -> bool:
+    """Return True for θ + constant of the shape of θ, such as the scale 1 + θ of Gemma: its gradient is that of θ."""
+    if node.name() != "AddBackward0" or any(f is not None for i, (f, _) in enumerate(node.next_functions) if i != slot):
+        return False
+    source = node.next_functions[slot][0]
+    shape = source.variable.shape if hasattr(source, "variable") else shape_of(source)
+    if not shape or shape[0] == count:
+        return False
+    return shape == shape_of(node) and (slot == 0 or node._saved_alpha == 1)
+
+
+def shape_of(node: Node) -> torch.Size | None:
+    """Return the shape of a node's output; None if this version of torch does not tell."""
+    metadata = getattr(node, "_input_metadata", None)
+    return torch.Size(metadata[0].shape) if metadata else None
+
+
+def stream_gradients(values: Tensor, graph: Graph, places: Sequence[Place], retain: bool) -> None:
+    """Run one backward pass from Σ_m L_m. Call each function with the gradient at its edge, as soon as that is complete.
+
+    The pass goes as far as the deepest edges, from which no other edge can be reached. Their gradients are returned by autograd; all
+    others are read by hooks while the pass runs. No gradient of a parameter is computed.
+    """
+    deepest = graph.deepest({edge.node for edge, _ in places})
+    last = [place for place in places if place[0].node in deepest]
+    handles = []
+    for edge, receive in places:
+        if edge.node not in deepest and edge.node is not None:
+            handles.append(edge.node.register_prehook(_reader(edge.output_nr, receive)))
+    try:
+        grads = torch.autograd.grad(values.sum(), [edge for edge, _ in last], allow_unused=True, retain_graph=retain) if last else ()
+    finally:
+        for handle in handles:
+            handle.remove()
+    for (_, receive), gradient in zip(last, grads, strict=True):
+        if gradient is not None:
+            receive(gradient)
+
+
+def _reader(position: int, receive: Callable[[Tensor], None]) -> Callable[[tuple[Tensor | None, ...]], None]:
+    """Return a hook of a node that passes one of its incoming gradients on."""
+
+    def hook(gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[position]
+        if gradient is not None:
+            receive(gradient)
+
+    return hook
+
+
+def apply_views(views: Sequence[Node], gradient: Tensor) -> Tensor:
+    """Return the gradient of the parameter, from that of a view of it."""
+    for node in views:
+        gradient = gradient if node.name() == "AddBackward0" else node(gradient)
+    return gradient

@@ -1,0 +1,297 @@
+"""`attach(..., inject=True)`: add the gradient of the penalty in the backward pass of the user's own loss.
+
+After `loss.backward()` every parameter that the loss reaches has the gradient of `(loss + keeper.penalty()).backward()`. Three places:
+
+    activations   a hook on the node that computed h (or n) adds s · ∂(λR)/∂h. The passes since the last backward pass are one batch.
+    parameters    a hook on each parameter adds s · ∂(explicit anchor, penalties on weights, distillation)/∂θ, once in a backward pass
+    gates         the same for the gates of a task
+
+s is `keeper.scale`: the factor of the loss, which a backward pass does not show (a GradScaler, 1/accumulated batches).
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from selfless.keeper.activations import MOST_PASSES, Activation
+from selfless.keeper.distillation import distillation
+from selfless.keeper.hook import Hook, is_forward_pass
+from selfless.keeper.inhibition import check_layers, layer_cost, weight_costs
+from selfless.network.calling import to_device
+from selfless.preserve.capabilities import Distils, Gated
+
+if TYPE_CHECKING:
+    from selfless.keeper.keeper import Keeper
+    from selfless.keeper.part import Part
+
+
+def read_scale(scale: Any) -> float | Tensor:
+    """Return the factor that `keeper.scale` stands for: a number, a function that returns one, or a GradScaler."""
+    found = getattr(scale, "get_scale", scale)
+    found = found() if callable(found) else found
+    if not isinstance(found, (int, float, Tensor)):
+        raise TypeError(f"keeper.scale takes a number, a function that returns one, or a GradScaler, not {scale!r}")
+    return found
+
+
+@dataclass(eq=False)
+class _Pass:
+    """One forward pass of a layer: h, or n and the activation to apply; and λ ∂R/∂h once it is known."""
+
+    layer: str
+    tensor: Tensor
+    activation: Activation | None
+    version: int
+    gradient: Tensor | None = None
+    batch: list[_Pass] | None = None  # the passes that are one batch with this one
+
+
+class Injector:
+    """The hooks of one keeper in inject mode."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = weakref.ref(keeper)
+        self._pending: dict[str, list[_Pass]] = {}  # by layer: passes without a backward pass yet
+        self._distilled: list[
+            tuple[int, Tensor, dict[str, Tensor]]
+        ] = []  # (samples, cost, ∂ cost/∂θ) of passes without a backward pass yet
+        self._gradients: dict[str, Tensor] = {}  # ∂ (penalties on θ, distillation)/∂θ in this backward pass
+        self._task, self._scale = -1, torch.ones(())
+        self._busy = False  # True while the injector itself runs the model or autograd
+        self._handles: dict[int, tuple[Any, Any]] = {}
+        self._stopped = False
+        keeper.collector.on_pass = torch.compiler.disable(self._note_pass)
+        self._model = keeper.model
+        self._model_handles = [self._model.register_forward_hook(Hook(torch.compiler.disable(self._distil)), with_kwargs=True)]
+        for part in keeper.parts:
+            if part.gates is not None:
+                part.gates.on_leaves = self._hook_gates(part)
+        self.follow(keeper.trainable())
+
+    def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Add the hooks of parameters that are new."""
+        new = {name: parameter for name, parameter in parameters.items() if id(parameter) not in self._handles}
+        sparse = (
+            {id(m.weight) for m in self._model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse} if new else set()
+        )
+        for name, parameter in new.items():
+            if id(parameter) in sparse:  # a hook may not make a sparse gradient dense before it is accumulated
+                handle = parameter.register_post_accumulate_grad_hook(self._hook_sparse(name))
+            else:
+                handle = parameter.register_hook(self._hook_parameter(name))
+            self._handles[id(parameter)] = (handle, parameter)
+
+    def drop(self) -> None:
+        """Forget the passes that had no backward pass: the step is over."""
+        self._pending, self._distilled, self._task = {}, [], -1
+
+    def stop(self) -> None:
+        """Remove the hooks; those of passes whose graph still lives do nothing from now on."""
+        self._stopped = True
+        for handle in (*self._model_handles, *(handle for handle, _ in self._handles.values())):
+            handle.remove()
+        self.drop()
+
+    @property
+    def _active(self) -> Keeper | None:
+        return None if self._stopped or self._busy else self._keeper()
+
+    # ------------------------------------------------------------------------------------------------------------- backward pass
+    def _begin(self, keeper: Keeper) -> None:
+        """Prepare a backward pass, at its first hook: read the scale, follow the path, compute the gradients of penalties on θ."""
+        task = torch._C._current_graph_task_id()
+        if task == self._task:
+            return
+        self._task = task
+        self._scale = torch.as_tensor(read_scale(keeper.scale), dtype=torch.float32, device=next(keeper.model.parameters()).device).detach()
+        keeper.begin_penalty()
+        self._gradients = self._differentiate_parameters(keeper)
+        for part in keeper.parts:
+            if part.path is not None:
+                part.path.begin_backward(self._scale)
+                part.path.add_penalty({n: self._scale * g for n, g in self._gradients.items()})
+            if part.gates is not None:
+                part.gates.note_scale(self._scale)
+
+    def _add(self, gradient: Tensor | None, own: Tensor, like: Tensor) -> Tensor:
+        """Return gradient + s · own, in the precision of the gradient."""
+        own = (self._scale.to(own.device) * own).to(like.dtype if gradient is None else gradient.dtype)
+        return own if gradient is None else own + gradient  # a sparse gradient has to come second
+
+    # --------------------------------------------------------------------------------------------------------------- activations
+    def _note_pass(self, layer: str, tensor: Tensor, activation: Activation | None) -> None:
+        """Collect one forward pass of a layer. A tensor with an activation is a copy of n; its only input is n itself."""
+        keeper = self._active
+        if keeper is None or not tensor.requires_grad or tensor.grad_fn is None:
+            return
+        if layer not in self._pending:
+            self.follow(keeper.trainable())
+        if tensor.dtype == torch.float16 and isinstance(keeper.scale, (int, float)) and keeper.scale == 1:
+            keeper.notices.once(
+                "scale",
+                "activations are float16, where a GradScaler usually multiplies the loss, but keeper.scale is 1: "
+                "write keeper.scale = scaler, so that injected gradients are multiplied too",
+            )
+        passes = self._pending.setdefault(layer, [])
+        if len(passes) == MOST_PASSES:
+            remedy = "use model.eval() or torch.no_grad() for them"
+            warnings.warn(f"{MOST_PASSES} forward passes in training mode had no backward pass; {remedy}", stacklevel=2)
+            passes.clear()
+        node, index = (tensor.grad_fn, tensor.output_nr) if activation is None else tensor.grad_fn.next_functions[0]
+        if node is None:
+            return
+        one = _Pass(layer, tensor, activation, tensor._version)
+        passes.append(one)
+        node.register_prehook(self._hook_pass(one, index))
+
+    def _hook_pass(self, one: _Pass, index: int) -> Callable[..., Any]:
+        def hook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+            keeper = self._active
+            if keeper is None:
+                return None
+            self._begin(keeper)
+            if one.gradient is None:
+                self._differentiate(keeper, one)
+            own, one.gradient = one.gradient, None
+            assert own is not None
+            return tuple(self._add(g, own, one.tensor) if k == index else g for k, g in enumerate(gradients))
+
+        return hook
+
+    def _differentiate(self, keeper: Keeper, one: _Pass) -> None:
+        """Compute λ ∂R/∂h of all passes of a layer that are one batch."""
+        batch = one.batch if one.batch is not None else self._pending.pop(one.layer, [one])
+        for each in batch:
+            each.batch = batch
+            if each.tensor._version != each.version:
+                raise RuntimeError(
+                    f"the activations of layer {one.layer!r} were changed in place after they were computed; write the operation after it "
+                    "out of place (x = x + y instead of x += y), or use keeper.penalty() without inject=True"
+                )
+        leaves = [each.tensor.detach().requires_grad_() for each in batch]
+        collector = keeper.collector
+        with torch.enable_grad():
+            check_layers(collector)
+            joined = [(leaf, each.activation) for leaf, each in zip(leaves, batch, strict=True)]
+            h = collector.join(one.layer, joined)
+            cost = layer_cost(keeper.sparsifiers, one.layer, h, keeper.alpha.get(one.layer), keeper.step_log)
+            gradients = torch.autograd.grad(cost, leaves)
+        keeper.notices.check_sign({one.layer: h})
+        keeper.check_penalty({one.layer: h.detach()}, cost)
+        for each, gradient in zip(batch, gradients, strict=True):
+            each.gradient = gradient
+        self._note_path(keeper, batch)
+
+    def _note_path(self, keeper: Keeper, batch: list[_Pass]) -> None:
+        """Tell path integrals the share of the gradient that comes from these activations; nodes before h have not run yet."""
+        paths = [part.path for part in keeper.parts if part.path is not None]
+        if not paths:
+            return
+        parameters = keeper.trainable()
+        sources = [each.tensor for each in batch]
+        self._busy = True
+        try:
+            own = [each.gradient for each in batch]
+            grads = torch.autograd.grad(sources, list(parameters.values()), own, retain_graph=True, allow_unused=True)
+        finally:
+            self._busy = False
+        found = {n: self._scale * g for n, g in zip(parameters, grads, strict=True) if g is not None}
+        for path in paths:
+            path.add_penalty(found)
+
+    # ---------------------------------------------------------------------------------------------------------------- parameters
+    def _hook_parameter(self, name: str) -> Callable[[Tensor], Tensor | None]:
+        def hook(gradient: Tensor) -> Tensor | None:
+            keeper = self._active
+            if keeper is None:
+                return None
+            self._begin(keeper)
+            own = self._gradients.pop(name, None)
+            return None if own is None else self._add(gradient, own, gradient)
+
+        return hook
+
+    def _hook_sparse(self, name: str) -> Callable[[Tensor], None]:
+        add = self._hook_parameter(name)
+
+        def hook(parameter: Tensor) -> None:
+            changed = add(parameter.grad) if parameter.grad is not None else None
+            parameter.grad = parameter.grad if changed is None else changed
+
+        return hook
+
+    def _differentiate_parameters(self, keeper: Keeper) -> dict[str, Tensor]:
+        """Return the gradient of the penalties on θ, of the loss on old samples, and of distillation in the forward passes."""
+        parameters = keeper.trainable()
+        self._busy = keeper.collector.paused = True
+        try:
+            with torch.enable_grad():
+                costs = weight_costs(keeper.sparsifiers, keeper.collector, parameters, keeper.step_log)
+                preserved = keeper.preserved()
+                costs += [c for p in keeper.parts for c in p.penalty(preserved, keeper.tasks, keeper.implicit, keeper.step_log)]
+                costs += [c for p in keeper.parts for c in p.replay(keeper.tasks, keeper.forwards, keeper.step_log)]
+                live = [cost for cost in costs if cost.requires_grad]
+                grads = torch.autograd.grad(live, list(parameters.values()), allow_unused=True) if live else ()
+        finally:
+            self._busy = keeper.collector.paused = False
+        found = {n: g for n, g in zip(parameters, grads, strict=False) if g is not None}
+        samples = sum(count for count, _, _ in self._distilled)
+        for count, cost, distilled in self._distilled:
+            keeper.step_log.add("distillation", count / samples * cost)
+            for n, g in distilled.items():
+                found[n] = found[n] + count / samples * g if n in found else count / samples * g
+        self._distilled = []
+        return found
+
+    def _distil(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
+        """Forward hook of the whole model: differentiate distillation on the inputs of this pass."""
+        keeper = self._active
+        if keeper is None or module is not keeper.model or not module.training or not torch.is_grad_enabled() or not is_forward_pass():
+            return
+        self.follow(keeper.trainable())
+        terms = [part for part in keeper.parts if isinstance(part.term, Distils) and part.is_on]
+        if not keeper.tasks or not terms:
+            return
+        batch: Any = to_device(kwargs if kwargs and not args else args, keeper.model)
+        parameters = keeper.trainable()
+        self._busy = keeper.collector.paused = True
+        try:
+            costs = [p.term.strength * distillation(p.model, p.term, p.loaded, keeper.forwards, batch) for p in terms]  # type: ignore[arg-type]
+            grads = torch.autograd.grad(costs, list(parameters.values()), allow_unused=True)
+        finally:
+            self._busy = keeper.collector.paused = False
+        first = next((t for t in torch.utils._pytree.tree_leaves(batch) if isinstance(t, Tensor) and t.dim()), None)
+        found = {n: g for n, g in zip(parameters, grads, strict=True) if g is not None}
+        self._distilled.append((1 if first is None else len(first), torch.stack(costs).sum().detach(), found))
+
+    # --------------------------------------------------------------------------------------------------------------------- gates
+    def _hook_gates(self, part: Part) -> Callable[[dict[str, Tensor]], None]:
+        """Return a function that adds hooks to the gates of a step."""
+
+        def on_leaves(leaves: dict[str, Tensor]) -> None:
+            for name, leaf in leaves.items():
+                leaf.register_hook(hook_of(name, leaves))
+
+        def hook_of(name: str, leaves: dict[str, Tensor]) -> Callable[[Tensor], Tensor | None]:
+            def hook(gradient: Tensor) -> Tensor | None:
+                keeper, term = self._active, part.term
+                if keeper is None or not isinstance(term, Gated):
+                    return None
+                self._begin(keeper)
+                values = {n: leaf.detach().requires_grad_() for n, leaf in leaves.items()}
+                with torch.enable_grad():
+                    cost = term.strength * term.gate_penalty(part.state, values)
+                keeper.step_log.values["gates"] = cost.detach()
+                (own,) = torch.autograd.grad(cost, [values[name]], allow_unused=True)
+                return None if own is None else self._add(gradient, own, gradient)
+
+            return hook
+
+        return on_leaves

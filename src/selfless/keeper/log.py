@@ -1,0 +1,76 @@
+"""The parts of a step as numbers for a logger: one number cannot be debugged.
+
+    inhibition, inhibition/LAYER    λ R of the last step, in all and by layer
+    anchor                          λ Σ Ω(θ − θ*)² now; for the implicit anchor, the penalty that it stands for
+    distillation, gates, replayed   the other terms of preservers in the last step: outputs of old heads, gates, old samples
+    penalty                         any other penalty on θ
+    drift, drift/relative           ‖θ − θ*‖ now, and divided by ‖θ*‖
+    active, active/LAYER            the share of activations above 0 in the last step, mean over layers and by layer
+    free/parameters, free/neurons   the free share, as in `capacity()`
+    tasks                           the number of tasks that have ended
+
+The values of a step are tensors. Only `floats` waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from selfless.capacity import Capacity
+from selfless.keeper.anchor import distances
+
+if TYPE_CHECKING:
+    from selfless.keeper.part import Part
+
+
+class Log:
+    """The values of the last step, by name."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """Start a new step."""
+        self.values = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a value; several with one name are summed."""
+        value = value.detach()
+        self.values[name] = self.values[name] + value if name in self.values else value
+
+    def add_activity(self, layer: str, h: Tensor) -> None:
+        """Set the share of activations (samples, neurons) of a layer that are above 0."""
+        self.values[f"active/{layer}"] = (h.detach() > 0).sum() / h.numel()
+
+    def read(self, parts: Sequence[Part], parameters: Mapping[str, Tensor], capacity: Capacity) -> dict[str, float]:
+        """Return all values as floats."""
+        values = dict(self.values)
+        for part in parts:
+            found = distances(parameters, *part.star())
+            if "penalty" in found:
+                values["anchor"] = values.get("anchor", torch.zeros_like(found["penalty"])) + part.term.strength * found["penalty"]
+            values |= {"drift": found["drift"].sqrt(), "drift/relative": (found["drift"] / found["size"]).sqrt()} if found else {}
+        numbers = floats(values) | {"tasks": float(capacity.tasks)}
+        active = [share for name, share in numbers.items() if name.startswith("active/")]
+        numbers |= {"active": sum(active) / len(active)} if active else {}
+        free = {"free/parameters": capacity.free_parameters, "free/neurons": capacity.free_neurons} if capacity.tasks else {}
+        return numbers | {name: share for name, share in free.items() if not math.isnan(share)}
+
+    def activity(self) -> dict[str, Tensor]:
+        """Return the active share by layer."""
+        return {name.removeprefix("active/"): value for name, value in self.values.items() if name.startswith("active/")}
+
+
+def floats(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return scalar tensors as floats, with one synchronisation for each device."""
+    found: dict[str, float] = {}
+    for device in dict.fromkeys(value.device for value in values.values()):
+        names = [name for name, value in values.items() if value.device == device]
+        stacked = torch.stack([values[name].detach().double().reshape(()) for name in names])
+        found |= dict(zip(names, stacked.tolist(), strict=True))
+    return {name: found[name] for name in values}

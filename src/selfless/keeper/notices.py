@@ -1,0 +1,129 @@
+"""What a keeper says aloud, once: uses that give a worse network without any error."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from selfless.keeper.anchor import distances
+from selfless.keeper.log import floats
+from selfless.keeper.part import Part
+from selfless.network.calling import Forward
+from selfless.preserve.capabilities import Phased
+from selfless.sparsify import Sparsifier
+
+SILENT_STEPS = 20  # warn if a layer had no active neuron for so many steps in a row
+FAR = 0.9  # warn if loaded weights are so far from θ*, as a share of ‖θ*‖; two networks from different seeds are at about 1.4
+
+
+class Notices:
+    """Warnings of one keeper; each is given once."""
+
+    def __init__(self, terms: Sequence[Sparsifier]) -> None:
+        self._terms = terms
+        self._given: set[str] = set()
+        self._silent: dict[str, int] = {}
+        self._unsigned: set[str] = set()  # layers whose sign was looked at
+
+    def once(self, key: str, message: str, stacklevel: int = 4) -> None:
+        """Warn, if this key has not been warned of."""
+        if key not in self._given:
+            self._given.add(key)
+            warnings.warn(message, stacklevel=stacklevel)
+
+    def check_sign(self, found: Mapping[str, Tensor]) -> None:
+        """Warn of negative activations under a sparsifier that assumes h ≥ 0; each layer is looked at in one step."""
+        new = [name for name in found if name not in self._unsigned]
+        terms = [term for term in self._terms if term.strength > 0 and getattr(term, "absolute", True) is False]
+        self._unsigned |= set(new)
+        signed = [name for name in new if found[name].numel() and bool(found[name].detach().amin() < 0)] if terms else []
+        if signed:
+            name = type(terms[0]).__name__
+            self.once(
+                "sign",
+                f"layer {signed[0]!r} has negative activations, and {name} assumes h ≥ 0: pairs of opposite sign lower the penalty. "
+                f"For GELU, SiLU or tanh write {name}({terms[0].strength:g}, absolute=True)",
+            )
+
+    def check_activity(self, shares: Mapping[str, float]) -> None:
+        """Warn of a layer that has had no active neuron for many steps."""
+        for name, share in shares.items():
+            self._silent[name] = self._silent.get(name, 0) + 1 if share == 0 else 0
+            if self._silent[name] == SILENT_STEPS:
+                self.once(
+                    f"silent {name}",
+                    f"no neuron of layer {name!r} was active in the last {SILENT_STEPS} steps, so it learns nothing: "
+                    "lower λ of the sparsifier, or lower the learning rate",
+                )
+
+    def check_statistics(self, model: nn.Module, tasks: int) -> None:
+        """Warn of running statistics that follow a later task."""
+        norms = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase))
+        moving = None if "statistics" in self._given else next((n for n, m in norms if m.training and m.running_mean is not None), None)
+        if moving is not None:
+            self.once(
+                "statistics",
+                f"the running statistics of {moving!r} follow task {tasks + 1}, so old tasks are evaluated with others than they were "
+                "trained with: freeze them after model.train() (norm.eval()), keep a copy of the buffers for each task, or use group "
+                "or layer normalisation",
+            )
+
+    def check_mode(self, model: nn.Module) -> None:
+        """Warn of a penalty in eval mode."""
+        reads = any(term.strength > 0 and term.reads == "activations" for term in self._terms)
+        if torch.is_grad_enabled() and not model.training and reads:
+            warnings.warn("in eval mode keeper.penalty() does not include the sparsifier; call model.train() before training", stacklevel=3)
+
+    def check_calls(
+        self, parts: Iterable[Part], without_penalty: Sequence[Part] | None, tasks: int, forward: Forward | None, has_epoch: bool
+    ) -> None:
+        """Warn if a task was trained without a call that a term needs; `without_penalty` is None if penalty() was called."""
+        if without_penalty is not None:
+            needed = [type(term).__name__ for term in self._terms if term.strength > 0] + [type(p.term).__name__ for p in without_penalty]
+            if needed:
+                warnings.warn(f"this task was trained without keeper.penalty(), which {needed[0]} needs in the loss", stacklevel=3)
+        for part in parts:
+            term = part.term
+            if not isinstance(term, Phased):
+                continue
+            has_new_head = part.has_own_heads or forward is not None  # a head that all tasks share is not new and needs no forward=
+            name = type(term).__name__
+            if term.warms_up(tasks) and has_new_head and not (part.has_own_heads and has_epoch):
+                remedy = "call keeper.begin_epoch(epoch, epochs) before every epoch"
+                remedy = remedy if part.has_own_heads else "name the heads of the tasks: attach(…, heads=[…])"
+                plain = term.without_warmup()
+                remedy += "" if plain is None else f", or attach {str(plain)!r}, which has no warm-up"
+                warnings.warn(f"{name} trains the head of a new task alone at first, but this task had no warm-up: {remedy}", stacklevel=4)
+            elif not has_epoch and not term.warms_up(1) and any(term.starts_phase(epoch, 10) for epoch in range(10)):
+                self.once(
+                    "epochs",
+                    f"{name} has phases within a task, but this task had no keeper.begin_epoch(epoch, epochs): its weights were chosen at "
+                    "the end and not retrained, which costs accuracy. Call it before every epoch",
+                )
+
+    def check_distance(self, parts: Iterable[Part], parameters: Mapping[str, Tensor]) -> None:
+        """Warn if the weights of the model are far from θ* of a state that was loaded."""
+        for part in parts:
+            found = floats(distances(parameters, part.star()[0], None))
+            drift, size = (math.sqrt(found.get(key, 0.0)) for key in ("drift", "size"))
+            if not drift > FAR * size > 0:
+                continue
+            self.once(
+                "distance",
+                f"the weights of the model are far from those of the state (‖θ − θ*‖ is {drift / size:.1f} ‖θ*‖): load the weights of the "
+                "model before the state of the keeper",
+            )
+
+    def left_out(self, names: Sequence[str], kept: int) -> None:
+        """Say which layers "auto" left out."""
+        shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        self.once(
+            "left out",
+            f"{len(names)} of {len(names) + kept} hidden layers are left out, because no activation function was found right after them: "
+            f"{shown} (print(keeper.describe()) shows all). If one of them is the output of a task, name the outputs: heads=[…]; to choose "
+            "yourself, name activation modules: layers=[…]",
+        )
