@@ -216,11 +216,6 @@ class Run:
         """The name of the method in tables: "mas:0.1 + slnid:0.001"."""
         return str(self.preserve) if self.sparsify.name == "none" else f"{self.preserve} + {self.sparsify}"
 
-    @property
-    def uses_old_data(self) -> bool:
-        """True if the preserver keeps samples of old tasks; tables and figures say so."""
-        return any(term.keeps_data for term in self.preserve.parts)
-
 
 def _name_objects(run: Run) -> tuple[tuple[str, Any], tuple[str, Any]]:
     """Return (name, object) of the stream and of the network of a run; the object is None where a name was given."""

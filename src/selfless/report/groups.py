@@ -148,10 +148,15 @@ def comparable(found: Sequence[Group]) -> bool:
     )
 
 
+def uses_old_data(run: Run) -> bool:
+    """Return True if a preserver of the run keeps samples of old tasks."""
+    return any(term.keeps_data for term in run.preserve.parts)
+
+
 def rivals(found: Sequence[Group]) -> list[Group]:
     """Return the finished groups that are compared: those that do not use old data, if there are at least two."""
     done = [g for g in found if g.done]
-    plain = [g for g in done if not g.run.uses_old_data]
+    plain = [g for g in done if not uses_old_data(g.run)]
     return plain if len(plain) > 1 else done
 
 
@@ -219,7 +224,7 @@ def _labels(first: Sequence[Result]) -> list[str]:
     labels = []
     for result, name, values in zip(first, plain, flat, strict=True):
         namesakes = [f for n, f in zip(plain, flat, strict=True) if n == name]
-        details = [USES_OLD_DATA] if result.run.uses_old_data else []
+        details = [USES_OLD_DATA] if uses_old_data(result.run) else []
         details += [_phrase(key, values[key]) for key in context]
         details += [_phrase(key, values.get(key)) for key in differences(namesakes) if key not in context]
         labels.append(f"{name[0]} ({', '.join(details)})" if details else name[0])

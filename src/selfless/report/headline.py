@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from selfless.metrics import forgetting, paired_interval
-from selfless.report.groups import ON_TEST, USES_OLD_DATA, Group, Value, best, groups, number, over_seeds, rivals
+from selfless.report.groups import ON_TEST, USES_OLD_DATA, Group, Value, best, groups, number, over_seeds, rivals, uses_old_data
 
 if TYPE_CHECKING:
     from selfless.spec import Result, Run
@@ -94,7 +94,7 @@ def _pairs(done: Sequence[Group]) -> list[Pair]:
 
     alone = {(rest(g.run), g.tasks): g for g in done if g.run.sparsify.name == "none"}
     pairs = [Pair(g, alone[at]) for g in done if g.run.sparsify.name != "none" and (at := (rest(g.run), g.tasks)) in alone]
-    return sorted(pairs, key=lambda pair: (pair.method.run.uses_old_data, -pair.method.average.mean))
+    return sorted(pairs, key=lambda pair: (uses_old_data(pair.method.run), -pair.method.average.mean))
 
 
 def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
@@ -148,7 +148,7 @@ def _names(done: Sequence[Group]) -> dict[Group, str]:
 def _name(run: Run) -> str:
     preserver = "no preserver" if run.preserve.name == "none" else run.preserve.label
     name = preserver if run.sparsify.name == "none" else f"{preserver} + {run.sparsify.label}"
-    return f"{name} ({USES_OLD_DATA})" if run.uses_old_data else name
+    return f"{name} ({USES_OLD_DATA})" if uses_old_data(run) else name
 
 
 def _percent(group: Group) -> str:
