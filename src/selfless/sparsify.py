@@ -29,6 +29,7 @@ class Sparsifier(Term):
     role: ClassVar[str] = "sparsifier"
     strength: float
     reads: ClassVar[Reads] = "activations"
+    decorrelates: ClassVar[bool] = False  # True if R is DeCov's formula; the engine then adds its gradient itself
     discounted: ClassVar[bool] = False  # True if α lowers the penalty of neurons that earlier tasks need
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -36,6 +37,8 @@ class Sparsifier(Term):
         super().__init_subclass__(**options)
         if "penalty" in cls.__dict__ and "pair_form" not in cls.__dict__:
             cls.pair_form = Sparsifier.pair_form  # type: ignore[method-assign]
+        if "penalty" in cls.__dict__ and "decorrelates" not in cls.__dict__:
+            cls.decorrelates = False
         if cls.is_custom() and ("pairs" in cls.__dict__ or "factors" in cls.__dict__):
             warnings.warn(
                 f"{cls.__name__}: pairs() and factors() are not read any more, and its penalty() is used; "
@@ -163,6 +166,7 @@ class DeCov(Sparsifier):
     """Penalty on correlated activations (`functional.decov`)."""
 
     name: ClassVar[str] = "decov"
+    decorrelates: ClassVar[bool] = True
     strength: float = 1e-4
 
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:

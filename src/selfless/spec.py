@@ -193,13 +193,16 @@ class Run:
         return {k: _term_dict(v) if isinstance(v, Term) else dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Run:
-        """Return the run that `as_dict` describes. Keys that are not fields are ignored."""
+    def from_dict(cls, values: Mapping[str, Any], *, recorded: bool = True) -> Run:
+        """Return the run that `as_dict` describes. Keys that are not fields are ignored.
+
+        recorded   an option that is missing has the value of the time before it existed (`later`); otherwise it has its default
+        """
         known = {f.name for f in dataclasses.fields(cls)}
         fields = {k: v for k, v in values.items() if k in known}
         for name, (kinds, _) in _term_kinds().items():
             if isinstance(fields.get(name), Mapping):
-                fields[name] = _term_from_dict(fields[name], kinds, name)
+                fields[name] = _term_from_dict(fields[name], kinds, name, recorded)
         return cls(**fields)
 
     def __hash__(self) -> int:
@@ -241,19 +244,19 @@ def _term_kinds() -> dict[str, tuple[Mapping[str, type[Term]], str]]:
 
 
 def _term_dict(term: Term) -> dict[str, Any]:
-    """Return a term as JSON values. An option in `later` at its default is left out."""
+    """Return a term as JSON values. An option in `later` at its first value is left out."""
     if len(term.parts) > 1:
         return {"sum": [_term_dict(part) for part in term.parts]}
-    shown = [f for f in dataclasses.fields(term) if f.name not in term.later or getattr(term, f.name) != f.default]
+    shown = [f for f in dataclasses.fields(term) if f.name not in term.later or getattr(term, f.name) != term.later[f.name]]
     return {"name": term.spelling()} | {f.name: getattr(term, f.name) for f in shown}
 
 
-def _term_from_dict(values: Mapping[str, Any] | str, kinds: Mapping[str, type[Term]], field: str) -> Term:
+def _term_from_dict(values: Mapping[str, Any] | str, kinds: Mapping[str, type[Term]], field: str, recorded: bool) -> Term:
     """Return the term that `_term_dict` describes; the parts of a sum may also be text. `field` is named in messages."""
     if isinstance(values, str):
         return parse(values, kinds, field)
     if isinstance(values, Mapping) and values.get("sum") and isinstance(values["sum"], list):
-        total: Term = add([one for part in values["sum"] for one in _term_from_dict(part, kinds, field).parts])
+        total: Term = add([one for part in values["sum"] for one in _term_from_dict(part, kinds, field, recorded).parts])
         return total
     if not isinstance(values, Mapping) or "name" not in values:
         raise ValueError(
@@ -266,7 +269,7 @@ def _term_from_dict(values: Mapping[str, Any] | str, kinds: Mapping[str, type[Te
     unknown = [k for k in options if k not in known]
     if unknown:
         raise ValueError(f"{field}: {kind.spelling()} has no option {unknown[0]!r}; it has {', '.join(known)}")
-    return kind(**options)
+    return kind(**(dict(kind.later) if recorded else {}) | options)
 
 
 FREE = ("free_parameters", "free_neurons")

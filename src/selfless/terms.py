@@ -30,7 +30,7 @@ class Term:
     strength: float
     name: ClassVar[str] = ""
     role: ClassVar[str] = ""  # "preserver" or "sparsifier": only terms of the same role can be summed
-    later: ClassVar[tuple[str, ...]] = ()  # options added after runs were recorded; at their default they do not enter the run's key
+    later: ClassVar[Mapping[str, Any]] = {}  # options added after runs were recorded → the value in those; it is left out of the key
 
     def __post_init__(self) -> None:
         value = self.strength

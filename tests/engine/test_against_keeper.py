@@ -139,6 +139,8 @@ MORE: list[tuple[Any, Any, str]] = [
     (LwF(1.0) + PackNet(0.5), DeCov(1e-2), "implicit"),
     (IMM(0.1, drop=0.4) + MAS(0.1), SLNID(1e-2), "implicit"),
     (LwF(1.0), SLNID(1e-2), "implicit"),
+    (LwF(20.0), NoSparsifier(), "implicit"),
+    (EBLL(20.0, code=4, steps=9), NoSparsifier(), "implicit"),
     (IMM(0.1), SLNID(1e-2), "implicit"),
     (RWalk(1.0, every=1), L1Param(1e-3), "explicit"),
     (LocalMAS(0.01), SLNID(1e-2), "implicit"),

@@ -17,7 +17,7 @@ from selfless.engine.cuda_graph import no_collection, undone
 from selfless.engine.fleet import Fleet
 from selfless.engine.inhibition import Slot
 from selfless.engine.learner import Learner
-from selfless.engine.native.options import PairGradient
+from selfless.engine.native.options import CovarianceGradient, PairGradient
 from selfless.engine.part import Part
 from selfless.engine.rates import Rates
 from selfless.engine.step import Step
@@ -39,7 +39,7 @@ def held(thing: Any, name: str = "fleet") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(thing, list | tuple):
         for k, value in enumerate(thing):
             yield from held(value, f"{name}.{k}")
-    elif isinstance(thing, Fleet | Part | Rates | Slot | Step | PairGradient):
+    elif isinstance(thing, Fleet | Part | Rates | Slot | Step | PairGradient | CovarianceGradient):
         for key, value in vars(thing).items():
             if key not in PASSING:
                 yield from held(value, f"{name}.{key}")
@@ -66,8 +66,8 @@ def test_a_step_writes_in_place_and_can_be_undone(tasks_npz: str, name: str, mem
     with undone(fleet.changing()):
         values = {n: t.detach().clone() for n, t in held(fleet)}
         moved = set[str]()
-        for _ in range(2):
-            fleet.step(40)
+        for measures in (False, fleet.step.measures(0)):
+            fleet.step(40, measures)
             moved |= {n for n, t in held(fleet) if not torch.equal(t.detach(), values[n])}
         assert {n: t.data_ptr() for n, t in held(fleet)} == places
         groups, start = fleet.parts[0].step_groups, "fleet.parts.0.state."
@@ -92,6 +92,7 @@ def test_a_step_reads_nothing_back(tasks_npz: str, name: str) -> None:
     fleet = in_the_second_task(tasks_npz, ROWS[name])
     with Unread():
         fleet.step(40)
+        fleet.step(40, fleet.step.measures(0))
 
 
 @pytest.mark.parametrize("preserve", [LwF(1.0, warmup=1), PackNet(0.5, retrain=0.5)], ids=str)

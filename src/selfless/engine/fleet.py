@@ -56,7 +56,7 @@ class Fleet:
         self.alpha: Tensors = {}
         self.tasks = 0
         self.footprint = 0  # how many numbers the forward pass of one sample computes
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # batch size → the captured step
+        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}  # (batch size, measures) → the captured step
         self.step = Step(self)
 
     @property
@@ -152,12 +152,12 @@ class Fleet:
         batch, n = self.run.batch, self.step.data.n
         with torch.random.fork_rng(devices=[]):  # for dropout
             torch.manual_seed(rng.one_seed(self.runs[0].seed, "dropout", task, epoch))
-            for start in range(0, n, batch):
-                size = min(batch, n - start)
+            for number, start in enumerate(range(0, n, batch), epoch * math.ceil(n / batch)):
+                size, measures = min(batch, n - start), self.step.measures(number)
                 if self.capturable:
-                    self._captured(size).replay()
+                    self._captured(size, measures).replay()
                 else:
-                    self.step(size)
+                    self.step(size, measures)
                 after_step()
         return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
 
@@ -177,11 +177,11 @@ class Fleet:
         plain = self.device.type == "cuda" and not self.step.data.first.mapped
         return plain and all(part.term.capturable for part in self.parts)
 
-    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
+    def _captured(self, size: int, measures: bool) -> torch.cuda.CUDAGraph:
         """Return the captured step on `size` samples; capture it if this task or phase has none yet."""
-        if size not in self.graphs:
-            self.graphs[size] = capture(lambda: self.step(size), lambda: self.step.clock.zero_(), self.changing())
-        return self.graphs[size]
+        if (size, measures) not in self.graphs:
+            self.graphs[size, measures] = capture(lambda: self.step(size, measures), lambda: self.step.clock.zero_(), self.changing())
+        return self.graphs[size, measures]
 
     def optimizer_tensors(self) -> list[Tensor]:
         """Return the state of the optimizer."""

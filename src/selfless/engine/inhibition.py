@@ -1,4 +1,4 @@
-"""The sparsifiers of a fleet. Gradients of pair forms, hᵀSh, are added in the backward pass, as one operation per layer.
+"""The sparsifiers of a fleet. Gradients of pair forms, hᵀSh, and of DeCov are added in the backward pass, layer by layer.
 
 SNI, SNID, SLNI and SLNID are R = 1/M Σ_m hᵀSh with an S that changes once per task. Members with any of them, with different σ or without a
 penalty (S = 0) share the same operation: g + 2 lr λ Sh/M. For wide layers S = AAᵀ − diag d, where A has only a few columns.
@@ -6,14 +6,15 @@ penalty (S = 0) share the same operation: g + 2 lr λ Sh/M. For wide layers S = 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from selfless.engine.native.options import PairGradient
+from selfless.engine.native.options import CovarianceGradient, PairGradient, Penalty, Switch
 from selfless.functional import DENSE, PairForm
 from selfless.sparsify import NoSparsifier, Sparsifier
 from selfless.terms import Term
@@ -28,24 +29,35 @@ class Slot:
     def __init__(self, kinds: Sequence[Sparsifier]) -> None:
         self.kinds = list(kinds)
         self.groups = _group(self.kinds)  # members whose penalty is added to the loss
-        self.by_layer: dict[str, PairGradient] = {}  # gradients of all other members, which are added in the backward pass
+        self.by_layer: dict[str, PairGradient] = {}  # gradients of members with a pair form, added in the backward pass
+        self.covariances: dict[str, CovarianceGradient] = {}  # gradients of members with DeCov, added in the backward pass
+        self._decorrelates = torch.zeros(len(self.kinds))  # 1 for these members
         self._unscaled: dict[str, PairGradient] = {}
+        self.switch = Switch()
 
     def prepare(self, widths: Mapping[str, int], alpha: Mapping[str, Tensor], like: Tensor) -> None:
         """Build the pair forms with the current α. Members without a pair form for every layer stay in `groups`."""
         self.by_layer, self._unscaled = {}, {}
         forms = {name: _forms(self.kinds, n, alpha.get(name), like) for name, n in widths.items()}
         members = {m for m in range(len(self.kinds)) if all(rows[m] is not None for rows in forms.values())} if forms else set()
-        self.groups = [(kind, group) for kind, group in _group(self.kinds) if group.start not in members]
+        decorrelating = {m for m, kind in enumerate(self.kinds) if kind.decorrelates and max(widths.values(), default=0) <= MOST_DENSE}
+        self.groups = [(kind, group) for kind, group in _group(self.kinds) if group.start not in members | decorrelating]
+        self.covariances = {}
+        if any(self.kinds[m].strength for m in decorrelating):
+            self._decorrelates = like.new_tensor([float(m in decorrelating) for m in range(len(self.kinds))])
+            weight = torch.zeros_like(self._decorrelates)  # all layers share it
+            self.covariances = {name: CovarianceGradient(weight, self.switch) for name in widths}
         if not any(self.kinds[m].strength for m in members):
             return
         for name, rows in forms.items():
             chosen = [form if m in members else None for m, form in enumerate(rows)]
             self._unscaled[name] = _stack(chosen, widths[name], like)
-            self.by_layer[name] = _empty_like(self._unscaled[name])
+            self.by_layer[name] = _empty_like(self._unscaled[name], self.switch)
 
     def scale(self, lr_lambda: Tensor) -> None:
         """Multiply by lr·λ of every member, (F,). This writes in place, as a captured step reads these tensors."""
+        for covariance in list(self.covariances.values())[:1]:
+            torch.mul(lr_lambda, self._decorrelates, out=covariance.weight)
         twice = 2 * lr_lambda
         for name, now in self.by_layer.items():
             unscaled = self._unscaled[name]
@@ -58,7 +70,12 @@ class Slot:
 
     def scaled_tensors(self) -> list[Tensor]:
         """Return the tensors that `scale` writes."""
-        return [t for now in self.by_layer.values() for t in (now.matrix, now.factors, now.diagonal) if t is not None]
+        forms = [t for now in self.by_layer.values() for t in (now.matrix, now.factors, now.diagonal) if t is not None]
+        return [*forms, *(covariance.weight for covariance in list(self.covariances.values())[:1])]
+
+    def gradients(self) -> list[tuple[str, Penalty]]:
+        """Return (layer, what it adds in the backward pass)."""
+        return [*self.by_layer.items(), *self.covariances.items()]
 
     def is_on(self, members: slice) -> bool:
         """Return True if any of these members has a strength above 0."""
@@ -69,6 +86,18 @@ def slots(terms: Sequence[Term]) -> list[Slot]:
     """Return one slot for each part of the longest sum. A member with fewer parts has NoSparsifier in the last slots."""
     count = max(len(term.parts) for term in terms)
     return [Slot([term.parts[k] if k < len(term.parts) else NoSparsifier() for term in terms]) for k in range(count)]
+
+
+@contextmanager
+def inhibition_off(slots: Sequence[Slot]) -> Iterator[None]:
+    """Inside `with`: backward passes do not add the gradients of the sparsifiers."""
+    for slot in slots:
+        slot.switch.on = False
+    try:
+        yield
+    finally:
+        for slot in slots:
+            slot.switch.on = True
 
 
 def _group(kinds: Sequence[Sparsifier]) -> list[tuple[Sparsifier, slice]]:
@@ -113,6 +142,6 @@ def _stack(forms: Sequence[Form | None], n: int, like: Tensor) -> PairGradient:
     return PairGradient(factors=torch.stack(factors), diagonal=torch.stack(diagonal))
 
 
-def _empty_like(form: PairGradient) -> PairGradient:
-    tensors = [None if t is None else torch.empty_like(t) for t in (form.matrix, form.factors, form.diagonal)]
-    return PairGradient(*tensors)
+def _empty_like(form: PairGradient, switch: Switch) -> PairGradient:
+    matrix, factors, diagonal = (None if t is None else torch.empty_like(t) for t in (form.matrix, form.factors, form.diagonal))
+    return PairGradient(matrix, factors, diagonal, switch)

@@ -180,9 +180,9 @@ class Part:
             self.stack.gates = self._over_members(lambda state: term.hard_gate(state, used))(self.state)
 
     def distillation(
-        self, params: Tensors, buffers: Tensors, x: Tensor, outputs: tuple[Tensor, list[Tensor]], past: Sequence[range], rates: Tensor
+        self, params: Tensors, buffers: Tensors, x: Tensor, outputs: tuple[Tensor, list[Tensor]], past: Sequence[range]
     ) -> Tensor | None:
-        """Σ_f rate_f (Σ_old heads distil(z, z*) + code_drift(f, f*)); None if there is nothing to distil.
+        """Σ_old heads distil(z, z*), and code_drift(f, f*) if there are encoders, of every member: (F, goals). None without old heads.
 
         z and f are the logits and features in `outputs`, z* and f* those of the teacher.
         """
@@ -190,10 +190,29 @@ class Part:
             return None
         logits, hidden = outputs
         old_logits, old_hidden = self.stack.outputs(params | dict(self.term.teacher(self.state)), buffers, x)
-        costs = [each(self.term.distil, logits[..., h.start : h.stop], old_logits[..., h.start : h.stop]) for h in past]
+        heads = [each(self.term.distil, *pair).view(len(x), -1).sum(1) for pair in by_head(logits, old_logits, past)]
+        goals = [torch.stack(heads).sum(0)]
         if isinstance(self.term, Encodes):
-            costs.append(each(self.term.code_drift, self.state, hidden[-1].flatten(2), old_hidden[-1].flatten(2)))
-        return torch.dot(rates, torch.stack(costs).sum(0))
+            goals.append(each(self.term.code_drift, self.state, hidden[-1].flatten(2), old_hidden[-1].flatten(2)))
+        return torch.stack(goals, 1)
+
+    @property
+    def is_damped(self) -> bool:
+        """True if the strength of the distillation is damped."""
+        return isinstance(self.term, Distils) and self.term.is_damped(self.state)
+
+    def measure_curvature(self, value: Tensor, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+        """Measure κ of every member, from D (F, goals) and ∂D/∂θ of each goal."""
+        assert isinstance(self.term, Distils)
+        squares = [torch.stack([g.flatten(1).float().square().sum(1) for g in found if g is not None]).sum(0) for found in gradients]
+        square = torch.stack(squares, 1)
+        self._write({"curvature": self.term.measure_curvature(self.state, value, square)["curvature"]})
+
+    def damping(self, step_lambda: Tensor) -> Tensor:
+        """Return the factor of the strength of every member and goal, (F, goals), given step λ (F,)."""
+        if not isinstance(self.term, Distils) or not self.is_damped:
+            return torch.ones_like(step_lambda).unsqueeze(1)
+        return self.term.damping(self.state, step_lambda.unsqueeze(1))
 
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
@@ -265,3 +284,17 @@ class Part:
         term, used = self.term, min(task, tasks - 1)  # a task that has not been trained yet is evaluated like the newest
         found: Tensors = self._over_members(lambda state, params: term.evaluated_parameters(state, params, used))(self.state, self.values())
         return found
+
+
+def by_head(logits: Tensor, old: Tensor, heads: Sequence[range]) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of outputs (F·heads, M, C), of the network and of its teacher: one pair for all heads of the same width."""
+    by_width: dict[int, list[range]] = {}
+    for head in heads:
+        by_width.setdefault(len(head), []).append(head)
+    return [(_cut(logits, same), _cut(old, same)) for same in by_width.values()]
+
+
+def _cut(outputs: Tensor, heads: Sequence[range]) -> Tensor:
+    """Return the columns of the heads, which have the same width: (F, M, outputs) → (F·heads, M, width)."""
+    columns = torch.cat([outputs[..., head.start : head.stop] for head in heads], -1)
+    return columns.view(*columns.shape[:2], len(heads), -1).transpose(1, 2).flatten(0, 1)

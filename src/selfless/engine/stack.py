@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from selfless.activations import Maxout
 from selfless.engine.native.forward import apply_gates, forward, inhibited, is_native
-from selfless.engine.native.options import ForwardOptions, PairGradient
+from selfless.engine.native.options import ForwardOptions, Penalty
 from selfless.network.calling import evaluating
 from selfless.network.roles import layer_before, nodes, output_layer, output_width
 
@@ -36,7 +36,7 @@ class Stack:
         self.native = is_native(self.module)
         self.bound = False
         self._outputs: Tensors = {}  # outputs of the layers in the current forward pass
-        self._inhibit: Mapping[str, Sequence[PairGradient]] = {}
+        self._inhibit: Mapping[str, Sequence[Penalty]] = {}
         self.resized = {n for n in self.layers if isinstance(self.module.get_submodule(n), Maxout)}
         for name in dict.fromkeys((*self.layers, *gated)):
             self.module.get_submodule(name).register_forward_hook(self._layer_output(name))
@@ -93,7 +93,7 @@ class Stack:
         params: Tensors,
         buffers: Tensors,
         x: Tensor,
-        inhibit: Mapping[str, Sequence[PairGradient]] | None = None,
+        inhibit: Mapping[str, Sequence[Penalty]] | None = None,
         other: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the logits (F, B, C) of x (F, B, …) and the outputs of the layers, [(F, B, N), …].

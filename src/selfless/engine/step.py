@@ -20,9 +20,11 @@ from torch import Tensor
 from selfless.engine import rng
 from selfless.engine.adam import adam_step, entry_rates
 from selfless.engine.batches import FleetData
+from selfless.engine.inhibition import inhibition_off
 from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
 from selfless.engine.stack import Tensors, column, each
+from selfless.functional import measures_curvature
 from selfless.preserve.capabilities import Anchored, Observes, Replays
 from selfless.sparsify import Sparsifier
 
@@ -84,8 +86,12 @@ class Step:
         """The output columns of the task; all columns in joint training."""
         return slice(self.heads[0].start, self.heads[0].stop) if len(self.heads) == 1 else slice(0, None)
 
-    def __call__(self, size: int) -> None:
-        """Take one optimizer step on the next `size` samples of every member."""
+    def measures(self, number: int) -> bool:
+        """Return True if step `number` of the task, counted from 0, measures the curvature of a distillation."""
+        return bool(self.past) and any(part.is_damped for part in self.fleet.parts) and measures_curvature(number)
+
+    def __call__(self, size: int, measures: bool = False) -> None:
+        """Take one optimizer step on the next `size` samples of every member. `measures`: measure the curvature of distillation first."""
         fleet = self.fleet
         x, y = self._batch(size)
         other: Tensors = {}
@@ -94,12 +100,21 @@ class Step:
             if fleet.tasks:
                 other |= part.dropped_parameters(fleet.params, self.drop_key, self.cursor)
         with self.precision():
-            logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._pair_gradients(), other)
+            logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._inhibition(), other)
         if fleet.rates.advance(self.step_number):
             fleet.refresh_shares()
         head_logits, logit_grads = self._task_loss(logits, y)
-        penalty = self._penalty(x, logits, hidden)
+        costs = {
+            k: d
+            for k, p in enumerate(fleet.parts)
+            if (d := p.distillation(fleet.params, fleet.buffers, x, (logits, hidden), self.past)) is not None
+        }
+        own = self._measure_curvature(costs) if measures else {}
+        penalty = self._penalty(hidden, {k: cost for k, cost in costs.items() if k not in own})
         grads, gate_grads = self._gradients(head_logits, logit_grads, penalty)
+        for k, goals in own.items():
+            for found, weights in zip(goals, self._distillation_weights(k).unbind(1), strict=True):
+                grads = [_add_weighted(g, d, weights) for g, d in zip(grads, found, strict=True)]
         with torch.no_grad():
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
@@ -170,15 +185,31 @@ class Step:
             grads = e.div_(norm).scatter_add_(-1, label, torch.full_like(norm, -1.0)).mul_((lr / y.shape[1])[:, None, None])
         return logits, grads.to(logits.dtype)
 
-    def _pair_gradients(self) -> dict[str, list[Any]]:
-        """Return {layer: the gradients of pair forms to add in the backward pass}."""
+    def _inhibition(self) -> dict[str, list[Any]]:
+        """Return {layer: the gradients of sparsifiers to add in the backward pass}."""
         found: dict[str, list[Any]] = {}
         for slot in self.fleet.slots:
-            for name, gradient in slot.by_layer.items():
+            for name, gradient in slot.gradients():
                 found.setdefault(name, []).append(gradient)
         return found
 
-    def _penalty(self, x: Tensor, logits: Tensor, hidden: list[Tensor]) -> Tensor | None:
+    def _measure_curvature(self, costs: Mapping[int, Tensor]) -> dict[int, list[list[Tensor | None]]]:
+        """Measure κ of each damped distillation. Return ∂D/∂θ of each goal, by the number of its preserver."""
+        fleet, found = self.fleet, dict[int, list[list[Tensor | None]]]()
+        for k, cost in costs.items():
+            if fleet.parts[k].is_damped:
+                with inhibition_off(fleet.slots):
+                    found[k] = [fleet.stack.gradients([goal.sum()], [None], fleet.params, retain=True) for goal in cost.unbind(1)]
+                with torch.no_grad():
+                    fleet.parts[k].measure_curvature(cost, found[k])
+        return found
+
+    def _distillation_weights(self, part: int) -> Tensor:
+        """lr λ', with the damped strength λ' of every member and goal, (F, goals)."""
+        rates = self.fleet.rates
+        return (rates.lr * rates.preserve[part]).unsqueeze(1) * self.fleet.parts[part].damping(rates.step_lambda(part))
+
+    def _penalty(self, hidden: list[Tensor], distillations: Mapping[int, Tensor]) -> Tensor | None:
         """Return Σ_f lr_f (λ_SSL Σ_l R + the terms of the preservers); None if there are no terms."""
         fleet = self.fleet
         reads_parameters = any(self.explicit) or any(kind.reads != "activations" for slot in fleet.slots for kind, _ in slot.groups)
@@ -187,16 +218,11 @@ class Step:
         for k, part in enumerate(fleet.parts):
             if self.explicit[k] and fleet.tasks:
                 terms.append((fleet.lr * fleet.rates.preserve[k] * each(part.term.penalty, part.state, leaves)).sum())
-        total = torch.stack(terms).sum() if terms else None
+        terms += [(self._distillation_weights(k) * cost).sum() for k, cost in distillations.items()]
         for k, part in enumerate(fleet.parts):
             rates = fleet.lr * fleet.rates.preserve[k]
-            for more in (
-                part.distillation(fleet.params, fleet.buffers, x, (logits, hidden), self.past, rates),
-                part.gate_cost(rates),
-                self._replay_cost(part, rates),
-            ):
-                total = more if total is None else total if more is None else total + more
-        return total
+            terms += [cost for cost in (part.gate_cost(rates), self._replay_cost(part, rates)) if cost is not None]
+        return torch.stack(terms).sum() if terms else None
 
     def _replay_cost(self, part: Part, rates: Tensor) -> Tensor | None:
         """Return Σ_f rate_f · the loss on a batch of old samples; None without a memory. Old samples are not inhibited."""
@@ -322,3 +348,11 @@ class Step:
         pull = fleet.rates.pull[fused or 0]
         for n, p, u, g in zip(names, params, speed, grads, strict=True):
             fast.update_(p, u, g.contiguous(), fleet.rates.ratio, fleet.run.momentum, omega.get(n), star.get(n), pull)
+
+
+def _add_weighted(gradient: Tensor | None, more: Tensor | None, weights: Tensor) -> Tensor | None:
+    """Return gradient + weights · more, with a weight for each member; None is zero."""
+    if more is None:
+        return gradient
+    weighted = more * column(weights, more)
+    return weighted if gradient is None else gradient + weighted

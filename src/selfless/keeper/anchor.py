@@ -28,6 +28,13 @@ from selfless.keeper.pieces import is_large, piece_of, pieces_of
 _Entry = tuple[Tensor, Tensor, Tensor, Tensor | float]  # pieces of θ, Ω and θ*; c = 2 · step · λ
 
 
+def nominal_step(optimizer: torch.optim.Optimizer) -> float:
+    """Return lr/(1 − μ) of the optimizer's first group, with μ its momentum or Adam's β₁: the step size for damped distillation."""
+    group = optimizer.param_groups[0]
+    momentum = group.get("momentum") or group.get("betas", (0.0,))[0]
+    return float(group["lr"]) / (1 - float(momentum))
+
+
 class Pull:
     """The implicit anchor after an optimizer step, θ ← θ + share · (θ* − θ), piece by piece.
 

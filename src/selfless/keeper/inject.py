@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from selfless.keeper.activations import MOST_PASSES, Activation
-from selfless.keeper.distillation import distillation
 from selfless.keeper.hook import Hook, is_forward_pass
 from selfless.keeper.inhibition import check_layers, layer_cost, weight_costs
 from selfless.network.calling import to_device
@@ -263,7 +262,7 @@ class Injector:
         parameters = keeper.trainable()
         self._busy = keeper.collector.paused = True
         try:
-            costs = [p.term.strength * distillation(p.model, p.term, p.loaded, keeper.forwards, batch) for p in terms]  # type: ignore[arg-type]
+            costs = [part.distillation(parameters, keeper.forwards, batch) for part in terms]
             grads = torch.autograd.grad(costs, list(parameters.values()), allow_unused=True)
         finally:
             self._busy = keeper.collector.paused = False

@@ -218,6 +218,8 @@ class Keeper(OldNames):
         if not has_parameters(optimizer, self._names()):
             raise ValueError("the optimizer has none of the model's trainable parameters; build it over model.parameters()")
         self.implicit = True
+        for part in self.parts:
+            part.optimizer = weakref.ref(optimizer)
         return self
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None = None) -> None:
@@ -373,6 +375,7 @@ class Keeper(OldNames):
         self.follow_device()
         parameters = self.preserved()
         for part in self.parts:
+            part.optimizer = weakref.ref(optimizer) if self.implicit else None
             if part.drops is not None:
                 part.drops.end_step()
             if self.implicit and self.tasks:

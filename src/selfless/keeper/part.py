@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selfless.functional import measures_curvature
 from selfless.keeper import pieces
-from selfless.keeper.anchor import Pull
+from selfless.keeper.anchor import Pull, nominal_step
 from selfless.keeper.distillation import distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates
@@ -63,6 +65,8 @@ class Part:
         self.has_own_heads = False  # True if the heads of single tasks are known
         self.draw_noise: Callable[[int], Tensor] = torch.randn
         self._pull = Pull()
+        self.optimizer: weakref.ref[torch.optim.Optimizer] | None = None  # whose step size damps distillation, after `anchor_with`
+        self._distillations = 0  # in this task
         self.storage = storage
         self._state: State = storage.store(term, term.init(parameters), parameters)
         self.place_heads(parameters)
@@ -119,7 +123,7 @@ class Part:
             log.add("gates", found[-1])
         if isinstance(term, Distils) and self.is_on and tasks:
             self.check_shapes(parameters)
-            found.append(term.strength * distillation(self.model, term, self.loaded, forwards, batch))
+            found.append(self.distillation(parameters, forwards, batch))
             log.add("distillation", found[-1])
         return found + self.replay(tasks, forwards, log)
 
@@ -130,6 +134,24 @@ class Part:
         cost = self.term.strength * replay_cost(self.model, self.term, self.loaded, forwards)
         log.add("replayed", cost)
         return [cost]
+
+    def distillation(self, parameters: Parameters, forwards: Any, batch: Any) -> Tensor:
+        """Return λ' Σ_goals D. The strength is damped if the optimizer is known, else λ' = λ."""
+        term = self.term
+        assert isinstance(term, Distils)
+        state = self.loaded
+        goals = distillation(self.model, term, state, forwards, batch)
+        optimizer = None if self.optimizer is None else self.optimizer()
+        if optimizer is None or not term.is_damped(state):
+            return term.strength * goals.sum()
+        if goals.requires_grad and measures_curvature(self._distillations):
+            found = [torch.autograd.grad(goal, list(parameters.values()), retain_graph=True, allow_unused=True) for goal in goals]
+            square = torch.stack([torch.stack([g.float().square().sum() for g in grads if g is not None]).sum() for grads in found])
+            state = term.measure_curvature(state, goals.detach(), square)
+            self.state = {**self.state, "curvature": state["curvature"]}
+        self._distillations += 1
+        damping = term.damping(state, torch.tensor(nominal_step(optimizer) * term.strength, device=goals.device))
+        return term.strength * (damping * goals).sum()
 
     def star(self) -> tuple[Tensors, Tensors | None]:
         """Return (θ*, Ω as they are stored) of the last task; Ω is None for a preserver that has no anchor, both are empty without θ*."""
@@ -217,7 +239,7 @@ class Part:
 
     def _end_task(self, state: State) -> None:
         self._pull.forget()
-        self.path_started = False
+        self.path_started, self._distillations = False, 0
         self.state = state
 
     def evaluated_parameters(self, parameters: Parameters, task: int) -> dict[str, Tensor]:

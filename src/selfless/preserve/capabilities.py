@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from selfless.functional import Anchor, reservoir
+from selfless.functional import Anchor, damping, largest_curvature, reservoir
 from selfless.network.wiring import Wiring
 
 State = dict[str, dict[str, Tensor]]
@@ -74,7 +74,13 @@ class Observes(ABC):
 
 
 class Distils(ABC):
-    """Compares the outputs of old heads with those of a teacher network on the same batch."""
+    """Compares the outputs of old heads with those of a teacher network on the same batch.
+
+    With the group "curvature" in its state, {"largest": κ of each goal}, its strength is damped, so that no strength diverges
+    (`selfless.functional.damping`). Without that group the plain gradient is used.
+    """
+
+    goals: ClassVar[int] = 1  # how many penalties D it has, each with its own κ
 
     @abstractmethod
     def teacher(self, state: State) -> Tensors:
@@ -84,9 +90,26 @@ class Distils(ABC):
     def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
         """Return the penalty on the outputs (M, C) of one old head, given those of the teacher; without the strength."""
 
+    @staticmethod
+    def is_damped(state: State) -> bool:
+        """Return True if the strength is damped."""
+        return bool(state.get("curvature"))
+
+    @staticmethod
+    def measure_curvature(state: State, value: Tensor, square: Tensor) -> State:
+        """Return the state with κ after a measurement: `value` is D of each goal, `square` ‖∇D‖²."""
+        return {**state, "curvature": {"largest": largest_curvature(state["curvature"]["largest"], value, square)}}
+
+    @staticmethod
+    def damping(state: State, step_lambda: Tensor) -> Tensor:
+        """Return the factor of the strength for each goal, 1/(1 + step λ κ); `step_lambda` is step λ."""
+        return damping(step_lambda, state["curvature"]["largest"])
+
 
 class Encodes(Distils):
     """Also keeps an encoder for each old task. It encodes the features, which are the input of the head."""
+
+    goals: ClassVar[int] = 2  # the outputs, the codes
 
     @abstractmethod
     def fit(self, batches: Iterable[Features], task: int) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class IMM(FisherObjectives, Quadratic, Drops, Evaluates, KnowsHeads):
     """
 
     name: ClassVar[str] = "imm"
-    later: ClassVar[tuple[str, ...]] = ("alpha",)
+    later: ClassVar[Mapping[str, Any]] = {"alpha": "loss"}
     groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("merged"), Group("mass", precision="low"), HEAD, COUNT)
     splits: ClassVar[Splits] = "entries"
     strength: float = 1e-3

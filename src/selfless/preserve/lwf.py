@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from selfless.preserve.base import COUNT, HEAD, Group, Preserver, Splits, count_tasks, widened
+from selfless.preserve.base import COUNT, CURVATURE, HEAD, Group, Preserver, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Distils, KnowsHeads, Phased, Projects, State, Tensors
 from selfless.terms import check_count, check_positive
 
@@ -22,14 +23,19 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
     augmented images. In each task after the first, `warmup` epochs (never the last epoch) train the new head alone, while all other
     parameters stay at θ*. The paper has this warm-up but does not give its length; the default is 0. A head that all tasks share is not
     new, so it has no warm-up.
+
+    `damped` limits λ in every step so that no strength diverges (`selfless.functional.damping`); false uses the plain gradient of λ. In a
+    loop this needs `keeper.anchor_with(optimizer)`, because the limit depends on the learning rate.
     """
 
     name: ClassVar[str] = "lwf"
-    groups: ClassVar[tuple[Group, ...]] = (Group("anchor", precision="parameter"), Group("held"), HEAD, COUNT)
+    groups: ClassVar[tuple[Group, ...]] = (Group("anchor", precision="parameter"), Group("held"), HEAD, COUNT, CURVATURE)
+    later: ClassVar[Mapping[str, Any]] = {"damped": False}
     splits: ClassVar[Splits] = "entries"
     strength: float = 1.0
     temperature: float = 2.0
     warmup: int = 0
+    damped: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,7 +43,9 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
         check_count(self, "warmup")
 
     def init(self, parameters: Tensors) -> State:
-        return {**super().init(parameters), "count": count_tasks(parameters)}
+        first = next(iter(parameters.values())).detach().flatten()[:1]
+        curvature = {"largest": torch.zeros_like(first, dtype=torch.float32).expand(self.goals).clone()} if self.damped else {}
+        return {**super().init(parameters), "count": count_tasks(parameters), "curvature": curvature}
 
     def teacher(self, state: State) -> Tensors:
         """θ*, the network before the task."""

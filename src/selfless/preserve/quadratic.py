@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -117,7 +118,7 @@ class EWC(FisherObjectives, Quadratic):
     groups: ClassVar[tuple[Group, ...]] = (*Quadratic.groups, Group("offset", like_parameter=False))
     splits: ClassVar[Splits] = "entries"
     measures: ClassVar[bool] = True
-    later: ClassVar[tuple[str, ...]] = ("alpha",)
+    later: ClassVar[Mapping[str, Any]] = {"alpha": "loss"}
     strength: float = 10.0
     mode: Literal["online", "per-task"] = "online"
     decay: float = 1.0

@@ -51,7 +51,7 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
     if not isinstance(how.get("checkpoints", True), bool):
         raise ValueError(f"checkpoints is {how['checkpoints']!r}; it must be true or false")
     seeds = values.pop("seeds", 1)
-    first = Run.from_dict(values)
+    first = Run.from_dict(values, recorded=False)
     _check_whole("seeds", seeds, f": how many seeds to run, from {first.seed} up")
     runs = [dataclasses.replace(first, seed=first.seed + i) for i in range(seeds)]
     return Plan(runs, TrainOptions(**({"out": parents or "results"} | how), parents=parents, force=force))

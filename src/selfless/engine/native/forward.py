@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from selfless.activations import LWTA, Maxout
 from selfless.engine.native.functions import Inhibit, MemberConv, Probe, StackedLinear, TritonConv, TritonPool, apply
 from selfless.engine.native.hardware import is_small_pool, runs_in_triton
-from selfless.engine.native.options import ForwardOptions, PairGradient, Tensors
+from selfless.engine.native.options import ForwardOptions, Penalty, Tensors
 
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Dropout)
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
@@ -100,7 +100,7 @@ def apply_gates(h: Tensor, gate: Tensor) -> Tensor:
     return h * gate.to(h.dtype).view(len(gate), 1, -1, *[1] * (h.dim() - 3))
 
 
-def inhibited(h: Tensor, penalties: Sequence[PairGradient]) -> Tensor:
+def inhibited(h: Tensor, penalties: Sequence[Penalty]) -> Tensor:
     """Return h unchanged; in the backward pass the gradients of the penalties are added to its gradient."""
     for penalty in penalties:
         h = apply(Inhibit, h, penalty)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.engine.native.hardware import HAS_OUT_DTYPE, kernels, memory_of
-from selfless.engine.native.options import Measure, PairGradient
+from selfless.engine.native.hardware import kernels, memory_of
+from selfless.engine.native.options import Measure, Penalty, bmm_wide
 from selfless.importance import closed
 from selfless.importance.reducer import MEMORY
 
@@ -51,7 +51,7 @@ class StackedLinear(torch.autograd.Function):
         if measure is not None and (wants_w or wants_b):
             dw, db = _linear_magnitudes(rows, measure.weighted(g.view(*ctx.shape[:-1], -1)), ctx.shape, measure.power, ctx.positive)
         elif wants_w:
-            dw = _bmm_wide(g.mT, rows)
+            dw = bmm_wide(g.mT, rows)
         if measure is None and wants_b and db is None:
             db = g.sum(1, dtype=torch.float32)
         return dx, dw if wants_w else None, db if wants_b else None, None, None, None
@@ -62,16 +62,9 @@ def _linear_magnitudes(rows: Tensor, g: Tensor, shape: torch.Size, power: int, p
     if len(shape) == 3:
         sizes = closed.power_of(g, power)
         inputs = rows if positive and power == 1 else closed.power_of(rows, power)
-        return _bmm_wide(sizes.mT, inputs), sizes.sum(1, dtype=torch.float32)
+        return bmm_wide(sizes.mT, inputs), sizes.sum(1, dtype=torch.float32)
     each = torch.matmul(g.flatten(2, -2).mT, rows.view(*shape[:2], -1, shape[-1])).float()  # (F, B, N, D)
     return closed.power_of(each, power).sum(1), closed.power_of(g.flatten(2, -2).sum(2), power).sum(1)
-
-
-def _bmm_wide(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product with a float32 result, also for half precision."""
-    if a.dtype == torch.float32:
-        return torch.bmm(a, b)
-    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda and HAS_OUT_DTYPE else torch.bmm(a, b).float()
 
 
 class TritonConv(torch.autograd.Function):
@@ -186,7 +179,7 @@ class Inhibit(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, inhibition: PairGradient) -> Tensor:
+    def forward(ctx: Any, h: Tensor, inhibition: Penalty) -> Tensor:
         ctx.save_for_backward(h)
         ctx.inhibition = inhibition
         return h.view_as(h)
@@ -195,7 +188,7 @@ class Inhibit(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (h,) = ctx.saved_tensors
         axis = 2 if h.dim() > 4 else -1
-        dtype = g.dtype if h.dim() > 4 and ctx.inhibition.matrix is not None else torch.float32
+        dtype = g.dtype if h.dim() > 4 and ctx.inhibition.any_precision else torch.float32
         flat, shape = h.movedim(axis, -1).flatten(1, -2).to(dtype), g.movedim(axis, -1).shape
         total = ctx.inhibition.add_to(g.movedim(axis, -1).reshape(flat.shape).to(dtype), flat)
         return total.view(shape).movedim(-1, axis).to(g.dtype), None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from selfless.engine.native.hardware import kernels
+from selfless.engine.native.hardware import HAS_OUT_DTYPE, kernels
 from selfless.functional.pairs import add_dense, add_factored
 
 Tensors = dict[str, Tensor]
@@ -28,6 +31,13 @@ class Measure:
         return g * rows.view(*rows.shape, *[1] * (g.dim() - 2)).to(g.dtype)
 
 
+class Switch:
+    """If not `on`, the penalties that hold this switch add nothing in a backward pass."""
+
+    def __init__(self) -> None:
+        self.on = True
+
+
 @dataclass(frozen=True)
 class PairGradient:
     """The gradient 2Sh/M of R = 1/M Σ_m hᵀSh for every member: the stacked form of `functional.PairForm`.
@@ -39,9 +49,17 @@ class PairGradient:
     matrix: Tensor | None = None
     factors: Tensor | None = None
     diagonal: Tensor | None = None
+    switch: Switch = field(default_factory=Switch)
+
+    @property
+    def any_precision(self) -> bool:
+        """True if `add_to` also accepts half precision."""
+        return self.matrix is not None
 
     def add_to(self, g: Tensor, h: Tensor) -> Tensor:
         """Return g + 2Sh/M for g, h (F, M, N)."""
+        if not self.switch.on:
+            return g
         if self.matrix is not None:
             return add_dense(g, h, self.matrix)
         assert self.factors is not None
@@ -54,12 +72,46 @@ class PairGradient:
 
 
 @dataclass(frozen=True)
+class CovarianceGradient:
+    """The gradient 2/M (h − h̄)(C − diag C) of DeCov for every member. `weight` (F,) is λ times the learning rate."""
+
+    weight: Tensor
+    switch: Switch = field(default_factory=Switch)
+    any_precision: ClassVar[bool] = True
+
+    def add_to(self, g: Tensor, h: Tensor) -> Tensor:
+        """Return g + 2 weight/M (h − h̄)(C − diag C) for g, h (F, M, N)."""
+        if not self.switch.on:
+            return g
+        members, samples = h.shape[:2]
+        parts = math.gcd(samples, 32) if h.is_cuda else 1  # a GPU needs more than one block of a product for each member
+        blocks = h.reshape(members * parts, samples // parts, -1)
+        sums = bmm_wide(blocks.new_ones(1, 1, 1).expand(len(blocks), 1, samples // parts), blocks)
+        x = h - (sums.view(members, parts, -1).sum(1, keepdim=True) / samples).to(h.dtype)
+        blocks = x.reshape(blocks.shape)
+        pairs = bmm_wide(blocks.mT, blocks).view(members, parts, *[x.shape[-1]] * 2).sum(1)  # M C
+        pairs.diagonal(dim1=1, dim2=2).zero_()
+        pairs *= (2 / samples**2 * self.weight)[:, None, None]
+        return torch.baddbmm(g, x, pairs.to(x.dtype))
+
+
+def bmm_wide(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product in float32, also for half precision."""
+    if a.dtype in (torch.float32, torch.float64):
+        return torch.bmm(a, b)
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda and HAS_OUT_DTYPE else torch.bmm(a, b).float()
+
+
+Penalty = PairGradient | CovarianceGradient  # what a layer adds in the backward pass
+
+
+@dataclass(frozen=True)
 class ForwardOptions:
     """Options of one forward pass: keep the outputs of `layers` in `outputs`, inhibit them, measure importances."""
 
     layers: Collection[str] = ()
     outputs: Tensors = field(default_factory=dict)
-    inhibit: Mapping[str, Sequence[PairGradient]] = field(default_factory=dict)
+    inhibit: Mapping[str, Sequence[Penalty]] = field(default_factory=dict)
     measure: Measure | None = None  # what to compute instead of the gradient of parameters; None: the gradient
     weights: Measure | None = None  # has the weights of the samples for the probes
     probes: Mapping[str, Tensor] = field(default_factory=dict)  # layer → zeros (F, N), at the input of the activation

@@ -1,0 +1,23 @@
+"""Gradients of sparsifiers that the engine adds in the backward pass, beside autograd through the formulas."""
+
+from __future__ import annotations
+
+import torch
+from torch.testing import assert_close
+
+from selfless import functional
+from selfless.engine.native.options import CovarianceGradient, Switch
+
+
+def test_the_gradient_of_decov_is_autograds() -> None:
+    h = torch.randn(3, 64, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).relu().requires_grad_()
+    weight, g = torch.tensor([0.1, 0.0, 2.0], dtype=torch.float64), torch.ones(3, 64, 5, dtype=torch.float64)
+    cost = (weight * torch.stack([functional.decov(one) for one in h])).sum()
+    assert_close(CovarianceGradient(weight).add_to(g, h.detach()), g + torch.autograd.grad(cost, h)[0])
+
+
+def test_a_switch_turns_it_off() -> None:
+    switch = Switch()
+    switch.on = False
+    g = torch.ones(1, 4, 2)
+    assert CovarianceGradient(torch.ones(1), switch).add_to(g, torch.randn(1, 4, 2)) is g
