@@ -58,13 +58,8 @@ class Run:
     The scenarios are explained in `selfless.engine.scenario`. "best-on-test" is marked in every table.
     """
 
-    later: ClassVar[Mapping[str, Any]] = {  # fields added later; at these values they are left out of the key
-        "scenario": "task",
-        "ramp": 0,
-        "optimizer": "sgd",
-        "outputs": None,
-        "parent": "",
-    }
+    # Fields that were added later. At these values they are left out of the key.
+    later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0, "optimizer": "sgd", "outputs": None, "parent": ""}
     _has_default_tasks: ClassVar[bool] = False
 
     stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")

@@ -206,7 +206,8 @@ class Part:
         assert isinstance(self.term, Distils)
         squares = [torch.stack([g.flatten(1).float().square().sum(1) for g in found if g is not None]).sum(0) for found in gradients]
         square = torch.stack(squares, 1)
-        self._write({"curvature": self.term.measure_curvature(self.state, value, square)["curvature"]})
+        new = self.term.measure_curvature(self.state, value, square)
+        self._write({group: new[group] for group in self.step_groups})
 
     def damping(self, step_lambda: Tensor) -> Tensor:
         """Return the factor of the strength of every member and goal, (F, goals), given step λ (F,)."""

@@ -38,7 +38,7 @@ def warn_second_keeper(model: nn.Module) -> None:
     if any(keeper.model is model for keeper in list(_LISTENERS)):
         warnings.warn(
             "this model already has a keeper, and its penalty still counts: call detach() on the old one first, or attach one keeper with "
-            "a sum of terms, such as LwF(1) + MAS(0.1)",
+            "a sum of terms, as in preserve=one + other",
             stacklevel=4,
         )
 

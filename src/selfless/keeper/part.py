@@ -139,18 +139,16 @@ class Part:
         """Return λ' Σ_goals D. The strength is damped if the optimizer is known, else λ' = λ."""
         term = self.term
         assert isinstance(term, Distils)
-        state = self.loaded
-        goals = distillation(self.model, term, state, forwards, batch)
+        goals = distillation(self.model, term, self.loaded, forwards, batch)
         optimizer = None if self.optimizer is None else self.optimizer()
-        if optimizer is None or not term.is_damped(state):
+        if optimizer is None or not term.is_damped(self.state):
             return term.strength * goals.sum()
         if goals.requires_grad and measures_curvature(self._distillations):
             found = [torch.autograd.grad(goal, list(parameters.values()), retain_graph=True, allow_unused=True) for goal in goals]
             square = torch.stack([torch.stack([g.float().square().sum() for g in grads if g is not None]).sum() for grads in found])
-            state = term.measure_curvature(state, goals.detach(), square)
-            self.state = {**self.state, "curvature": state["curvature"]}
+            self.state = term.measure_curvature(self.state, goals.detach(), square)
         self._distillations += 1
-        damping = term.damping(state, torch.tensor(nominal_step(optimizer) * term.strength, device=goals.device))
+        damping = term.damping(self.state, torch.tensor(nominal_step(optimizer) * term.strength, device=goals.device))
         return term.strength * (damping * goals).sum()
 
     def star(self) -> tuple[Tensors, Tensors | None]:

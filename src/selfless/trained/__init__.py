@@ -1,8 +1,9 @@
 """The trained network of a run: an `nn.Module` with its weights, its predictions for pictures, and files for other programs.
 
 Lives here: `network` (a module that takes images as the data set has them), `record` (what a run keeps for it), `predicting` (pictures →
-classes and probabilities), `export` (safetensors, ONNX, torch.export; each file is read again and compared). Imports models, network,
-preserve and data; `spec` imports it.
+classes and probabilities), `export` (safetensors, ONNX, torch.export; each file is read again and compared).
+
+Imports data, files, models, network and preserve. Imported by cli, runner and spec.
 """
 
 from selfless.trained.export import FORMATS, export
