@@ -112,9 +112,9 @@ class Step:
         own = self._measure_curvature(costs) if measures else {}
         penalty = self._penalty(hidden, {k: cost for k, cost in costs.items() if k not in own})
         grads, gate_grads = self._gradients(head_logits, logit_grads, penalty)
-        for k, goals in own.items():
-            for found, weights in zip(goals, self._distillation_weights(k).unbind(1), strict=True):
-                grads = [_add_weighted(g, d, weights) for g, d in zip(grads, found, strict=True)]
+        for k, found in own.items():
+            weights = self._distillation_weights(k)
+            grads = [_add_weighted(g, d, weights) for g, d in zip(grads, found, strict=True)]
         with torch.no_grad():
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
@@ -193,21 +193,21 @@ class Step:
                 found.setdefault(name, []).append(gradient)
         return found
 
-    def _measure_curvature(self, costs: Mapping[int, Tensor]) -> dict[int, list[list[Tensor | None]]]:
-        """Measure κ of each damped distillation. Return ∂D/∂θ of each goal, by the number of its preserver."""
-        fleet, found = self.fleet, dict[int, list[list[Tensor | None]]]()
+    def _measure_curvature(self, costs: Mapping[int, Tensor]) -> dict[int, list[Tensor | None]]:
+        """Measure κ of each damped distillation. Return ∂D/∂θ of each, by the number of its preserver."""
+        fleet, found = self.fleet, dict[int, list[Tensor | None]]()
         for k, cost in costs.items():
             if fleet.parts[k].is_damped:
                 with inhibition_off(fleet.slots):
-                    found[k] = [fleet.stack.gradients([goal.sum()], [None], fleet.params, retain=True) for goal in cost.unbind(1)]
+                    found[k] = fleet.stack.gradients([cost.sum()], [None], fleet.params, retain=True)
                 with torch.no_grad():
                     fleet.parts[k].measure_curvature(cost, found[k])
         return found
 
     def _distillation_weights(self, part: int) -> Tensor:
-        """lr λ', with the damped strength λ' of every member and goal, (F, goals)."""
+        """lr λ', with the damped strength λ' of every member, (F,)."""
         rates = self.fleet.rates
-        return (rates.lr * rates.preserve[part]).unsqueeze(1) * self.fleet.parts[part].damping(rates.step_lambda(part))
+        return rates.lr * rates.preserve[part] * self.fleet.parts[part].damping(rates.step_lambda(part))
 
     def _penalty(self, hidden: list[Tensor], distillations: Mapping[int, Tensor]) -> Tensor | None:
         """Return Σ_f lr_f (λ_SSL Σ_l R + the terms of the preservers); None if there are no terms."""
@@ -218,7 +218,7 @@ class Step:
         for k, part in enumerate(fleet.parts):
             if self.explicit[k] and fleet.tasks:
                 terms.append((fleet.lr * fleet.rates.preserve[k] * each(part.term.penalty, part.state, leaves)).sum())
-        terms += [(self._distillation_weights(k) * cost).sum() for k, cost in distillations.items()]
+        terms += [torch.dot(self._distillation_weights(k), cost) for k, cost in distillations.items()]
         for k, part in enumerate(fleet.parts):
             rates = fleet.lr * fleet.rates.preserve[k]
             terms += [cost for cost in (part.gate_cost(rates), self._replay_cost(part, rates)) if cost is not None]

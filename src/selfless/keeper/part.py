@@ -136,20 +136,20 @@ class Part:
         return [cost]
 
     def distillation(self, parameters: Parameters, forwards: Any, batch: Any) -> Tensor:
-        """Return λ' Σ_goals D. The strength is damped if the optimizer is known, else λ' = λ."""
+        """Return λ' D. The strength is damped if the optimizer is known, else λ' = λ."""
         term = self.term
         assert isinstance(term, Distils)
-        goals = distillation(self.model, term, self.loaded, forwards, batch)
+        value = distillation(self.model, term, self.loaded, forwards, batch)
         optimizer = None if self.optimizer is None else self.optimizer()
         if optimizer is None or not term.is_damped(self.state):
-            return term.strength * goals.sum()
-        if goals.requires_grad and measures_curvature(self._distillations):
-            found = [torch.autograd.grad(goal, list(parameters.values()), retain_graph=True, allow_unused=True) for goal in goals]
-            square = torch.stack([torch.stack([g.float().square().sum() for g in grads if g is not None]).sum() for grads in found])
-            self.state = term.measure_curvature(self.state, goals.detach(), square)
+            return term.strength * value
+        if value.requires_grad and measures_curvature(self._distillations):
+            found = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
+            square = torch.stack([g.float().square().sum() for g in found if g is not None]).sum()
+            self.state = term.measure_curvature(self.state, value.detach(), square)
         self._distillations += 1
-        damping = term.damping(self.state, torch.tensor(nominal_step(optimizer) * term.strength, device=goals.device))
-        return term.strength * (damping * goals).sum()
+        step_lambda = torch.tensor(nominal_step(optimizer) * term.strength, device=value.device)
+        return term.strength * term.damping(self.state, step_lambda) * value
 
     def star(self) -> tuple[Tensors, Tensors | None]:
         """Return (θ*, Ω as they are stored) of the last task; Ω is None for a preserver that has no anchor, both are empty without θ*."""

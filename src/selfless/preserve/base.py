@@ -175,7 +175,7 @@ class NoPreserver(Preserver):
 
 MEMORY = Group("memory", like_parameter=False)  # the samples of old tasks: see `Replays`
 HEAD = Group("head")  # the task that each entry of an output layer belongs to: see `KnowsHeads`
-CURVATURE = Group("curvature", like_parameter=False, changes_in_step=True)  # {"largest": κ of each goal}, see `Distils`
+CURVATURE = Group("curvature", like_parameter=False, changes_in_step=True)  # {"largest": κ}, see `Distils`
 COUNT = Group("count", like_parameter=False)  # {"tasks": the number of tasks that have ended}
 
 

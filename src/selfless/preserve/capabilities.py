@@ -76,11 +76,9 @@ class Observes(ABC):
 class Distils(ABC):
     """Compares the outputs of old heads with those of a teacher network on the same batch.
 
-    With the group "curvature" in its state, {"largest": κ of each goal}, its strength is damped, so that no strength diverges
+    With the group "curvature" in its state, {"largest": κ}, its strength is damped, so that no strength diverges
     (`selfless.functional.damping`). Without that group the plain gradient is used.
     """
-
-    goals: ClassVar[int] = 1  # how many penalties D it has, each with its own κ
 
     @abstractmethod
     def teacher(self, state: State) -> Tensors:
@@ -97,19 +95,17 @@ class Distils(ABC):
 
     @staticmethod
     def measure_curvature(state: State, value: Tensor, square: Tensor) -> State:
-        """Return the state with κ after a measurement: `value` is D of each goal, `square` ‖∇D‖²."""
+        """Return the state with κ after a measurement: D is `value`, ‖∇D‖² is `square`."""
         return {**state, "curvature": {"largest": largest_curvature(state["curvature"]["largest"], value, square)}}
 
     @staticmethod
     def damping(state: State, step_lambda: Tensor) -> Tensor:
-        """Return the factor of the strength for each goal, 1/(1 + step λ κ); `step_lambda` is step λ."""
+        """Return the factor of the strength, 1/(1 + step λ κ); `step_lambda` is step λ."""
         return damping(step_lambda, state["curvature"]["largest"])
 
 
 class Encodes(Distils):
     """Also keeps an encoder for each old task. It encodes the features, which are the input of the head."""
-
-    goals: ClassVar[int] = 2  # the outputs, the codes
 
     @abstractmethod
     def fit(self, batches: Iterable[Features], task: int) -> Tensor:
