@@ -231,3 +231,23 @@ def hat_gradient(e: Tensor, given: Tensor, s: float, s_max: float, clamp: float)
     a = torch.sigmoid(s * e)
     q = given.double() * s * a * torch.sigmoid(-s * e)
     return q * s_max / s * (torch.cosh((s * e).clamp(-clamp, clamp)) + 1) / (torch.cosh(e) + 1)
+
+
+def reservoir(n: int, samples: int, generator: torch.Generator) -> list[int]:
+    """Vitter's algorithm R, sample by sample: sample i replaces a random place with probability samples/(i + 1)."""
+    kept: list[int] = []
+    for i in range(n):
+        if i < samples:
+            kept.append(i)
+        elif (place := int(torch.randint(i + 1, (), generator=generator))) < samples:
+            kept[place] = i
+    return kept
+
+
+def der(outputs: Tensor, logits: Tensor, labels: Tensor, own: list[range], among: list[range], beta: float) -> list[float]:
+    """1/C Σ_c (z_c − z*_c)² over the columns of the sample's own task + β (log Σ_c e^{z_c} − z_y) over those it is classified among."""
+    values = []
+    for z, old, y, mine, all_of in zip(outputs.tolist(), logits.tolist(), labels.tolist(), own, among, strict=True):
+        gap = sum((z[c] - old[c]) ** 2 for c in mine) / len(mine)
+        values.append(gap + beta * (math.log(sum(math.exp(z[c]) for c in all_of)) - z[y]))
+    return values

@@ -25,6 +25,7 @@ from selfless import (
     SNI,
     SNID,
     DeCov,
+    DERpp,
     L1Param,
     L1Rep,
     L2Param,
@@ -35,10 +36,11 @@ from selfless import (
     OnlineEWC,
     OrthReg,
     PackNet,
+    Replay,
     RWalk,
 )
 from selfless.preserve import PRESERVERS, Preserver, Quadratic
-from selfless.preserve.capabilities import Distils, Gated
+from selfless.preserve.capabilities import Distils, Gated, Replays
 from selfless.sparsify import SPARSIFIERS, Sparsifier
 from selfless.terms import parse
 
@@ -66,6 +68,8 @@ PRESERVE: dict[str, Preserver] = {
     "lwf": LwF(2.0),
     "ebll": EBLL(2.0, drift=1.0, code=4, steps=9),
     "lwf cold": LwF(1.0, temperature=1.0, warmup=1),
+    "replay": Replay(1.0, samples=20, batch=8),
+    "der": DERpp(0.5, samples=20, batch=8),
 }
 SPARSIFY: dict[str, Sparsifier] = {
     "none": NoSparsifier(),
@@ -141,7 +145,8 @@ def test_preserver(name: str, dtype: torch.dtype) -> None:
     learn(model, keeper, task(0, dtype), implicit=False)
     if isinstance(preserve, Gated):
         return
-    assert keeper.penalty(batch).item() == pytest.approx(0.0, abs=1e-6 if isinstance(preserve, Distils) else 1e-9)  # at the anchor
+    if not isinstance(preserve, Replays):  # whose loss on old samples is not 0 at the end of a task
+        assert keeper.penalty(batch).item() == pytest.approx(0.0, abs=1e-6 if isinstance(preserve, Distils) else 1e-9)  # at the anchor
     omega = keeper.state.get("omega", {})
     if name in KEEPING:
         assert set(omega) == {n for n, _ in model.named_parameters()}
@@ -154,7 +159,7 @@ def test_preserver(name: str, dtype: torch.dtype) -> None:
         for p in model.parameters():
             p.add_(0.05)
     away = keeper.penalty(batch)
-    assert away.item() > 0 if preserve.penalises or isinstance(preserve, Distils) else away.item() == 0.0
+    assert away.item() > 0 if preserve.penalises or isinstance(preserve, Distils | Replays) else away.item() == 0.0
 
 
 @pytest.mark.parametrize("name", [n for n in KEEPING if n != "rwalk"])  # whose Ω is scaled anew after every task

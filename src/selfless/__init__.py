@@ -37,6 +37,7 @@ _HOMES = {
     **dict.fromkeys(
         ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "NoPreserver"], "preserve"
     ),
+    **dict.fromkeys(["Replay", "DERpp"], "preserve"),  # they keep samples of old tasks
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
     **dict.fromkeys(["Run", "Result"], "spec"),
     **dict.fromkeys(["train", "load"], "runner"),
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from selfless.data import stream
     from selfless.keeper import Keeper, attach
     from selfless.network.describing import describe
-    from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, RWalk
+    from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, DERpp, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Replay, RWalk
     from selfless.runner import load, train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
     from selfless.spec import Result, Run

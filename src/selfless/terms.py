@@ -194,6 +194,13 @@ def _kinship(one: Term, other: Term) -> str | None:
     return None
 
 
+def check_not_negative(term: Term, field: str) -> None:
+    """Raise ValueError unless the field is a number ≥ 0."""
+    value = getattr(term, field)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{type(term).__name__}: {field} is {value!r}; it must be a number ≥ 0")
+
+
 def check_positive(term: Term, field: str) -> None:
     """Raise ValueError unless the field is None or a positive number."""
     value = getattr(term, field)

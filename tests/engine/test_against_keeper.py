@@ -25,6 +25,7 @@ from selfless import (
     SNI,
     SNID,
     DeCov,
+    DERpp,
     L1Param,
     L1Rep,
     L2Param,
@@ -124,6 +125,7 @@ COMMON: list[tuple[Any, Any, str]] = [
     (MAS("auto"), SLNID("auto"), "implicit"),
     (PackNet(0.5, retrain=0.5), SLNID(1e-2), "implicit"),
     (IMM(0.1, drop=0.4), L2Param(1e-2), "explicit"),
+    (DERpp(0.5, samples=999, batch=999), SLNID(1e-2), "implicit"),  # a memory of all samples, all of which are replayed
 ]
 MORE: list[tuple[Any, Any, str]] = [
     (MAS(0.1), SLNID(1e-2), "explicit"),

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from selfless import MAS, SLNID, metrics, report
-from tests.report.samples import PAIR, PLAIN, SPARSE, failed, made, noted
+from selfless import MAS, SLNID, DERpp, LwF, Replay, metrics, report
+from selfless.report.groups import best
+from tests.report.samples import PAIR, PLAIN, SPARSE, failed, made, noted, shown
 
 
 def test_groups_are_runs_equal_but_for_the_seed():
@@ -58,6 +59,19 @@ def test_holes_in_a_matrix_are_a_failure_not_a_crash():
 def test_what_was_never_measured_is_not_free():
     (group,) = report.groups([made(PLAIN, capacity=[{"free_parameters": 1.0, "free_neurons": 1.0, "parameters": {}, "neurons": {}}])])
     assert group.value("free_parameters").text() == "–"
+
+
+def test_a_method_that_uses_old_data_is_marked_and_no_rival():
+    """In every label and so in every table and legend; the best of the others is shown as the best."""
+    runs = [dataclasses.replace(PLAIN, preserve=term) for term in (Replay(1.0), MAS(0.1), LwF(1.0) + DERpp(0.5, samples=9), LwF(1.0))]
+    results = [made(run, drop=0.01 * (i + 1)) for i, run in enumerate(runs)]
+    found = report.groups(results)
+    assert [g.label for g in found] == ["replay:1 (uses old data)", "mas:0.1", "lwf:1+der:0.5,samples=9 (uses old data)", "lwf:1"]
+    assert best(found) is found[1]
+    assert "MAS has the highest average of two methods without old data" in str(report.headline(results))
+    assert "Replay (uses old data) has the highest average of two methods:" in str(report.headline(results[:2]))
+    for show in (report.markdown, report.latex, report.csv, shown):
+        assert "uses old data" in show(results)
 
 
 def test_the_headline_says_what_the_sparsifier_brings():

@@ -20,6 +20,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless run --preserve mas:0.1,estimator=per-batch              [dim]# the authors' estimate of Ω[/dim]
   selfless run --stream split-cifar-100 --model cnn-256 --tasks 10 --epochs 50 --preserve mas:1 --sparsify slnid:3e-3
   selfless run --preserve lwf:1 --stream split-mnist --scenario class            [dim]# one head over all classes seen so far[/dim]
+  selfless run --preserve replay:1,samples=200 --stream split-mnist --scenario class   [dim]# a baseline that uses old data[/dim]
   selfless run --stream folders:my/tasks --model mypkg.nets:build  [dim]# your data and your network[/dim]
   selfless run --continue results/KEY --stream folders:my/next     [dim]# a trained network learns more tasks[/dim]
   selfless run --config my.toml --lr 0.03 --json"""

@@ -20,6 +20,7 @@ from selfless.engine.batches import FleetData
 from selfless.engine.cuda_graph import capture
 from selfless.engine.importance import measure_fleet
 from selfless.engine.inhibition import slots
+from selfless.engine.memory import fill_memory
 from selfless.engine.part import Part
 from selfless.engine.rates import Rates
 from selfless.engine.stack import Stack, Tensors, column
@@ -162,10 +163,10 @@ class Fleet:
 
     def _sample(self, data: FleetData) -> tuple[Tensor, Tensor]:
         """Return the first sample of every member, (F, 1, …)."""
-        return data.batch(torch.zeros(self.size, 1, dtype=torch.int64, device=self.device), self._still)
+        return data.batch(torch.zeros(self.size, 1, dtype=torch.int64, device=self.device), self.still)
 
     @property
-    def _still(self) -> Augment | None:
+    def still(self) -> Augment | None:
         """The augmentation without its randomness, for evaluation."""
         return self.augment.still() if self.augment else None
 
@@ -210,7 +211,7 @@ class Fleet:
             params = {n: p.detach() for n, p in self.params.items()}
 
             def batches(size: int = size) -> Iterator[tuple[Tensor, Tensor]]:
-                return ((x.to(self.step.dtype), y) for x, y in data.passes(size, self._still, order))
+                return ((x.to(self.step.dtype), y) for x, y in data.passes(size, self.still, order))
 
             omega, found = measure_fleet(self.stack, params, self.buffers, batches, wanted, head, data.positive)
             alpha = found if wanted.neurons else alpha
@@ -218,6 +219,7 @@ class Fleet:
                 omegas[user] = omega
         for part, omega in zip(self.parts, omegas, strict=True):
             part.encode(lambda: self._shuffled("encoder"), self.params, self.buffers, head, self.tasks)
+            fill_memory(part, self, head, order)
             part.consolidate(omega)
         for name, a in alpha.items():
             old = self.alpha.get(name)
@@ -245,7 +247,7 @@ class Fleet:
         data = self.step.data
         order = rng.order(rng.stream_key(self.seeds, purpose, self.tasks), data.n, data.weights)
         for rows in cycle(order.split(self.run.batch, 1)):
-            x, y = data.batch(rows, self._still)
+            x, y = data.batch(rows, self.still)
             yield x.to(self.step.dtype), y
 
     def finite(self) -> list[bool]:
@@ -273,7 +275,7 @@ class Fleet:
         self.stack.module.eval()
         if not self.footprint:
             self.footprint = self.stack.footprint(self._sample(data)[0])
-        for x, y in data.passes(data.at_once(self.footprint), self._still):
+        for x, y in data.passes(data.at_once(self.footprint), self.still):
             with self.step.precision():
                 if other:
                     logits, _ = self.stack.outputs(self.params | other, self.buffers, x.to(self.step.dtype))

@@ -6,7 +6,8 @@
     close_gates                the gates that a task is evaluated with
     distillation               in the loss: compare outputs of old heads, and codes of features, with those of the teacher
     project, observe           after a step: reset parameters; read the step
-    encode, consolidate        after a task: train an encoder of its features; compute the new state
+    encode, remember           after a task: train an encoder of its features; keep samples of it
+    consolidate                after a task: compute the new state
     evaluated_parameters       the parameters that a task is evaluated with
 
 The pure functions of the preserver are mapped over the members with vmap. A step writes the state in place, and only the groups with
@@ -29,7 +30,7 @@ from selfless.engine.stack import Stack, Tensors, column, each
 from selfless.network.roles import output_layer
 from selfless.network.wiring import Wiring
 from selfless.preserve import Preserver, State
-from selfless.preserve.capabilities import Distils, Drops, Encodes, Evaluates, Gated, KnowsHeads, Observes, Phased, Projects
+from selfless.preserve.capabilities import Distils, Drops, Encodes, Evaluates, Gated, KnowsHeads, Observes, Phased, Projects, Replays
 from selfless.preserve.groups import check_groups, check_step
 
 
@@ -182,7 +183,7 @@ class Part:
     def distillation(
         self, params: Tensors, buffers: Tensors, x: Tensor, outputs: tuple[Tensor, list[Tensor]], past: Sequence[range]
     ) -> Tensor | None:
-        """Σ_old heads distil(z, z*), and code_drift(f, f*) if there are encoders, of every member: (F, goals). None without old heads.
+        """D = Σ_old heads distil(z, z*) + code_drift(f, f*) of every member, (F,); None if there is nothing to distil.
 
         z and f are the logits and features in `outputs`, z* and f* those of the teacher.
         """
@@ -190,30 +191,28 @@ class Part:
             return None
         logits, hidden = outputs
         old_logits, old_hidden = self.stack.outputs(params | dict(self.term.teacher(self.state)), buffers, x)
-        heads = [each(self.term.distil, *pair).view(len(x), -1).sum(1) for pair in by_head(logits, old_logits, past)]
-        goals = [torch.stack(heads).sum(0)]
+        costs = [each(self.term.distil, *pair).view(len(x), -1).sum(1) for pair in by_head(logits, old_logits, past)]
         if isinstance(self.term, Encodes):
-            goals.append(each(self.term.code_drift, self.state, hidden[-1].flatten(2), old_hidden[-1].flatten(2)))
-        return torch.stack(goals, 1)
+            costs.append(each(self.term.code_drift, self.state, hidden[-1].flatten(2), old_hidden[-1].flatten(2)))
+        return torch.stack(costs).sum(0)
 
     @property
     def is_damped(self) -> bool:
         """True if the strength of the distillation is damped."""
         return isinstance(self.term, Distils) and self.term.is_damped(self.state)
 
-    def measure_curvature(self, value: Tensor, gradients: Sequence[Sequence[Tensor | None]]) -> None:
-        """Measure κ of every member, from D (F, goals) and ∂D/∂θ of each goal."""
+    def measure_curvature(self, value: Tensor, gradients: Sequence[Tensor | None]) -> None:
+        """Measure κ of every member, from D (F,) and ∂D/∂θ."""
         assert isinstance(self.term, Distils)
-        squares = [torch.stack([g.flatten(1).float().square().sum(1) for g in found if g is not None]).sum(0) for found in gradients]
-        square = torch.stack(squares, 1)
+        square = torch.stack([g.flatten(1).float().square().sum(1) for g in gradients if g is not None]).sum(0)
         new = self.term.measure_curvature(self.state, value, square)
         self._write({group: new[group] for group in self.step_groups})
 
     def damping(self, step_lambda: Tensor) -> Tensor:
-        """Return the factor of the strength of every member and goal, (F, goals), given step λ (F,)."""
+        """Return the factor of the strength of every member, given step λ (F,)."""
         if not isinstance(self.term, Distils) or not self.is_damped:
-            return torch.ones_like(step_lambda).unsqueeze(1)
-        return self.term.damping(self.state, step_lambda.unsqueeze(1))
+            return torch.ones_like(step_lambda)
+        return self.term.damping(self.state, step_lambda)
 
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
@@ -259,6 +258,11 @@ class Part:
             return F.cross_entropy(logits.flatten(0, 1), y, reduction="sum") / logits.shape[1]
 
         self.state = self._over_members(self.term.add_encoder)(self.state, self.term.fit(features(), task))
+
+    def remember(self, rows: Tensors) -> None:
+        """Add samples of a task to the memory of the preserver."""
+        if isinstance(self.term, Replays):
+            self.state = self._over_members(self.term.remember)(self.state, rows)
 
     def consolidate(self, omega: Tensors) -> None:
         """Compute the state after a task; after the first one also λ of the strength "auto"."""

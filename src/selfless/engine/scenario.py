@@ -17,7 +17,7 @@ from typing import Any
 
 from selfless.data import Joined, Part, Stream, Task
 from selfless.preserve import Preserver
-from selfless.preserve.capabilities import Anchored, Distils, Phased
+from selfless.preserve.capabilities import Anchored, Distils, Phased, Replays
 from selfless.terms import Term
 
 
@@ -80,7 +80,7 @@ def warn(preserve: Term, scenario: str) -> None:
                 "known: every image is classified with those of the newest task. Use --scenario task, or another method",
                 stacklevel=2,
             )
-        elif scenario == "class" and isinstance(term, Anchored) and not any(isinstance(other, Distils) for other in terms):
+        elif scenario == "class" and isinstance(term, Anchored) and not any(isinstance(other, Distils | Replays) for other in terms):
             warnings.warn(
                 f"{kind} protects weights, but in the class scenario no loss compares old classes with new ones: expect old tasks to be "
                 "lost. A method that distils at least compares outputs; joint training (the stream joint-…) gives the upper bound",

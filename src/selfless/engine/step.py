@@ -21,14 +21,16 @@ from selfless.engine import rng
 from selfless.engine.adam import adam_step, entry_rates
 from selfless.engine.batches import FleetData
 from selfless.engine.inhibition import inhibition_off
+from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
 from selfless.engine.stack import Tensors, column, each
 from selfless.functional import measures_curvature
-from selfless.preserve.capabilities import Anchored, Observes
+from selfless.preserve.capabilities import Anchored, Observes, Replays
 from selfless.sparsify import Sparsifier
 
 if TYPE_CHECKING:
     from selfless.engine.fleet import Fleet
+    from selfless.engine.part import Part
 
 
 class Step:
@@ -41,7 +43,7 @@ class Step:
         self.loss_sum = torch.zeros(size, device=device)
         self.hits = torch.zeros(size, device=device)
         self.order = torch.zeros(size, 0, dtype=torch.int64, device=device)
-        self.noise_key, self.drop_key = fleet.seeds.clone(), fleet.seeds.clone()
+        self.noise_key, self.drop_key, self.memory_key = (fleet.seeds.clone() for _ in range(3))
         self.shares: list[Tensors] = [{} for _ in fleet.parts]  # shares of the implicit anchors, if no kernel computes them
         self.observes = any(isinstance(part.term, Observes) for part in fleet.parts)
         implicit = fleet.run.anchor == "implicit"
@@ -70,6 +72,7 @@ class Step:
         self.order.copy_(self.data.order(seeds, task, epoch))
         self.noise_key.copy_(rng.stream_key(seeds, "augment", task, epoch))
         self.drop_key.copy_(rng.stream_key(seeds, "drop", task, epoch))
+        self.memory_key.copy_(rng.stream_key(seeds, "drawn", task, epoch))
         self.cursor.zero_()
         self.loss_sum.zero_()
         self.hits.zero_()
@@ -111,9 +114,9 @@ class Step:
         own = self._measure_curvature(costs) if measures else {}
         penalty = self._penalty(hidden, {k: cost for k, cost in costs.items() if k not in own})
         grads, gate_grads = self._gradients(head_logits, logit_grads, penalty)
-        for k, goals in own.items():
-            for found, weights in zip(goals, self._distillation_weights(k).unbind(1), strict=True):
-                grads = [_add_weighted(g, d, weights) for g, d in zip(grads, found, strict=True)]
+        for k, found in own.items():
+            weights = self._distillation_weights(k)
+            grads = [_add_weighted(g, d, weights) for g, d in zip(grads, found, strict=True)]
         with torch.no_grad():
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
@@ -192,21 +195,21 @@ class Step:
                 found.setdefault(name, []).append(gradient)
         return found
 
-    def _measure_curvature(self, costs: Mapping[int, Tensor]) -> dict[int, list[list[Tensor | None]]]:
-        """Measure κ of each damped distillation. Return ∂D/∂θ of each goal, by the number of its preserver."""
-        fleet, found = self.fleet, dict[int, list[list[Tensor | None]]]()
+    def _measure_curvature(self, costs: Mapping[int, Tensor]) -> dict[int, list[Tensor | None]]:
+        """Measure κ of each damped distillation. Return ∂D/∂θ of each, by the number of its preserver."""
+        fleet, found = self.fleet, dict[int, list[Tensor | None]]()
         for k, cost in costs.items():
             if fleet.parts[k].is_damped:
                 with inhibition_off(fleet.slots):
-                    found[k] = [fleet.stack.gradients([goal.sum()], [None], fleet.params, retain=True) for goal in cost.unbind(1)]
+                    found[k] = fleet.stack.gradients([cost.sum()], [None], fleet.params, retain=True)
                 with torch.no_grad():
                     fleet.parts[k].measure_curvature(cost, found[k])
         return found
 
     def _distillation_weights(self, part: int) -> Tensor:
-        """lr λ', with the damped strength λ' of every member and goal, (F, goals)."""
+        """lr λ', with the damped strength λ' of every member, (F,)."""
         rates = self.fleet.rates
-        return (rates.lr * rates.preserve[part]).unsqueeze(1) * self.fleet.parts[part].damping(rates.step_lambda(part))
+        return rates.lr * rates.preserve[part] * self.fleet.parts[part].damping(rates.step_lambda(part))
 
     def _penalty(self, hidden: list[Tensor], distillations: Mapping[int, Tensor]) -> Tensor | None:
         """Return Σ_f lr_f (λ_SSL Σ_l R + the terms of the preservers); None if there are no terms."""
@@ -217,10 +220,20 @@ class Step:
         for k, part in enumerate(fleet.parts):
             if self.explicit[k] and fleet.tasks:
                 terms.append((fleet.lr * fleet.rates.preserve[k] * each(part.term.penalty, part.state, leaves)).sum())
-        terms += [(self._distillation_weights(k) * cost).sum() for k, cost in distillations.items()]
-        gates = [part.gate_cost(fleet.lr * fleet.rates.preserve[k]) for k, part in enumerate(fleet.parts)]
-        terms += [cost for cost in gates if cost is not None]
+        terms += [torch.dot(self._distillation_weights(k), cost) for k, cost in distillations.items()]
+        for k, part in enumerate(fleet.parts):
+            rates = fleet.lr * fleet.rates.preserve[k]
+            terms += [cost for cost in (part.gate_cost(rates), self._replay_cost(part, rates)) if cost is not None]
         return torch.stack(terms).sum() if terms else None
+
+    def _replay_cost(self, part: Part, rates: Tensor) -> Tensor | None:
+        """Return Σ_f rate_f · the loss on a batch of old samples; None without a memory. Old samples are not inhibited."""
+        fleet, rows = self.fleet, draw_rows(part, self.memory_key, self.cursor)
+        if not rows or not isinstance(part.term, Replays):
+            return None
+        with self.precision():
+            outputs, _ = fleet.stack.forward(fleet.params, fleet.buffers, rows["input.x"].to(self.dtype))
+        return replay_cost(part.term, outputs, rows, self.head_columns, rates)
 
     def _sparsity(self, hidden: list[Tensor], leaves: Tensors) -> list[Tensor]:
         """Return lr_f λ_f R of the sparsifiers whose gradient is not added in the backward pass."""

@@ -1,4 +1,4 @@
-"""The formulas, as pure functions of tensors: penalties on activations and weights, the pair form, the anchor, damping.
+"""The formulas, as pure functions of tensors: penalties on activations and weights, the pair form, the anchor, damping, the reservoir.
 
 Conventions for all of them. `h` holds post-activations of one layer: M samples × N neurons. Accepted shapes:
 
@@ -24,9 +24,10 @@ from selfless.functional.anchor import Anchor, anchor_share, anchor_value
 from selfless.functional.damping import damping, largest_curvature, measures_curvature
 from selfless.functional.pairs import DENSE, Discount, PairForm
 from selfless.functional.penalties import decov, l1_param, l1_rep, l2_param, orth_reg, slni, slnid, sni, snid
+from selfless.functional.reservoir import reservoir
 from selfless.functional.shapes import samples
 
 __all__ = [
     "DENSE", "Anchor", "Discount", "PairForm", "anchor_share", "anchor_value", "damping", "decov", "l1_param", "l1_rep", "l2_param",
-    "largest_curvature", "measures_curvature", "orth_reg", "samples", "slni", "slnid", "sni", "snid",
+    "largest_curvature", "measures_curvature", "orth_reg", "reservoir", "samples", "slni", "slnid", "sni", "snid",
 ]  # fmt: skip

@@ -17,22 +17,22 @@ from selfless.preserve.capabilities import Distils, Encodes, Features, State
 
 
 def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequence[Forward | None], batch: Any) -> Tensor:
-    """Return D of each goal, (goals,): on the outputs of old tasks, summed over the different `forwards`, and on codes of features."""
+    """Return D: the penalty on the outputs of old tasks, given those of the teacher, summed over the different `forwards`."""
     if batch is None:
         raise RuntimeError(
             f"{type(term).__name__} compares outputs on the current batch: write keeper.penalty((x, y)), not keeper.penalty()"
         )
     batch = to_device(batch, model)
-    costs, codes = list[Tensor](), list[Tensor]()
+    costs: list[Tensor] = []
     watched = model if isinstance(term, Encodes) else None
     for forward in dict.fromkeys(forwards):
         with torch.no_grad(), evaluating(model), HeadInput(watched) as before:
             teacher = call_with(model, term.teacher(state), batch, forward)
         with HeadInput(watched) as now, _frozen_statistics(model):
             costs.append(term.distil(run_batch(model, batch, forward), teacher))
-        if isinstance(term, Encodes) and not codes:  # only once, as all heads read the same features
-            codes.append(term.code_drift(state, now.features, before.features))
-    return torch.stack([torch.stack(costs).sum(), *codes])
+        if isinstance(term, Encodes) and len(costs) == 1:  # only once, as all heads read the same features
+            costs.append(term.code_drift(state, now.features, before.features))
+    return torch.stack(costs).sum()
 
 
 def task_features(model: nn.Module, term: Encodes, batches: Iterable[Any], forward: Forward | None) -> Iterator[Features]:

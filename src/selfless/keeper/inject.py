@@ -233,18 +233,19 @@ class Injector:
         return hook
 
     def _differentiate_parameters(self, keeper: Keeper) -> dict[str, Tensor]:
-        """Return the gradient of the penalties on θ, and of the distillation that the forward passes computed."""
+        """Return the gradient of the penalties on θ, of the loss on old samples, and of distillation in the forward passes."""
         parameters = keeper.trainable()
-        self._busy = True
+        self._busy = keeper.collector.paused = True
         try:
             with torch.enable_grad():
                 costs = weight_costs(keeper.sparsifiers, keeper.collector, parameters, keeper.step_log, training=True)
                 preserved = keeper.preserved()
                 costs += [c for p in keeper.parts for c in p.penalty(preserved, keeper.tasks, keeper.implicit, keeper.step_log)]
+                costs += [c for p in keeper.parts for c in p.replay(keeper.tasks, keeper.forwards, keeper.step_log)]
                 live = [cost for cost in costs if cost.requires_grad]
                 grads = torch.autograd.grad(live, list(parameters.values()), allow_unused=True) if live else ()
         finally:
-            self._busy = False
+            self._busy = keeper.collector.paused = False
         found = {n: g for n, g in zip(parameters, grads, strict=False) if g is not None}
         samples = sum(count for count, _, _ in self._distilled)
         for count, cost, distilled in self._distilled:

@@ -45,7 +45,7 @@ from selfless.network.describing import Description, describe_taps
 from selfless.network.layers import Layers, Tap, is_automatic
 from selfless.preserve import State
 from selfless.preserve.base import importance_of
-from selfless.preserve.capabilities import Anchored, Distils
+from selfless.preserve.capabilities import Anchored, Distils, Replays
 from selfless.terms import Term
 
 
@@ -141,8 +141,8 @@ class Keeper(OldNames):
         costs = inhibition(self.sparsifiers, self.collector, found, self.alpha, self.trainable(), training, self.step_log)
         for part in self.parts:
             costs += part.costs(parameters, self.tasks, self.implicit, training, self.forwards, batch, self.step_log)
-            if isinstance(part.term, Distils):
-                self.collector.drop()  # the passes of distillation are not part of the training loop
+            if isinstance(part.term, Distils | Replays):
+                self.collector.drop()  # their own passes are not part of the training loop
         like = costs[0] if costs else next(iter(parameters.values()))
         dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
         zero = torch.zeros((), device=like.device, dtype=dtype, requires_grad=torch.is_grad_enabled())
@@ -281,8 +281,8 @@ class Keeper(OldNames):
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the keeper as flat named tensors, which safetensors can save."""
         terms = [part.term for part in self.parts]
-        distils = any(isinstance(term, Distils) for term in terms)
-        called = [forward is not None for forward in self.forwards] if distils and self.tasks else None
+        calls = any(isinstance(term, Distils | Replays) for term in terms)
+        called = [forward is not None for forward in self.forwards] if calls and self.tasks else None
         begun = any(part.path_started for part in self.parts)
         measured = [part.measured for part in self.parts]
         return saving.flatten(terms, saving.Learned(self.states, self.alpha, self.tasks, begun, called, self.sparsifiers.found, measured))
@@ -290,7 +290,7 @@ class Keeper(OldNames):
     def load_state_dict(self, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None = None) -> None:
         """Load a `state_dict`. It is checked first; if it does not fit this model, an error is raised and nothing changes.
 
-        forwards   the forward= of each consolidate() so far, for a preserver that distils
+        forwards   the forward= of each consolidate() so far, for a preserver that distils or replays
         """
         terms = [part.term for part in self.parts]
         new = saving.unflatten(state, terms)

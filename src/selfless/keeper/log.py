@@ -2,7 +2,8 @@
 
     inhibition, inhibition/LAYER    λ R of the last step, in all and by layer
     anchor                          λ Σ Ω(θ − θ*)² now; for the implicit anchor, the penalty that it stands for
-    distillation, gates, penalty    the other terms of preservers in the last step: outputs, gates, any other penalty on θ
+    distillation, gates, replayed   the other terms of preservers in the last step: outputs of old heads, gates, old samples
+    penalty                         any other penalty on θ
     drift, drift/relative           ‖θ − θ*‖ now, and divided by ‖θ*‖
     active, active/LAYER            the share of activations above 0 in the last step, mean over layers and by layer
     free/parameters, free/neurons   the free share, as in `capacity()`

@@ -16,6 +16,7 @@ from selfless.keeper.distillation import distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates
 from selfless.keeper.log import Log
+from selfless.keeper.memory import fill_memory, replay_cost
 from selfless.keeper.path import PathWatch
 from selfless.keeper.storage import Storage
 from selfless.network.calling import Forward
@@ -34,6 +35,7 @@ from selfless.preserve.capabilities import (
     Observes,
     Phased,
     Projects,
+    Replays,
 )  # fmt: skip
 from selfless.preserve.groups import check_groups
 
@@ -124,7 +126,7 @@ class Part:
     def costs(
         self, parameters: Parameters, tasks: int, implicit: bool, training: bool, forwards: Any, batch: Any, log: Log
     ) -> list[Tensor]:
-        """Return the terms of the loss, with their strength: penalty, gates, distillation."""
+        """Return the terms of the loss, with their strength: penalty, gates, distillation, replay."""
         term, found = self.term, self.penalty(parameters, tasks, implicit, log)
         if self.gates is not None and training and isinstance(term, Gated):
             self.gates.follow(self.state)
@@ -134,23 +136,31 @@ class Part:
             self.check_shapes(parameters)
             found.append(self.distillation(parameters, forwards, batch))
             log.add("distillation", found[-1])
-        return found
+        return found + self.replay(tasks, forwards, log)
+
+    def replay(self, tasks: int, forwards: Any, log: Log) -> list[Tensor]:
+        """Return the loss on old samples with its strength; none in the first task."""
+        if not isinstance(self.term, Replays) or not self.is_on or not tasks:
+            return []
+        cost = self.strength * replay_cost(self.model, self.term, self.loaded, forwards)
+        log.add("replayed", cost)
+        return [cost]
 
     def distillation(self, parameters: Parameters, forwards: Any, batch: Any) -> Tensor:
-        """Return λ' Σ_goals D. The strength is damped if the optimizer is known, else λ' = λ."""
+        """Return λ' D. The strength is damped if the optimizer is known, else λ' = λ."""
         term = self.term
         assert isinstance(term, Distils)
-        goals = distillation(self.model, term, self.loaded, forwards, batch)
+        value = distillation(self.model, term, self.loaded, forwards, batch)
         optimizer = None if self.optimizer is None else self.optimizer()
         if optimizer is None or not term.is_damped(self.state):
-            return self.strength * goals.sum()
-        if goals.requires_grad and measures_curvature(self._distillations):
-            found = [torch.autograd.grad(goal, list(parameters.values()), retain_graph=True, allow_unused=True) for goal in goals]
-            square = torch.stack([torch.stack([g.float().square().sum() for g in grads if g is not None]).sum() for grads in found])
-            self.state = term.measure_curvature(self.state, goals.detach(), square)
+            return self.strength * value
+        if value.requires_grad and measures_curvature(self._distillations):
+            found = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
+            square = torch.stack([g.float().square().sum() for g in found if g is not None]).sum()
+            self.state = term.measure_curvature(self.state, value.detach(), square)
         self._distillations += 1
-        damping = term.damping(self.state, torch.tensor(nominal_step(optimizer) * self.strength, device=goals.device))
-        return self.strength * (damping * goals).sum()
+        step_lambda = torch.tensor(nominal_step(optimizer) * self.strength, device=value.device)
+        return self.strength * term.damping(self.state, step_lambda) * value
 
     def star(self) -> tuple[Tensors, Tensors | None]:
         """Return (θ*, Ω as they are stored) of the last task; Ω is None for a preserver that has no anchor, both are empty without θ*."""
@@ -162,7 +172,7 @@ class Part:
     def needs_penalty(self, tasks: int, implicit: bool) -> bool:
         """Return True if the loss of this task must contain keeper.penalty()."""
         is_anchored = implicit and isinstance(self.term, Anchored)
-        has_cost = bool(tasks) and (isinstance(self.term, Distils) or (self.term.penalises and not is_anchored))
+        has_cost = bool(tasks) and (isinstance(self.term, Distils | Replays) or (self.term.penalises and not is_anchored))
         return self.is_on and (has_cost or isinstance(self.term, Observes | Gated))
 
     # ---------------------------------------------------------------------------------------------------------------- an epoch
@@ -226,6 +236,8 @@ class Part:
         if isinstance(self.term, Encodes):
             encoders = self.term.fit(task_features(self.model, self.term, batches, forward), task)
             state = self.term.add_encoder(state, encoders[0])
+        if isinstance(self.term, Replays):
+            state = fill_memory(self.model, self.term, state, batches, forward, task)
         if self.term.splits != "whole":
             pieces.check_consolidation(self.term, state, values, omega, self.storage)
             return lambda: self._end_task(pieces.consolidate(self.term, state, values, omega, self.storage))

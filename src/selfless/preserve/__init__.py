@@ -14,10 +14,11 @@ from selfless.preserve.imm import IMM
 from selfless.preserve.lwf import LwF
 from selfless.preserve.packnet import PackNet
 from selfless.preserve.quadratic import EWC, MAS, SI, LocalMAS, OnlineEWC, Quadratic
+from selfless.preserve.replay import DERpp, Replay
 from selfless.preserve.rwalk import RWalk
 
 PRESERVERS: dict[str, type[Preserver]] = {
-    kind.name: kind for kind in (NoPreserver, MAS, LocalMAS, EWC, OnlineEWC, SI, RWalk, LwF, EBLL, IMM, HAT, PackNet)
+    kind.name: kind for kind in (NoPreserver, MAS, LocalMAS, EWC, OnlineEWC, SI, RWalk, LwF, EBLL, IMM, HAT, PackNet, Replay, DERpp)
 }
 PRESERVERS["finetune"] = NoPreserver  # its name in the paper's tables
 
@@ -29,6 +30,7 @@ __all__ = [
     "MAS",
     "PRESERVERS",
     "SI",
+    "DERpp",
     "Group",
     "LocalMAS",
     "LwF",
@@ -38,6 +40,7 @@ __all__ = [
     "Preserver",
     "Quadratic",
     "RWalk",
+    "Replay",
     "State",
     "Tensors",
 ]

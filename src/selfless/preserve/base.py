@@ -20,7 +20,7 @@ from torch import Tensor
 
 from selfless.importance import Estimator, FunctionNorm, Objective
 from selfless.importance.objectives import draws_targets
-from selfless.preserve.capabilities import Distils, Evaluates, Freezes, Gated, Phased, Projects, State, Tensors
+from selfless.preserve.capabilities import Distils, Evaluates, Freezes, Gated, Phased, Projects, Replays, State, Tensors
 from selfless.preserve.deprecated import adopt_old_names, read_old_name
 from selfless.terms import Strength, Term
 
@@ -62,11 +62,13 @@ class Preserver(Term):
     measures: ClassVar[bool] = False  # True if `consolidate` needs Ω, measured on the task's data
     same_strength: ClassVar[bool] = False  # True if all members of a fleet must have the same strength
     splits: ClassVar[Splits] = "whole"  # a keeper calls `consolidate` in parts where it can, which needs less memory
+    keeps_data: ClassVar[bool] = False  # True if it keeps samples of old tasks (`Replays`): tables and reports say so
     capturable: ClassVar[bool] = True  # True if a CUDA graph can capture its part of a step: Python reads no tensor value there
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adopt_old_names(cls)
+        cls.keeps_data = issubclass(cls, Replays)
         if "consolidate" in cls.__dict__ and "splits" not in cls.__dict__:
             cls.splits = "whole"  # an inherited promise is about another formula
         if "same_strength" not in cls.__dict__ and _reads_strength(cls):
@@ -157,11 +159,13 @@ _EXCLUSIVE: tuple[tuple[type, str], ...] = (
     (Gated, "both decide which neurons a task uses"),
     (Evaluates, "both decide which parameters a task is evaluated with"),
     (Distils, "both compare the network with a teacher"),
+    (Replays, "both keep a memory of old samples"),
 )
 _AGAINST_GATES: tuple[tuple[type, str], ...] = (
     (Distils, "{other} runs the network of old tasks, but the gates of {gated} are those of the current task"),
     (Evaluates, "{other} evaluates tasks with other weights than the trained ones, for which {gated} learned its gates"),
     (Projects, "both reset weights after each step"),
+    (Replays, "{other} runs old samples, but the gates of {gated} are those of the current task"),
 )
 
 
@@ -173,8 +177,9 @@ class NoPreserver(Preserver):
     strength: float = 0.0
 
 
+MEMORY = Group("memory", like_parameter=False)  # the samples of old tasks: see `Replays`
 HEAD = Group("head")  # the task that each entry of an output layer belongs to: see `KnowsHeads`
-CURVATURE = Group("curvature", like_parameter=False, changes_in_step=True)  # {"largest": κ of each goal}, see `Distils`
+CURVATURE = Group("curvature", like_parameter=False, changes_in_step=True)  # {"largest": κ}, see `Distils`
 COUNT = Group("count", like_parameter=False)  # {"tasks": the number of tasks that have ended}
 
 

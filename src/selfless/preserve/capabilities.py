@@ -5,6 +5,7 @@
     Observes     reads every optimizer step                                                     SI, RWalk
     Distils      compares the outputs of old heads with those of a teacher, in the loss         LwF
     Encodes      trains an encoder of the task's features; compares codes, in the loss          EBLL
+    Replays      keeps samples of old tasks; adds a loss on a batch of them                    Replay, DERpp
     Projects     resets some parameters after each step                                         PackNet, HAT, LwF's warm-up
     Phased       starts a new phase at some epochs                                              PackNet's pruning, LwF's warm-up
     Gated        multiplies hidden neurons by gates of the task                                 HAT
@@ -21,9 +22,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from selfless.functional import Anchor, damping, largest_curvature
+from selfless.functional import Anchor, damping, largest_curvature, reservoir
 from selfless.network.wiring import Wiring
 
 State = dict[str, dict[str, Tensor]]
@@ -74,11 +76,9 @@ class Observes(ABC):
 class Distils(ABC):
     """Compares the outputs of old heads with those of a teacher network on the same batch.
 
-    With the group "curvature" in its state, {"largest": κ of each goal}, its strength is damped, so that no strength diverges
+    With the group "curvature" in its state, {"largest": κ}, its strength is damped, so that no strength diverges
     (`selfless.functional.damping`). Without that group the plain gradient is used.
     """
-
-    goals: ClassVar[int] = 1  # how many penalties D it has, each with its own κ
 
     @abstractmethod
     def teacher(self, state: State) -> Tensors:
@@ -95,19 +95,17 @@ class Distils(ABC):
 
     @staticmethod
     def measure_curvature(state: State, value: Tensor, square: Tensor) -> State:
-        """Return the state with κ after a measurement: `value` is D of each goal, `square` ‖∇D‖²."""
+        """Return the state with κ after a measurement: D is `value`, ‖∇D‖² is `square`."""
         return {**state, "curvature": {"largest": largest_curvature(state["curvature"]["largest"], value, square)}}
 
     @staticmethod
     def damping(state: State, step_lambda: Tensor) -> Tensor:
-        """Return the factor of the strength for each goal, 1/(1 + step λ κ); `step_lambda` is step λ."""
+        """Return the factor of the strength, 1/(1 + step λ κ); `step_lambda` is step λ."""
         return damping(step_lambda, state["curvature"]["largest"])
 
 
 class Encodes(Distils):
     """Also keeps an encoder for each old task. It encodes the features, which are the input of the head."""
-
-    goals: ClassVar[int] = 2  # the outputs, the codes
 
     @abstractmethod
     def fit(self, batches: Iterable[Features], task: int) -> Tensor:
@@ -120,6 +118,53 @@ class Encodes(Distils):
     @abstractmethod
     def code_drift(self, state: State, features: Tensor, teacher: Tensor) -> Tensor:
         """Return the penalty on features (M, N), given those of the teacher on the same batch; without the strength."""
+
+
+class Replays(ABC):
+    """Keeps samples of old tasks in the group "memory" of its state, and adds a loss on a batch drawn from them. It uses old data.
+
+    The memory has one row per sample. Its tensors are
+
+        key           a random number: the samples with the smallest keys stay (`selfless.functional.reservoir`)
+        label         the class, as a column of the outputs
+        first, last   the output columns of the sample's task: first ≤ column < last
+        task          the number of the task
+        logits        the outputs at the end of the task, if `keeps_logits`
+        input.NAME    what the network is called with
+    """
+
+    keeps_logits: ClassVar[bool] = False
+    samples: int  # how many samples the memory has
+    batch: int  # how many of them a step replays
+
+    @abstractmethod
+    def replay_loss(self, outputs: Tensor, rows: Tensors, columns: Tensor) -> Tensor:
+        """Return the loss of each sample (…, B), given its outputs (…, B, C) and the `rows` of the memory; without the strength.
+
+        `columns` (…, B, C) is True for the columns that the sample is classified among. Axes before B are members of a fleet.
+        """
+
+    def memory(self, state: State) -> Tensors:
+        """Return the rows of the memory; empty before the end of the first task."""
+        return state["memory"]
+
+    def remember(self, state: State, new: Tensors) -> State:
+        """Return the state after more samples of the stream: of old and new rows, those with the smallest keys."""
+        old = state["memory"]
+        rows = {name: torch.cat([old[name], t]) for name, t in new.items()} if old else new
+        kept = reservoir(rows["key"], self.samples)
+        return self.with_memory(state, {name: t[kept] for name, t in rows.items()})
+
+    @staticmethod
+    def with_memory(state: State, rows: Tensors) -> State:
+        """Return the state with other rows in the memory."""
+        return {**state, "memory": dict(rows)}
+
+    @staticmethod
+    def own_columns(rows: Tensors, outputs: Tensor) -> Tensor:
+        """Return a mask (…, B, C) of the output columns of each sample's task."""
+        columns = torch.arange(outputs.shape[-1], device=outputs.device)
+        return (rows["first"].unsqueeze(-1) <= columns) & (columns < rows["last"].unsqueeze(-1))
 
 
 class Projects(ABC):

@@ -45,9 +45,8 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
         check_count(self, "warmup")
 
     def init(self, parameters: Tensors) -> State:
-        first = next(iter(parameters.values())).detach().flatten()[:1]
-        curvature = {"largest": torch.zeros_like(first, dtype=torch.float32).expand(self.goals).clone()} if self.damped else {}
-        return {**super().init(parameters), "count": count_tasks(parameters), "curvature": curvature}
+        zero = torch.zeros_like(next(iter(parameters.values())).detach().flatten()[0], dtype=torch.float32)
+        return {**super().init(parameters), "count": count_tasks(parameters), "curvature": {"largest": zero} if self.damped else {}}
 
     def teacher(self, state: State) -> Tensors:
         """θ*, the network before the task."""

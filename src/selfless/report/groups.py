@@ -116,6 +116,7 @@ class Group:
         return (*texts, *self.notes)
 
 
+USES_OLD_DATA = "uses old data"
 ON_TEST = "best-on-test: the epoch was chosen on the test data, so the accuracy is optimistic"
 
 
@@ -147,9 +148,21 @@ def comparable(found: Sequence[Group]) -> bool:
     )
 
 
+def uses_old_data(run: Run) -> bool:
+    """Return True if a preserver of the run keeps samples of old tasks."""
+    return any(term.keeps_data for term in run.preserve.parts)
+
+
+def rivals(found: Sequence[Group]) -> list[Group]:
+    """Return the finished groups that are compared: those that do not use old data, if there are at least two."""
+    done = [g for g in found if g.done]
+    plain = [g for g in done if not uses_old_data(g.run)]
+    return plain if len(plain) > 1 else done
+
+
 def best(found: Sequence[Group]) -> Group | None:
-    """Return the group with the highest average, if the groups can be compared."""
-    known = [g for g in found if g.done and not math.isnan(g.average.mean)]
+    """Return the group with the highest average of `rivals`, if the groups can be compared."""
+    known = [g for g in rivals(found) if not math.isnan(g.average.mean)]
     return max(known, key=lambda g: g.average.mean, default=None) if comparable(found) else None
 
 
@@ -201,14 +214,18 @@ def _failure(result: Result) -> str:
 
 
 def _labels(first: Sequence[Result]) -> list[str]:
-    """Name each group by its method, with the settings of CONTEXT that differ, and with other settings if two names are equal."""
+    """Name each group by its method, with the settings of CONTEXT that differ, and with other settings if two names are equal.
+
+    A method that uses old data is marked.
+    """
     flat = [settings(r) for r in first]
     context = [key for key in differences(flat) if key in CONTEXT]
     plain = [(r.run.method, *(str(f[key]) for key in context)) for r, f in zip(first, flat, strict=True)]
     labels = []
-    for name, values in zip(plain, flat, strict=True):
+    for result, name, values in zip(first, plain, flat, strict=True):
         namesakes = [f for n, f in zip(plain, flat, strict=True) if n == name]
-        details = [_phrase(key, values[key]) for key in context]
+        details = [USES_OLD_DATA] if uses_old_data(result.run) else []
+        details += [_phrase(key, values[key]) for key in context]
         details += [_phrase(key, values.get(key)) for key in differences(namesakes) if key not in context]
         labels.append(f"{name[0]} ({', '.join(details)})" if details else name[0])
     return labels

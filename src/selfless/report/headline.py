@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from selfless.metrics import forgetting, paired_interval
-from selfless.report.groups import ON_TEST, Group, Value, best, groups, number, over_seeds
+from selfless.report.groups import ON_TEST, USES_OLD_DATA, Group, Value, best, groups, number, over_seeds, rivals, uses_old_data
 
 if TYPE_CHECKING:
     from selfless.spec import Result, Run
@@ -44,18 +44,19 @@ def headline(results: Sequence[Result]) -> Headline:
     if not done:
         return Headline("No run has finished." if not found else f"{_count(len(results), 'run').capitalize()} failed, none finished.")
     if pairs := _pairs(done):
-        rivals = sum(pair.alone is pairs[0].alone for pair in pairs)
-        return _compare(pairs[0], rivals, _names(done))
+        others = sum(pair.alone is pairs[0].alone for pair in pairs)
+        return _compare(pairs[0], others, _names(done))
     first = best(done)
     if first is None:
         return (
             _single(done[0]) if len(done) == 1 else Headline(f"{_count(len(done), 'set')} of runs that are not comparable: see each row.")
         )
-    second = max((g for g in done if g is not first), key=lambda g: g.average.mean)
-    names = _names(done)
+    compared, names = rivals(done), _names(done)
+    second = max((g for g in compared if g is not first), key=lambda g: g.average.mean)
+    which = " without old data" if len(compared) < len(done) else ""
     return Headline(
-        f"{names[first]} has the highest average of {_count(len(done), 'method')}: {_percent(first)} over {_count(first.tasks, 'task')}; "
-        f"then {names[second]}, {_percent(second)}.",
+        f"{names[first]} has the highest average of {_count(len(compared), 'method')}{which}: {_percent(first)} "
+        f"over {_count(first.tasks, 'task')}; then {names[second]}, {_percent(second)}.",
         _seeds(first) + _warning(first, second),
     )
 
@@ -86,14 +87,14 @@ def _lost(group: Group) -> Value:
 
 
 def _pairs(done: Sequence[Group]) -> list[Pair]:
-    """Return every pair, the one with the highest average first."""
+    """Return every pair, the one with the highest average first; those that use old data come last."""
 
     def rest(run: Run) -> str:
         return dataclasses.replace(run, seed=0, sparsify="none").canonical()  # type: ignore[arg-type]
 
     alone = {(rest(g.run), g.tasks): g for g in done if g.run.sparsify.name == "none"}
     pairs = [Pair(g, alone[at]) for g in done if g.run.sparsify.name != "none" and (at := (rest(g.run), g.tasks)) in alone]
-    return sorted(pairs, key=lambda pair: -pair.method.average.mean)
+    return sorted(pairs, key=lambda pair: (uses_old_data(pair.method.run), -pair.method.average.mean))
 
 
 def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
@@ -146,7 +147,8 @@ def _names(done: Sequence[Group]) -> dict[Group, str]:
 
 def _name(run: Run) -> str:
     preserver = "no preserver" if run.preserve.name == "none" else run.preserve.label
-    return preserver if run.sparsify.name == "none" else f"{preserver} + {run.sparsify.label}"
+    name = preserver if run.sparsify.name == "none" else f"{preserver} + {run.sparsify.label}"
+    return f"{name} ({USES_OLD_DATA})" if uses_old_data(run) else name
 
 
 def _percent(group: Group) -> str:

@@ -1,0 +1,38 @@
+"""Numbers of recorded trials in the documentation: the replay baselines, which use old data."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+
+from selfless.metrics import forgetting
+from selfless.runner.store import Store
+
+ROOT = Path(__file__).parent.parent
+TRIAL = ROOT / "results/trials/replay"
+
+
+def spread(values: list[float]) -> str:
+    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}".replace("-", "−")
+
+
+def test_the_table_of_replay_is_that_of_the_recorded_runs() -> None:
+    """Average and lost points of each method, from the runs without held-out data; and the page has the table."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for result in Store(TRIAL).all():
+        if result.run.held_out == 0:
+            A = np.where(np.tri(len(result.accuracy)) > 0, result.accuracy, np.nan)
+            groups.setdefault(dataclasses.replace(result.run, seed=0).canonical(), []).append((100 * result.average, 100 * forgetting(A)))
+    assert {len(group) for group in groups.values()} == {3}
+    recorded = {tuple(map(spread, map(list, zip(*group, strict=True)))) for group in groups.values()}
+    table = (TRIAL / "table.md").read_text(encoding="utf-8").strip()
+    assert {(row.split(" | ")[3], row.strip("| ").split(" | ")[4]) for row in table.splitlines()[2:]} == recorded
+    page = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+    found = re.search(r"^<!-- replay -->\n(.*?)\n<!-- /replay -->$", page, re.S | re.M)
+    assert found is not None
+    assert found.group(1) == table
+    for row in table.splitlines()[2:]:
+        assert ("uses old data" in row) == ("`replay:" in row or "`der:" in row)
