@@ -13,6 +13,7 @@ import torch
 
 import selfless
 from selfless import Result, Run
+from selfless.functional import scale
 from selfless.trained import read_tensors
 from tests.runner.small_runs import stopping
 from tests.whole_runs import BASE, whole
@@ -62,6 +63,29 @@ def test_other_settings_go_on_to_the_bit(changes: dict[str, Any], tasks_npz: str
         one = selfless.train(Run(stream=tasks_npz, **BASE, **changes))
         first = selfless.train(Run(stream=parts[0], outputs=6, **BASE, **changes), out=tmp_path)
         assert_same_network(one, selfless.train(first.continued(parts[1]), out=tmp_path))
+
+
+def test_measured_strengths_go_on_to_the_bit(tasks_npz: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "FIRST_LOOK", 2.0)
+    terms = {"preserve": "mas:auto", "sparsify": "slnid:auto"}
+    one = selfless.train(Run(stream=tasks_npz, **{**BASE, **terms}))
+    first = selfless.train(Run(stream=parts[0], outputs=6, **{**BASE, **terms}), out=tmp_path)
+    both = selfless.train(first.continued(parts[1]), out=tmp_path)
+    assert_same_network(one, both)
+    assert first.about["strengths"] == both.about["strengths"] == one.about["strengths"]
+    number = selfless.train(first.continued(parts[1], preserve="mas:0.5", sparsify="slnid:0.01"), out=tmp_path)
+    assert "strengths" not in number.about
+
+
+def test_strengths_are_measured_after_a_run_with_numbers(parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """λ_Ω from Ω of the finished run, before the first new task; λ from R of the first new task."""
+    monkeypatch.setattr(scale, "FIRST_LOOK", 2.0)
+    first = selfless.train(Run(stream=parts[0], outputs=6, **{**BASE, "preserve": "mas:0.1", "sparsify": "slnid:0.001"}), out=tmp_path)
+    both = selfless.train(first.continued(parts[1], preserve="mas:auto", sparsify="slnid:auto"), out=tmp_path)
+    old = read_tensors(first)
+    size = sum((t * old[n.replace("omega", "anchor")] ** 2).sum() for n, t in old.items() if n.startswith("state.omega."))
+    assert both.about["strengths"]["mas"] == pytest.approx(selfless.MAS.auto_share / float(size), rel=1e-4)
+    assert both.about["strengths"]["slnid"] > 0
 
 
 @pytest.mark.parametrize("changes", [{"scenario": "domain"}, {"stream_options": {"head": "shared"}}], ids=str)
