@@ -194,7 +194,7 @@ def _grids(profile: Profile) -> dict[str, tuple[Preserver, ...]]:
     distilled = (1.0,) if profile == "paper" else (1.0, 3.0)
     others: dict[str, tuple[Preserver, ...]] = {"Finetune": (NoPreserver(),)}
     warmup = 1 if profile == "paper" else 0  # a head trained alone on 4,096 features diverged at lr 0.01 (docs/lab-notes.md)
-    plain = {"warmup": warmup, "damped": False}  # as recorded
+    plain: dict[str, Any] = {"warmup": warmup, "damped": False}  # as recorded
     others |= {"LwF": tuple(LwF(s, **plain) for s in distilled), "EBLL": tuple(EBLL(s, **plain) for s in distilled)}
     if profile == "paper":
         measured = {"EWC": tuple(EWC(s, estimator="per-batch") for s in (10.0, 1000.0)), "MAS": (MAS(1.0, estimator="per-batch"),)}

@@ -23,7 +23,7 @@ class Quadratic(Preserver, Anchored):
 
     groups: ClassVar[tuple[Group, ...]] = (Group("omega", precision="low"), Group("anchor", precision="parameter"))
     splits: ClassVar[Splits] = "entries"
-    auto_share: ClassVar[float | None] = 30.0  # docs/choosing.md: measured on five networks
+    auto_share: ClassVar[float | None] = 60.0  # docs/lab-notes/auto.md: measured on five networks
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
