@@ -26,6 +26,7 @@ class Notices:
     def __init__(self, terms: Sequence[Sparsifier]) -> None:
         self._terms = terms
         self._given: set[str] = set()
+        self._looked_in = -1  # the task in which running statistics were checked last
         self._silent: dict[str, int] = {}
         self._unsigned: set[str] = set()  # layers whose sign was looked at
 
@@ -62,7 +63,10 @@ class Notices:
                 )
 
     def check_statistics(self, model: nn.Module, tasks: int) -> None:
-        """Warn of running statistics that follow a later task."""
+        """Warn of running statistics that follow a later task. Only the first step of a task looks: the walk over modules costs time."""
+        if tasks == self._looked_in:
+            return
+        self._looked_in = tasks
         norms = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase))
         moving = None if "statistics" in self._given else next((n for n, m in norms if m.training and m.running_mean is not None), None)
         if moving is not None:
