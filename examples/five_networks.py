@@ -137,7 +137,8 @@ def learn(name: str, tasks: list[list[Data]], preserve: MAS, strength: float | s
     torch.manual_seed(seed)
     model, g = NETWORKS[name]().to(tasks[0][0][0].device), torch.Generator().manual_seed(seed)
     signed = name in ("vit", "text")  # GELU
-    keeper = selfless.attach(model, preserve, SLNID(strength, absolute=signed), layers="auto" if signed or name == "mlp" else "all")  # type: ignore[arg-type]
+    layers = [path for path, module in model.named_modules() if isinstance(module, nn.ReLU | nn.GELU)]
+    keeper = selfless.attach(model, preserve, SLNID(strength, absolute=signed), layers)  # type: ignore[arg-type]
     for t, (train, _, _) in enumerate(tasks):
         adam = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0) if signed else None
         optimizer = adam or torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
