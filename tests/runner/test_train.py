@@ -20,6 +20,11 @@ from selfless.spec import Result
 from tests.runner.small_runs import BASE
 
 
+def test_what_is_not_a_run_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"train takes a Run or a list of runs, not 'epochs'; write selfless.train\(Run"):
+        selfless.train({"epochs": 1})  # type: ignore[arg-type]
+
+
 def test_results_are_recorded_and_not_trained_again(tasks_npz: str, tmp_path: Path) -> None:
     run = Run(stream=tasks_npz, **BASE)
     events: list[Any] = []

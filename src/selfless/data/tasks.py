@@ -45,7 +45,7 @@ class Task:
         return self.group if self.group is not None else range(self.heads[0].start, self.heads[-1].stop)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Stream:
     """Tasks in order.
 
@@ -64,6 +64,12 @@ class Stream:
     notes: tuple[str, ...] = ()
     source: Source | None = None
     learned: int = 0
+
+    def __repr__(self) -> str:
+        tasks = ", ".join(f"{task.name}: {len(task.train)} + {len(task.test)}" for task in self.tasks[:5])
+        more = f", … {len(self.tasks) - 5} more" if len(self.tasks) > 5 else ""
+        shape = "×".join(map(str, self.input_shape))
+        return f"Stream({self.name!r}, {len(self.tasks)} tasks (training + test images: {tasks}{more}), {self.outputs} outputs, {shape})"
 
     @property
     def is_joint(self) -> bool:

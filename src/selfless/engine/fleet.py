@@ -152,7 +152,8 @@ class Fleet:
         batch, n = self.run.batch, self.step.data.n
         with torch.random.fork_rng(devices=[]):  # for dropout
             torch.manual_seed(rng.one_seed(self.runs[0].seed, "dropout", task, epoch))
-            for number, start in enumerate(range(0, n, batch), epoch * math.ceil(n / batch)):
+            phase = max((e for e in range(epoch + 1) if self.starts_phase(e)), default=0)
+            for number, start in enumerate(range(0, n, batch), (epoch - phase) * math.ceil(n / batch)):
                 size, measures = min(batch, n - start), self.step.measures(number)
                 if self.capturable:
                     self._captured(size, measures).replay()

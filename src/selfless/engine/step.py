@@ -87,7 +87,7 @@ class Step:
         return slice(self.heads[0].start, self.heads[0].stop) if len(self.heads) == 1 else slice(0, None)
 
     def measures(self, number: int) -> bool:
-        """Return True if step `number` of the task, counted from 0, measures the curvature of a distillation."""
+        """Return True if step `number` of a task, or of its phase, counted from 0, measures the curvature of a distillation."""
         return bool(self.past) and any(part.is_damped for part in self.fleet.parts) and measures_curvature(number)
 
     def __call__(self, size: int, measures: bool = False) -> None:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 KEEP = 0.9  # the share of an earlier κ that counts at the next measurement
 SMALLEST = 1e-8  # a smaller D is rounding error; the step is tiny there for any λ
-EVERY = 5  # κ is measured in the first steps of a task and then once in so many steps; in between it stays the same
+EVERY = 5  # κ is measured in the first steps of a task (or after its warm-up) and then once in so many steps
 
 
 def measures_curvature(step: int) -> bool:
-    """Return True if κ is measured in this step of a task, counted from 0."""
+    """Return True if κ is measured in this step of a task or phase, counted from 0. In a warm-up D is 0, so its κ says nothing."""
     return step < EVERY or step % EVERY == 0
 
 

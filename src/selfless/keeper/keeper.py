@@ -170,7 +170,7 @@ class Keeper(OldNames):
     def check_penalty(self, found: Mapping[str, Tensor], cost: Tensor) -> None:
         """Check activations and their cost, if `check_finite`."""
         if self.check_finite:
-            explicit = not self.implicit and any(isinstance(part.term, Anchored) for part in self.parts)
+            explicit = not self.implicit and any(isinstance(part.term, Anchored | Distils) for part in self.parts)
             check_step(cost, found, explicit, self.step_log, self.notices)
 
     def consolidate(

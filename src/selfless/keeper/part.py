@@ -189,6 +189,7 @@ class Part:
                 self.state = term.start_gates(self.state, self.draw_noise(term.gate_count(self.state)))
             self.gates.follow(self.state)
         if isinstance(term, Phased) and term.starts_phase(epoch, epochs):
+            self._distillations = 0
             self.state, changed = term.begin_phase(self.loaded, _values(parameters), epoch, epochs)
         return changed
 

@@ -96,7 +96,11 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         "model": None if model is None else name_network(model),
     }
     changes = {field: named[0] for field, named in given.items() if named is not None}
-    several = [run.replace(**changes) for run in ([runs] if isinstance(runs, Run) else runs)]
+    listed = [runs] if isinstance(runs, Run) else list(runs)
+    wrong = next((run for run in listed if not isinstance(run, Run)), None)
+    if wrong is not None:
+        raise TypeError(f"train takes a Run or a list of runs, not {wrong!r}; write selfless.train(Run(...))")
+    several = [run.replace(**changes) for run in listed]
     results = train_runs(several, options)
     return results[0] if isinstance(runs, Run) else results
 

@@ -46,6 +46,8 @@ class TrainedNetwork(nn.Module):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return images as the network takes them: cropped at the centre if training did, scaled, shifted, float32."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"the network takes a tensor of images, not {type(x).__name__}; pass torch.from_numpy(x) or torch.as_tensor(x)")
         allowed = (torch.uint8, torch.float32) if self.data.dtype == "uint8" else (torch.float32,)
         if x.dim() != 4 or tuple(x.shape[1:]) != self.data.image_shape or x.dtype not in allowed:
             kinds = "uint8 (0 … 255) or float32 (0 … 1)" if len(allowed) == 2 else "float32"
