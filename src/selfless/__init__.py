@@ -15,7 +15,7 @@ Whole runs, from data to a table:
     result.accuracy[t, u], result.summary()                                      Result     accuracy on task u after task t
 
     preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet NoPreserver
-    sparsifiers   SNI SNID SLNI SLNID L1Rep DeCov L1Param L2Param OrthReg NoSparsifier
+    sparsifiers   SNI SNID SLNI SLNID L1Rep DeCov SparingDeCov L1Param L2Param OrthReg NoSparsifier
     activations   Maxout LWTA
     modules       functional (the formulas), importance, preserve, sparsify, models, data, metrics, capacity
 
@@ -39,6 +39,7 @@ _HOMES = {
     ),
     **dict.fromkeys(["Replay", "DERpp"], "preserve"),  # they keep samples of old tasks
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
+    "SparingDeCov": "sparsify",
     **dict.fromkeys(["Run", "Result"], "spec"),
     **dict.fromkeys(["train", "load"], "runner"),
     "stream": "data",
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from selfless.network.describing import describe
     from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, DERpp, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Replay, RWalk
     from selfless.runner import load, train
-    from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
+    from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg, SparingDeCov
     from selfless.spec import Result, Run
 
 

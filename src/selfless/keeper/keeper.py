@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.capacity import THRESHOLD, Capacity, count_free
+from selfless.capacity.counts import THRESHOLD, Capacity
 from selfless.importance.objectives import Loss
 from selfless.importance.reducer import MEMORY
 from selfless.keeper import state as saving
@@ -38,13 +38,13 @@ from selfless.keeper.measuring import Measuring, measure_task, several_reads
 from selfless.keeper.notices import Notices
 from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, watch_optimizers
 from selfless.keeper.part import Part, check_head
+from selfless.keeper.room import Room, count_room, look
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.keeper.storage import Choice, Storage
 from selfless.network.calling import Forward, check_batches, unwrap
 from selfless.network.describing import Description, describe_taps
 from selfless.network.layers import Layers, Tap, is_automatic
 from selfless.preserve import State
-from selfless.preserve.base import importance_of
 from selfless.preserve.capabilities import Anchored, Distils, Replays
 from selfless.terms import Term
 
@@ -76,7 +76,7 @@ class Keeper(OldNames):
         self.heads = tuple(heads)
         self.forwards: list[Forward | None] = []  # the forward= of each task that has ended, for distillation
         self.alpha: dict[str, Tensor] = {}
-        self.tasks = 0
+        self.tasks, self.room = 0, Room()
         self.implicit = False
         self._attached = True
         self._has_penalty, self._has_step, self._has_epoch = False, False, False  # True if this task had a call or step
@@ -194,6 +194,7 @@ class Keeper(OldNames):
         if iter(batches) is batches and several_reads(self.parts):
             batches = list(batches)  # a generator can be used only once
         how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice)
+        activity, batches = look(self.model, self.collector, batches, forward)
         omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
         if self._has_step:
@@ -205,6 +206,7 @@ class Keeper(OldNames):
         self.tasks += 1
         self.sparsifiers.end_task()
         self.forwards.append(forward)
+        self.room = self.room.after(alpha, activity)
         self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
 
     def anchor_with(self, optimizer: torch.optim.Optimizer) -> Keeper:
@@ -247,16 +249,9 @@ class Keeper(OldNames):
         return evaluated(self.model, self.parts, self.preserved(), task, self.tasks)
 
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
-        """Return the free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
+        """Return what is free by layer (importance over all tasks so far below `threshold`), and each layer's `LayerRoom`."""
         self.follow_device()
-        omega = importance_of([part.term for part in self.parts], self.states)
-        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (omega and n in omega)}
-        return Capacity(
-            {n: count_free(omega.get(n, torch.zeros_like(p)), threshold) for n, p in named.items()} if omega is not None else {},
-            {name: count_free(a, threshold) for name, a in self.alpha.items()},
-            self.tasks,
-            threshold,
-        )
+        return count_room(self.model, self.parts, self.alpha, self.tasks, self.room, threshold)
 
     def describe(self) -> Description:
         """Return a table of every layer: its activation, and why it was taken or left. After the first forward pass it is complete."""
@@ -285,7 +280,8 @@ class Keeper(OldNames):
         called = [forward is not None for forward in self.forwards] if calls and self.tasks else None
         begun = any(part.path_started for part in self.parts)
         measured = [part.measured for part in self.parts]
-        return saving.flatten(terms, saving.Learned(self.states, self.alpha, self.tasks, begun, called, self.sparsifiers.found, measured))
+        scales, room = self.sparsifiers.found, self.room.tensors()
+        return saving.flatten(terms, saving.Learned(self.states, self.alpha, self.tasks, begun, called, scales, measured, room))
 
     def load_state_dict(self, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None = None) -> None:
         """Load a `state_dict`. It is checked first; if it does not fit this model, an error is raised and nothing changes.
@@ -302,7 +298,7 @@ class Keeper(OldNames):
                 f"the {new.tasks} tasks of this state were consolidated with forward=, which a file cannot store; "
                 "pass forwards=[one per task] to load_state_dict"
             )
-        self.forwards, self.alpha, self.tasks = calls, new.alpha, new.tasks
+        self.forwards, self.alpha, self.tasks, self.room = calls, new.alpha, new.tasks, Room.of_tensors(new.room)
         self.sparsifiers.load(new.scales, new.tasks)
         for part, saved, measured in zip(self.parts, new.states, new.measured, strict=True):
             part.load(saved, self.preserved(), new.begun, measured)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from selfless.capacity import Capacity
+from selfless.capacity.counts import Capacity
 from selfless.keeper.anchor import distances
 
 if TYPE_CHECKING:

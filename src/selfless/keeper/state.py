@@ -23,7 +23,7 @@ class Learned:
 
     `begun` is True if the current task has started. `called` says for each task if consolidate() had a forward=, which cannot be saved;
     None if no preserver needs it. `scales` and `measured` are those of the strength "auto": of each sparsifier by its number, and λ of each
-    preserver, None if it has none.
+    preserver, None if it has none. `room` are the counts of tasks by neuron, if they were saved.
     """
 
     states: list[State]
@@ -33,6 +33,7 @@ class Learned:
     called: list[bool] | None = None
     scales: dict[int, Scale] = field(default_factory=dict)
     measured: list[float | None] = field(default_factory=list)
+    room: dict[str, Tensor] = field(default_factory=dict)
 
 
 def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
@@ -47,6 +48,7 @@ def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
     found |= {f"alpha.{name}": t for name, t in learned.alpha.items()}
     found |= {f"scale.sparsify.{i}.{name}": t for i, scale in learned.scales.items() for name, t in scale.items()}
     found |= {f"scale.preserve.{i}": torch.tensor(t) for i, t in enumerate(learned.measured) if t is not None}
+    found |= {f"room.{name}": t for name, t in learned.room.items()}
     method = torch.tensor(list(_method(terms).encode()), dtype=torch.uint8)
     plain = {"tasks": torch.tensor(learned.tasks), "method": method, "begun": torch.tensor(int(learned.begun))}
     if learned.called is not None:
@@ -65,12 +67,15 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
     alpha: dict[str, Tensor] = {}
     scales: dict[int, Scale] = {}
     measured: list[float | None] = [None for _ in terms]
+    room: dict[str, Tensor] = {}
     for key, tensor in flat.items():
         kind, _, rest = key.partition(".")
         if not isinstance(tensor, Tensor) or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
             raise ValueError(f"{key!r} in the state is not a tensor of finite numbers; the file is damaged or from a run that diverged")
         if kind == "alpha":
             alpha[rest] = tensor.detach().clone()
+        elif kind == "room":
+            room[rest] = tensor.detach().clone()
         elif kind == "scale":
             role, number, *name = rest.split(".")
             if role == "preserve":
@@ -83,7 +88,7 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
             raise ValueError(f"the state has {key!r}, which is unknown to this keeper; was it saved by another version?")
     called = [bool(c) for c in flat["called"].tolist()] if "called" in flat else None
     begun = "begun" in flat and bool(int(flat["begun"]))
-    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured)
+    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured, room)
 
 
 def _method(terms: Sequence[Preserver]) -> str:

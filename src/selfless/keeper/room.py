@@ -1,0 +1,76 @@
+"""The room of a keeper: which neurons each task uses, counted, and what the activations of the last task are like.
+
+The counts have the size of the layers, whatever the number of tasks. `consolidate` reads the first samples of the task once more for them,
+without gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfless.capacity.activity import Activity
+from selfless.capacity.counts import Capacity, count_free
+from selfless.capacity.measuring import SAMPLES, Peeked, measure_activity
+from selfless.capacity.rooms import LayerRoom, Sets, add_sets, rooms, task_sets
+from selfless.keeper.activations import Collector
+from selfless.keeper.part import Part
+from selfless.network.calling import Forward
+from selfless.preserve.base import importance_of
+
+
+@dataclass(frozen=True)
+class Room:
+    """Counts of tasks by neuron, of `tasks` tasks, and the rooms of the layers after the last one (empty after loading a state)."""
+
+    counts: Sets = field(default_factory=dict)
+    tasks: int = 0
+    layers: dict[str, LayerRoom] = field(default_factory=dict)
+
+    def after(self, alpha: Mapping[str, Tensor], activity: Mapping[str, Activity]) -> Room:
+        """Return the room after one more task with this α and activity."""
+        sets = task_sets(alpha, activity)
+        return Room(add_sets(self.counts, sets), self.tasks + 1, rooms(sets, self.counts, self.tasks, activity))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the counts as flat named tensors, {"KIND.LAYER", "tasks"}; none before the first task."""
+        flat = {f"{kind}.{name}": c for kind, named in self.counts.items() for name, c in named.items()}
+        return flat | {"tasks": torch.tensor(self.tasks)} if flat else {}
+
+    @classmethod
+    def of_tensors(cls, flat: Mapping[str, Tensor]) -> Room:
+        """Return the room that `tensors` made flat."""
+        counts: Sets = {}
+        for key, tensor in flat.items():
+            kind, dot, name = key.partition(".")
+            if dot:
+                counts.setdefault(kind, {})[name] = tensor.cpu()
+        return cls(counts, int(flat["tasks"]) if "tasks" in flat else 0)
+
+
+def look(
+    model: nn.Module, collector: Collector, batches: Iterable[Any], forward: Forward | None
+) -> tuple[dict[str, Activity], Iterable[Any]]:
+    """Return the activity of the layers on the first samples of a task, and the batches to read from then on."""
+    if not collector.taps:
+        return {}, batches
+    peeked = Peeked(batches, SAMPLES)
+    collector.complete_taps(peeked.first, forward)
+    return measure_activity(model, peeked.first, collector.taps, forward), peeked
+
+
+def count_room(model: nn.Module, parts: list[Part], alpha: Mapping[str, Tensor], tasks: int, room: Room, threshold: float) -> Capacity:
+    """Return the free parameters and neurons, and the rooms of the layers."""
+    omega = importance_of([part.term for part in parts], [part.state for part in parts])
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad or (omega and n in omega)}
+    return Capacity(
+        {n: count_free(omega.get(n, torch.zeros_like(p)), threshold) for n, p in named.items()} if omega is not None else {},
+        {name: count_free(a, threshold) for name, a in alpha.items()},
+        tasks,
+        threshold,
+        room.layers,
+    )
