@@ -32,6 +32,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attach": "keeper",
     "Keeper": "keeper",
+    "tune": "keeper.tuning",
     "describe": "network.describing",
     "Capacity": "capacity",
     **dict.fromkeys(
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from selfless.capacity import Capacity
     from selfless.data import stream
     from selfless.keeper import Keeper, attach
+    from selfless.keeper.tuning import tune
     from selfless.network.describing import describe
     from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, DERpp, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Replay, RWalk
     from selfless.runner import load, train
