@@ -1,4 +1,4 @@
-"""Sums of methods and DeCov that spares old tasks, beside their parts, on held-out seeds with equal budgets: CIFAR-100, cnn-256, all layers.
+"""Sums of methods, and DeCov that spares old tasks, beside their parts, with equal budgets: CIFAR-100, augmented, cnn-256, all layers.
 
     python benchmarks/compositions.py --out compositions                       # all groups, one after another
     python benchmarks/compositions.py --group sparing --minutes 9 --out compositions

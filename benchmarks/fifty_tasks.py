@@ -57,7 +57,7 @@ def measure(preserve: str, tasks: int, width: int) -> dict[str, list[float]]:
         started = time.perf_counter()
         keeper.consolidate(batches)
         found["consolidate"].append(time.perf_counter() - started)
-        found["keeper_bytes"].append(float(keeper.footprint().total))
+        found["keeper_bytes"].append(float(keeper.footprint().bytes))
         found["state_bytes"].append(float(sum(t.numel() * t.element_size() for t in keeper.state_dict().values())))
     return found
 

@@ -61,7 +61,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("forecast"))
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    learned: dict[str, Any] = {}  # accuracy on each task just after learning it, by case and method, then by seed
     for name in options.only or CASES:
         case = CASES[name] | ({"epochs": options.epochs} if options.epochs else {})
         common = case | {"tasks": options.tasks}
@@ -72,6 +73,7 @@ def main() -> None:
         for method, runs in made.items():
             done = [by_run[run] for run in runs if by_run[run].status == "done"]
             accuracy = np.array([result.accuracy.diagonal() for result in done])
+            learned.setdefault(name, {})[" + ".join(method)] = accuracy.tolist()
             for known in options.known:
                 for margin in MARGINS if len(done) else ():
                     row = {"case": name, "method": " + ".join(method), "margin": margin, "seeds": len(done)}
@@ -85,7 +87,7 @@ def main() -> None:
         "of_by_seed": len(single),
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "forecast.json").write_text(json.dumps({"summary": summary, "forecasts": rows}, indent=1))
+    (options.out / "forecast.json").write_text(json.dumps({"summary": summary, "accuracy": learned, "forecasts": rows}))
     for row in open_rows:
         said = row["said"]
         print(
