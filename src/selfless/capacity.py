@@ -84,7 +84,7 @@ class Capacity:
 
 def check_threshold(threshold: Any) -> None:
     """Raise an error unless the threshold τ is a number ≥ 0."""
-    if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real) or not threshold >= 0:
+    if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real) or not float(threshold) >= 0:
         raise ValueError(
             f"capacity({threshold!r}): the threshold must be a number ≥ 0, such as {THRESHOLD}; what is less important is free"
         )

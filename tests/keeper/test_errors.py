@@ -172,3 +172,17 @@ def test_capacity_before_the_first_task_ends_says_when_it_is_measured() -> None:
     assert "neurons     not measured yet: consolidate() measures them when a task ends" in str(keeper.capacity())
     keeper.consolidate(batches())
     assert "not measured" not in str(keeper.capacity())
+
+
+def test_gates_name_the_activation_modules_of_a_class() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.act, self.head = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.act(self.fc(x)))  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match=r"no such module is known to follow 'fc': name them: layers=\['act'\]"):
+        selfless.attach(Own(), "hat")
+    assert list(selfless.attach(Own(), "hat", layers=["act"]).taps) == ["act"]

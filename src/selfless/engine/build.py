@@ -57,7 +57,7 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     modules = [build(r.model, outputs=first.outputs, input_shape=shape, seed=r.seed, **options) for r in runs]
     hidden, every = hidden_activations(modules[0]), (*hidden_activations(modules[0], conv=True), *hidden_activations(modules[0]))
     layers = every if run.layers == "all" else hidden
-    _check_layers(runs, layers)
+    _check_layers(runs, layers, every)
     _check_output(modules[0], shape, first.outputs, run.model)
     gated = any(isinstance(term, Gated) for term in run.preserve.parts)
     if gated and run.select != "last":
@@ -80,15 +80,17 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     return fleet
 
 
-def _check_layers(runs: Sequence[Run], layers: Sequence[str]) -> None:
+def _check_layers(runs: Sequence[Run], layers: Sequence[str], every: Sequence[str]) -> None:
     """Raise ValueError if the network has no hidden activation modules but a method needs them."""
     run = runs[0]
-    if layers:
-        return
-    if any(term.is_on and term.reads != "parameters" for r in runs for term in r.sparsify.parts):
-        raise ValueError(f"{network_title(run.model)} has no hidden activation module, which {run.sparsify} needs; use nn.ReLU() modules")
-    if any(isinstance(term, Encodes) for term in run.preserve.parts):
-        raise ValueError(f"{network_title(run.model)} has no hidden activation module, which {run.preserve} needs; use nn.ReLU() modules")
+    terms = [] if layers else [str(r.sparsify) for r in runs if any(t.is_on and t.reads != "parameters" for t in r.sparsify.parts)]
+    for kind, found in ((Encodes, layers), (Gated, every)):
+        terms += [str(run.preserve)] if not found and any(isinstance(term, kind) for term in run.preserve.parts) else []
+    if terms:
+        raise ValueError(
+            f"{network_title(run.model)} has no hidden activation module, which {terms[0]} needs; use modules such as nn.ReLU() instead of "
+            "functions, right after their layers, or name them in the class of the network: hidden = ('act1', 'act2')"
+        )
 
 
 def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], name: str) -> None:

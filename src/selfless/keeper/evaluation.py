@@ -17,7 +17,7 @@ def check_task(task: Any, tasks: int) -> None:
     """Raise an error unless `task` is the number of a task that has ended; before the first one has, 0 is the current one."""
     if isinstance(task, bool) or not isinstance(task, numbers.Integral):
         raise TypeError(f"keeper.evaluating takes the number of a task, counted from 0, not {task!r}; write keeper.evaluating(0)")
-    if not 0 <= task < max(tasks, 1):
+    if not 0 <= int(task) < max(tasks, 1):
         raise ValueError(f"task {task} has not ended yet: {tasks} tasks were consolidated so far; count from 0")
 
 
