@@ -176,7 +176,7 @@ def _open_task(task: Any, t: int) -> _Task:
             raise ValueError(f"{form}, and optionally 'held_out', 'name' and 'classes'; it has {', '.join(map(str, task))}")
         return _Task({half: values[half] for half in HALVES if half in values}, values.get("name"), values.get("classes"))
     if not isinstance(task, tuple | list) or len(task) not in (2, 3):
-        raise TypeError(f"{form}, not {type(task).__name__}")
+        raise TypeError(f"{form}, not {type(task).__name__}; a stream is a list of tasks, also of one: [(train, test)]")
     if any(isinstance(half, Tensor | np.ndarray) for half in task):
         raise TypeError(f"{form}; arrays come in pairs: ((x_train, y_train), (x_test, y_test))")
     return _Task(dict(zip(HALVES, task, strict=False)))

@@ -86,7 +86,10 @@ class LogLikelihood:
             if labels is None:
                 raise ValueError("EWC's empirical Fisher needs labels: yield (x, y) pairs or dicts with 'labels', or use fisher='sampled'")
             if labels.is_floating_point():
-                raise ValueError(f"EWC's labels must be class numbers (integers), not {labels.dtype}; convert them with y.long()")
+                raise ValueError(
+                    f"EWC's labels must be class numbers (integers), not {labels.dtype}; convert them with y.long(), or, if they are no "
+                    "classes (regression, several labels), pass the loss: consolidate(…, loss=lambda output, batch: <one loss per sample>)"
+                )
             return [(labels, None)]
         p = output.detach().softmax(-1)
         if self.fisher == "sampled":

@@ -133,6 +133,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "triple": ([([(X[0], 0, 1)], GOOD)], "an item must be .* not a tuple of 3"),
     "which": ([([{"a": X[0], "b": X[0], "label": 0}], GOOD)], "which of a, b, label is the input. Say so with input="),
     "bare arrays": ([GOOD], r"arrays come in pairs: \(\(x_train, y_train\), \(x_test, y_test\)\)"),
+    "one task": (
+        (TensorDataset(torch.zeros(2, 3), torch.arange(2)), GOOD),
+        r"a stream is a list of tasks, also of one: \[\(train, test\)\]",
+    ),
     "one half": ([(GOOD,)], r"task 1 must be \(train, test\)"),
     "unknown key": ([{"train": GOOD, "test": GOOD, "tests": GOOD}], "it has train, test, tests"),
     "some held out": ([(GOOD, GOOD), (GOOD, GOOD, GOOD)], "some tasks have a held-out set"),
