@@ -97,11 +97,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper (or ours), which holds if all its comparisons hold."""
+    """A sentence of the paper (or ours), which holds if all its comparisons hold.
+
+    repeats   the experiments that make this claim too, where it is counted; "" if it is counted here
+    """
 
     text: str
     parts: tuple[Comparison, ...]
     ours: bool = False
+    repeats: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from selfless.experiments.base import Cell, Claim, Experiment, Place
 from selfless.experiments.choosing import Selection, first_tasks, trial
-from selfless.experiments.claims import Judgement, judge_claim
+from selfless.experiments.claims import JudgedClaim, judge_claim
 from selfless.experiments.measures import MEASURES, FinishedRun
 from selfless.metrics import spread
 from selfless.runner.machine import machine
@@ -110,14 +110,16 @@ def judge_claims(experiment: Experiment, cells: Sequence[dict[str, Any]]) -> lis
         {place: {run["seed"]: run["detail"][t] for run in runs} for place, runs in averages if t < len(runs[0]["detail"])}
         for t in range(tasks)
     ]
-    return [_claim(claim, *judge_claim(claim, values, by_task)) for claim in experiment.claims]
+    return [_claim(claim, judge_claim(claim, values, by_task)) for claim in experiment.claims]
 
 
-def _claim(claim: Claim, verdict: str, parts: Sequence[Judgement]) -> dict[str, Any]:
+def _claim(claim: Claim, judged: JudgedClaim) -> dict[str, Any]:
     return {
         "text": claim.text,
         "ours": claim.ours,
-        "verdict": verdict,
+        "repeats": claim.repeats,
+        "verdict": judged.verdict,
+        "p": _plain(judged.p),
         "parts": [
             {
                 "text": str(p.part),
@@ -129,11 +131,14 @@ def _claim(claim: Claim, verdict: str, parts: Sequence[Judgement]) -> dict[str, 
                 "mean": _plain(p.mean),
                 "low": _plain(p.low),
                 "high": _plain(p.high),
+                "std": _plain(p.std),
+                "bootstrap": [_plain(end) for end in p.bootstrap],
                 "seeds": p.seeds,
                 "task": p.task,
+                "of": p.of,
                 "verdict": p.verdict,
             }
-            for p in parts
+            for p in judged.parts
         ],
     }
 

@@ -63,10 +63,14 @@ def _claims() -> tuple[Claim, ...]:
 
     return (
         Claim(
-            "On permuted MNIST every variant works alone: each is two points or more above No-Reg",
-            tuple(above(row, "No-Reg", column, 2) for column in MNIST for row in INHIBITION),
+            "On permuted MNIST every other variant works alone too: SNI, SNID and SLNI are two points or more above No-Reg",
+            tuple(above(row, "No-Reg", column, 2) for column in MNIST for row in INHIBITION if row != "SLNID"),
         ),
-        Claim("On CIFAR SLNID is four points or more above No-Reg", tuple(above("SLNID", "No-Reg", column, 4) for column in CIFAR)),
+        Claim(
+            "On CIFAR SLNID is four points or more above No-Reg",
+            tuple(above("SLNID", "No-Reg", column, 4) for column in CIFAR),
+            repeats="fig-3a and fig-3a-128",
+        ),
         Claim(
             "On CIFAR inhibition without the discount does not help: SNI and SLNI at most two points above No-Reg",
             tuple(at_most((row, column), ("No-Reg", column), 2, gap(row, "No-Reg", column)) for column in CIFAR for row in ("SNI", "SLNI")),

@@ -113,6 +113,11 @@ def is_ours(record: Record, claim: Mapping[str, Any]) -> bool:
 
 
 def tally(records: Sequence[Record], ours: bool | None = None) -> dict[str, int]:
-    """Count verdicts: of all claims, of ours (ours=True), or of the paper's (ours=False)."""
-    found = [claim["verdict"] for record in records for claim in judged(record) if ours is None or is_ours(record, claim) is ours]
+    """Count verdicts: of all claims, of ours (ours=True), or of the paper's (ours=False). A claim that repeats another is not counted."""
+    found = [
+        claim["verdict"]
+        for record in records
+        for claim in judged(record)
+        if not claim.get("repeats") and (ours is None or is_ours(record, claim) is ours)
+    ]
     return {verdict: found.count(verdict) for verdict in VERDICTS}
