@@ -44,7 +44,9 @@ def marked(record: Record, declared: set[str] | None = None, grids: Mapping[Plac
     grids      for each cell, the keys of the runs that it is chosen by today
     """
     tried = {
-        tuple(place): {key for c in choice["candidates"] for key in c["keys"]} for choice in record["choices"] for place in choice["cells"]
+        tuple(place): {key for c in choice["candidates"][: choice.get("declared")] for key in c["keys"][: len(choice["seeds"])]}
+        for choice in record["choices"]
+        for place in choice["cells"]
     }
     chosen_on_test = {tuple(place) for choice in record["choices"] if choice["by"] == "test" for place in choice["cells"]}
     cells = []
