@@ -31,12 +31,14 @@ def report(
     with reporting_errors():
         from selfless import report as reporting
         from selfless.report import experiments as experimental
+        from selfless.report.families import correct
         from selfless.runner.store import Store
 
         if other is not None:
             typer.echo(_comparison(folder, other))
             return
-        records = [experimental.marked(record, *declared_today(record)) for record in sorted(experimental.load(folder), key=_place)]
+        found = sorted(correct(experimental.load(folder)), key=_place)
+        records = [experimental.marked(record, *declared_today(record)) for record in found]
         results = Store(folder).all() if records else load_results(folder)
         if figures is not None:
             _write_figures(records, folder, figures)
