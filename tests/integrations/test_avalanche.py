@@ -18,7 +18,7 @@ from selfless import EWC, MAS, SI, SLNID, LwF, PackNet
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Avalanche and its dependencies
     avalanche: Any = pytest.importorskip("avalanche", reason="Avalanche is not installed; make test-integrations installs it")
-    from avalanche.benchmarks import benchmark_from_datasets
+    from avalanche.benchmarks import benchmark_from_datasets, with_classes_timeline, with_task_labels
     from avalanche.benchmarks.utils import AvalancheDataset
     from avalanche.benchmarks.utils.data_attribute import DataAttribute
     from avalanche.models import IncrementalClassifier, MultiHeadClassifier, MultiTaskModule
@@ -49,7 +49,8 @@ class Growing(Net):
 class Heads(MultiTaskModule):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.classifier = nn.Linear(6, 12), MultiHeadClassifier(12, 2)
+        self.fc = nn.Linear(6, 12)
+        self.classifier = MultiHeadClassifier(12, 2, masking=False)  # its masks need lists of classes, not the sets of these experiences
 
     def forward(self, x: Tensor, task_labels: Tensor) -> Tensor:
         return self.classifier(F.relu(self.fc(x)), task_labels)
@@ -69,7 +70,7 @@ def benchmark(*, new_classes: bool = False, heads: bool = False) -> Any:
         targets = DataAttribute(one.tensors[1].tolist(), "targets")
         labels = DataAttribute([task if heads else 0] * len(one), "targets_task_labels", use_in_getitem=True)
         sets.append(AvalancheDataset([one], data_attributes=[targets, labels]))
-    return benchmark_from_datasets(train=sets, test=sets)
+    return with_classes_timeline(with_task_labels(benchmark_from_datasets(train=sets, test=sets)))
 
 
 def strategy(model: nn.Module, *plugins: Any, **options: Any) -> Any:

@@ -5,5 +5,7 @@
     avalanche      SelflessPlugin, for an Avalanche strategy
     trackers       open_tracker, for TensorBoard, Weights & Biases and MLflow
 
-Each needs its extra, as in `pip install 'selfless-learning[lightning]'`, and imports it when it is used. Imports keeper. Imported by cli.
+Each needs its extra, as in `pip install 'selfless-learning[lightning]'`, and imports it when it is used.
+Imports engine, importance, keeper, network, preserve and spec.
+Imported by cli.
 """

@@ -125,18 +125,18 @@ class SelflessCallback(Callback):
 
     def _target(self, module: LightningModule) -> nn.Module:
         """Return the module to attach to."""
+        names = ", ".join(name for name, _ in module.named_children()) or "none"
         if self.model is not None:
             try:
                 found: nn.Module = module.get_submodule(self.model)
             except AttributeError:
-                children = ", ".join(name for name, _ in module.named_children()) or "none"
-                raise ValueError(f"the module has no submodule {self.model!r}; its children: {children}") from None
+                raise ValueError(f"the module has no submodule {self.model!r}; its children: {names}") from None
             return found
         if type(module).forward is not LightningModule.forward:
-            return module
-        children = [child for _, child in module.named_children() if any(True for _ in child.parameters())]
+            whole: nn.Module = module
+            return whole
+        children: list[nn.Module] = [child for child in module.children() if any(True for _ in child.parameters())]
         if len(children) != 1:
-            names = ", ".join(name for name, _ in module.named_children()) or "none"
             raise ValueError(
                 f"{type(module).__name__} has no forward, so it is not clear what to attach to; define forward, or write "
                 f"SelflessCallback(…, model=NAME) with one of its children: {names}"

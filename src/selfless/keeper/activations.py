@@ -161,7 +161,12 @@ class Collector:
 
         def hook(module: nn.Module, _inputs: Any, output: Tensor) -> None:
             if module.training and torch.is_grad_enabled() and not self.paused and is_forward_pass():
-                self._add(name, output if tap.activation is None else output.clone(), tap.activation, self.padding and self.padding.now)
+                self._add(
+                    name,
+                    output if tap.activation is None else output.clone(),
+                    tap.activation,
+                    None if self.padding is None else self.padding.now,
+                )
 
         return hook
 
