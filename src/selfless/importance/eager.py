@@ -23,7 +23,7 @@ from selfless.importance.layerwise import Layerwise
 from selfless.importance.loop import Estimator, Importance, Pairs, Sums, accumulate, add_sum
 from selfless.importance.objectives import Fisher, FunctionNorm, LogLikelihood, Loss, Objective, OwnLoss, is_by_layer, with_loss
 from selfless.importance.reducer import MEMORY, Reducer
-from selfless.network.calling import CalledModel, Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
+from selfless.network.calling import CalledModel, Forward, check_batches, evaluating, labels_of, run_batch, to_device, token_mask, unwrap
 from selfless.network.layers import Layers, Tap, resolve
 
 
@@ -121,7 +121,7 @@ class _Eager:
     def forward(self, batch: Any) -> tuple[Tensor, Any, int]:
         """Run the model on a batch; return its output, the labels (for the user's own loss: the batch) and the number of samples."""
         self.batch = to_device(batch, self.model)
-        self.reducer.listen()
+        self.reducer.listen(token_mask(self.batch) if self.call is None else None)
         output = run_batch(self.model, self.batch, self.call, keep_shape=self.own_loss)
         return output, self.batch if self.own_loss else labels_of(self.batch), len(output)
 

@@ -76,7 +76,7 @@ def check_labels(labels: Tensor, classes: int, *, ignored: int | None = IGNORED)
 def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None, *, keep_shape: bool = False) -> Tensor:
     """Return the output on a batch: model(x) for x or (x, y, …), model(**batch) for a dict, or `.logits` of what that returns.
 
-    An output (M,) becomes (M, 1), unless `keep_shape`.
+    An output (M,) becomes (M, 1), unless `keep_shape`. An output (M, T, …) is 0 at padded tokens, where the dict has an `attention_mask`.
     """
     if forward is not None:
         output = forward(model, batch)
@@ -91,6 +91,9 @@ def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None, *, k
         output = output["logits"] if isinstance(output, dict) else getattr(output, "logits", None)
         if not isinstance(output, Tensor):
             raise TypeError("the model's output is not a tensor and has no .logits; pass forward=lambda model, batch: <the output tensor>")
+    mask = token_mask(batch) if forward is None and isinstance(batch, dict) and output.dim() > 2 else None
+    if mask is not None and mask.shape == output.shape[:2]:
+        output = output.masked_fill(~mask.view(*mask.shape, *[1] * (output.dim() - 2)), 0.0)
     if output.dim() < 2 and not keep_shape:
         output = output.unsqueeze(-1) if output.dim() == 1 else output.view(1, 1)
     return output
@@ -111,6 +114,12 @@ def labels_of(batch: Any) -> Tensor | None:
     else:
         found = batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
     return found if isinstance(found, Tensor) else None
+
+
+def token_mask(values: Any) -> Tensor | None:
+    """Return where tokens are no padding, (samples, tokens): the `attention_mask` of a dict; None if there is none."""
+    mask = values.get("attention_mask") if isinstance(values, dict) else None
+    return mask != 0 if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 def to_device(batch: Any, model: nn.Module) -> Any:
