@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import selfless
-from selfless.capacity.trend import student_quantile
+from selfless.metrics import student_quantile
 
 PRESERVERS = ("mas:0.1", "ewc:10", "si:1", "lwf:1", "packnet:0.9")
 CHOSEN = 2_000  # samples of a task

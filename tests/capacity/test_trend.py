@@ -1,4 +1,4 @@
-"""The forecast: its line and interval against an oracle and Student's tables, its limits, and what happened."""
+"""The forecast: its line and interval against an oracle, its limits, and what happened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from selfless.capacity import forecast
-from selfless.capacity.trend import fitted, never_rising, student_quantile
+from selfless.capacity.trend import fitted, never_rising
+from selfless.metrics import student_quantile
 
 
 def test_the_slope_and_its_interval_are_those_of_a_regression() -> None:
@@ -21,11 +22,6 @@ def test_the_slope_and_its_interval_are_those_of_a_regression() -> None:
     assert found.slope_high - found.slope == pytest.approx(student_quantile(0.9, 16) * math.sqrt(covariance[0, 0]))
     assert found.low <= found.more <= found.high
     assert found.more == math.floor(1 + 0.1 / -slope) - 6
-
-
-@pytest.mark.parametrize(("p", "freedom", "value"), [(0.9, 3, 1.638), (0.95, 1, 6.314), (0.975, 10, 2.228), (0.5, 4, 0.0)])
-def test_quantiles_are_students(p: float, freedom: int, value: float) -> None:
-    assert student_quantile(p, freedom) == pytest.approx(value, abs=1e-3)
 
 
 def test_a_straight_line_is_foretold_exactly() -> None:

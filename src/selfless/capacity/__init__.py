@@ -8,7 +8,7 @@ measuring   the same for any model and data
 trend       a forecast: how many more tasks of this kind fit
 
 The maths are pure functions of tensors or numbers. `keeper` and `engine` measure after each task, `cli` shows it.
-Imports importance and network. Imported by cli, engine and keeper.
+Imports importance, metrics and network. Imported by cli, engine and keeper.
 """
 
 from __future__ import annotations

@@ -9,15 +9,17 @@ with Ω and α summed over the tasks learnt so far. The threshold τ is 1e-2, as
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from selfless.capacity.rooms import LayerRoom, whole
 
 THRESHOLD = 1e-2
-REASONS = {"neurons": "no layer is attached", "parameters": "no preserver measures their importance"}
+REASONS = {"neurons": ": no layer is attached", "parameters": ": no preserver measures their importance"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Capacity:
         width = max((len(name) for name in (*self.neurons, *self.parameters)), default=3)
         for title, rows in (("neurons", self.neurons), ("parameters", self.parameters)):
             if not rows:
-                yield f"  {title:<10}  not measured: {REASONS[title]}"
+                is_early = title == "neurons" and not self.tasks
+                yield f"  {title:<10}  not measured{' yet: consolidate() measures them when a task ends' if is_early else REASONS[title]}"
             for name, free in rows.items():
                 yield f"  {title:<10}  {name:<{width}}  {free}"
             if len(rows) > 1:
@@ -111,6 +114,14 @@ def describe_rooms(rooms: Mapping[str, LayerRoom]) -> Iterator[str]:
         yield (
             f"  {name:<{width}}  dead {room.dead}  active {100 * room.active:.0f} %  lifetime {room.lifetime:.2f}  "
             f"population {room.population:.2f}  correlation {room.correlation:.2f}  rank {room.rank:.1f} of {room.neurons}"
+        )
+
+
+def check_threshold(threshold: Any) -> None:
+    """Raise an error unless the threshold τ is a number ≥ 0."""
+    if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real) or not float(threshold) >= 0:
+        raise ValueError(
+            f"capacity({threshold!r}): the threshold must be a number ≥ 0, such as {THRESHOLD}; what is less important is free"
         )
 
 

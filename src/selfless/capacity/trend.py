@@ -11,13 +11,14 @@ each accuracy what the task reaches alone, if you know it. docs/capacity.md show
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from selfless.metrics import student_quantile
 
 Floats = npt.NDArray[np.float64]
 LEAST = 3  # tasks; fewer have no trend
@@ -114,15 +115,6 @@ def never_rising(y: Floats) -> Floats:
             (b, m), (a, n) = blocks.pop(), blocks.pop()
             blocks.append(((a * n + b * m) / (n + m), n + m))
     return np.concatenate([np.full(n, value) for value, n in blocks])
-
-
-@functools.cache
-def student_quantile(p: float, freedom: int) -> float:
-    """The p-quantile of Student's t. With x = √ν tan θ its density is proportional to cos^(ν−1) θ, which is summed on a grid."""
-    theta = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
-    density = np.cos(theta).clip(0) ** (freedom - 1)
-    cumulative = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return math.sqrt(freedom) * math.tan(float(np.interp(p, cumulative / cumulative[-1], theta)))
 
 
 def _words(count: float) -> str:
