@@ -13,7 +13,7 @@ Whole runs, from data to a table:
     run = selfless.Run(stream="permuted-mnist", sparsify="slnid:1e-3", seed=0)   Run        all settings as one value
     result = selfless.train(run, out="results")                                  train      returns a Result, or a list of them
     result.accuracy[t, u], result.summary()                                      Result     accuracy on task u after task t
-    stream = selfless.stream([(train, test), …])                                 stream     your own data sets, for train(run, stream=stream)
+    stream = selfless.stream([(train, test), …])                                 stream     your own data, for train(run, stream=stream)
     model = selfless.load("results/KEY").model(task=0)                           load       a recorded result, and its trained network
 
     preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet NoPreserver
@@ -35,7 +35,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attach": "keeper",
     "Keeper": "keeper",
-    "tune": "keeper.tuning",
+    "tune": "experiments.tuning",
     "describe": "network.describing",
     "Capacity": "capacity",
     **dict.fromkeys(
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from selfless.activations import LWTA, Maxout
     from selfless.capacity import Capacity
     from selfless.data import stream
+    from selfless.experiments.tuning import tune
     from selfless.keeper import Keeper, attach
-    from selfless.keeper.tuning import tune
     from selfless.network.describing import describe
     from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, DERpp, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Replay, RWalk
     from selfless.runner import load, train

@@ -2,5 +2,5 @@
 
 Lives here: roles of modules, layers (taps), discovery by a forward pass, wiring of neurons to weights, calling a model.
 Imports nothing.
-Imported by capacity, engine, importance, integrations, keeper, models, preserve, runner, spec and trained.
+Imported by capacity, engine, experiments, importance, integrations, keeper, models, preserve, runner, spec and trained.
 """

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfless.keeper.entry import attach
-from selfless.keeper.keeper import Keeper
+from selfless.keeper import Keeper, attach
 from selfless.metrics import strongest_that_keeps
 from selfless.network.calling import evaluating, labels_of, run_batch, to_device
 from selfless.network.layers import Layers
