@@ -240,3 +240,5 @@ def test_help_says_what_the_package_is_and_dir_shows_public_names_alone() -> Non
     places = [shown.index(name) for name in in_order]
     assert places == sorted(places)
     assert dir(selfless) == sorted(selfless.__all__)
+    for name in dir(selfless):
+        assert getattr(selfless, name) is not None

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
-from selfless.network.given import PREFIX, find_factory
+from selfless.network.given import PREFIX, find_factory, network_title
 from selfless.network.hidden import hidden_activations
 from selfless.terms import import_custom
 
@@ -66,9 +66,11 @@ def build(name: str, *, outputs: int, input_shape: Shape, seed: int | None = Non
         except Exception as error:
             if not is_custom:
                 raise
-            raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
+            raise ValueError(f"{network_title(name)} raised {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
+        raise TypeError(
+            f"{network_title(name)} returned {type(model).__name__}, not a torch.nn.Module; return the network from the function"
+        )
     for conv, attribute in ((False, "hidden"), (True, "hidden_conv")):
         layers = hidden_activations(model, conv=conv)
         if getattr(model, attribute, None) != layers:
@@ -339,10 +341,13 @@ def _match_arguments(name: str, factory: Callable[..., Any], standard: dict[str,
         for option in options:
             if option not in accepted:
                 possible = [key for key in accepted if key not in standard]
-                raise ValueError(f"{name} has no option {option!r}; it has {', '.join(possible) or 'none'}")
+                raise ValueError(f"{network_title(name)} has no option {option!r}; it has {', '.join(possible) or 'none'}")
         arguments = {key: value for key, value in arguments.items() if key in accepted}
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for parameter in required:
         if parameter not in accepted or parameter not in arguments:
-            raise ValueError(f"{name} needs {parameter!r}; it is called with outputs=, input_shape= and the given options")
+            raise ValueError(
+                f"{network_title(name)} needs {parameter!r}; it is called with outputs=, input_shape= and model_options: give it there, "
+                f"as model_options={{{parameter!r}: …}}, or a default in its definition"
+            )
     return arguments
