@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selfless
 from selfless import EWC, MAS, SI, SLNID, LwF, PackNet
+from tests.example_files import load_example
 
 pl: Any = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed; make test-integrations installs it")
 from selfless.integrations.lightning import SelflessCallback  # noqa: E402
@@ -252,3 +253,10 @@ def test_phases_need_a_number_of_epochs() -> None:
 def test_strategies_that_lose_the_state_are_refused() -> None:
     with pytest.raises(ValueError, match="use strategy='ddp'"):
         SelflessCallback(MAS(1.0)).on_fit_start(pl.Trainer(strategy="ddp_spawn", devices=1, **QUIET), build())
+
+
+def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    """The callback alone makes the difference between forgetting and not."""
+    found = load_example("lightning_tasks").main()
+    assert found["MAS + SLNID"] > found["plain"] + 0.1
+    assert "free after 3 tasks" in capsys.readouterr().out
