@@ -68,6 +68,8 @@ def folder_order(run: Run) -> str:
     if kind != "folders" or "task_order" in run.stream_options or not Path(place).is_dir():
         return ""
     names = task_folders(Path(place))[: run.tasks]
+    if len(names) < 2:
+        return ""
     other = json.dumps(list(reversed(names)) if len(names) < 4 else [names[-1], "…"], ensure_ascii=False)
     return f"tasks in the order of their names: {', '.join(names)}; for another order: --stream-option 'task_order={other}'"
 

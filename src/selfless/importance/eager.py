@@ -89,7 +89,7 @@ def measure(
         alpha_objective = spares
     if estimator not in ("per-sample", "per-batch"):
         raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
-    check_batches(batches)
+    check_batches(batches, forward)
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "importance needs gradients, but torch.inference_mode() is on; call this outside of it, or use torch.no_grad() instead"
@@ -137,6 +137,8 @@ class _Eager:
         retain: bool,
     ) -> None:
         """Add the sums of `Backend.reduce`, exact per sample or from the gradient of the batch."""
+        if isinstance(objective, LogLikelihood):
+            objective.check_target(output, target)
         values, power = objective.value(output, target), objective.power
         if omega is None:
             self.reducer.neurons(values, weight, retain, alpha={} if alpha is None else alpha)

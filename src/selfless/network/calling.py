@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+IGNORED = -100  # the label of positions that do not count, as in F.cross_entropy
 Forward = Callable[[nn.Module, Any], Any]
 
 
@@ -23,8 +25,9 @@ class CalledModel(nn.Module):
         return run_batch(self.model, batch, self.call, keep_shape=self.keep_shape)
 
 
-def check_batches(batches: Any) -> None:
-    """Raise TypeError unless `batches` is an iterable of batches. A single batch is refused too."""
+def check_batches(batches: Any, forward: Any = None) -> None:
+    """Raise TypeError unless `batches` is an iterable of batches, and `forward` None or a function. A single batch is refused too."""
+    _check_forward(forward)
     if isinstance(batches, Tensor):
         raise TypeError("batches must be an iterable of batches, not one tensor; wrap a single batch as [x]")
     if (
@@ -36,6 +39,38 @@ def check_batches(batches: Any) -> None:
         raise TypeError("batches must be an iterable of batches, not one (x, y); wrap a single batch as [(x, y)]")
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches must be an iterable of batches, not {batches!r}; pass the task's DataLoader")
+
+
+def _check_forward(forward: Any) -> None:
+    """Raise TypeError unless `forward` is None or a function of (model, batch)."""
+    if forward is None:
+        return
+    wrong = f"not {forward!r}"
+    if callable(forward):
+        try:
+            signature = inspect.signature(forward)
+        except ValueError:  # a built-in function without a signature
+            return
+        try:
+            signature.bind(None, None)
+            return
+        except TypeError:
+            wrong = f"but yours takes {signature}"
+    raise TypeError(f"forward= must be a function of (model, batch), {wrong}; write forward=lambda model, batch: model(batch[0])")
+
+
+def check_labels(labels: Tensor, classes: int, *, ignored: int | None = IGNORED) -> None:
+    """Raise ValueError for a label that is no column of an output with so many `classes`; labels of `ignored` do not count."""
+    kept = labels if ignored is None else labels[labels != ignored]
+    if not kept.numel():
+        return
+    low, high = kept.aminmax()
+    if int(low) < 0 or int(high) >= classes:
+        wrong, many = int(low if int(low) < 0 else high), f"{classes} column{'s' * (classes != 1)}"
+        raise ValueError(
+            f"a label of these batches is {wrong}, but the model's output has {many}, so labels are 0 … {classes - 1}; number the classes "
+            "of each head from 0, or pass forward=lambda model, batch: <the output over all classes>"
+        )
 
 
 def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None, *, keep_shape: bool = False) -> Tensor:
