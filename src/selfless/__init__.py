@@ -14,7 +14,7 @@ Whole runs, from data to a table:
     result = selfless.train(run, out="results")                                  train      returns a Result, or a list of them
     result.accuracy[t, u], result.summary()                                      Result     accuracy on task u after task t
 
-    preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet NoPreserver
+    preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet GPM SGP NoPreserver
     sparsifiers   SNI SNID SLNI SLNID L1Rep DeCov L1Param L2Param OrthReg NoSparsifier
     activations   Maxout LWTA
     modules       functional (the formulas), importance, preserve, sparsify, models, data, metrics, capacity
@@ -35,7 +35,8 @@ _HOMES = {
     "describe": "network.describing",
     "Capacity": "capacity",
     **dict.fromkeys(
-        ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "NoPreserver"], "preserve"
+        ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "GPM", "SGP", "NoPreserver"],
+        "preserve",
     ),
     **dict.fromkeys(["Replay", "DERpp"], "preserve"),  # they keep samples of old tasks
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
@@ -55,7 +56,24 @@ if TYPE_CHECKING:
     from selfless.data import stream
     from selfless.keeper import Keeper, attach
     from selfless.network.describing import describe
-    from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, DERpp, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Replay, RWalk
+    from selfless.preserve import (
+        EBLL,
+        EWC,
+        GPM,
+        HAT,
+        IMM,
+        MAS,
+        SGP,
+        SI,
+        DERpp,
+        LocalMAS,
+        LwF,
+        NoPreserver,
+        OnlineEWC,
+        PackNet,
+        Replay,
+        RWalk,
+    )
     from selfless.runner import load, train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
     from selfless.spec import Result, Run

@@ -20,6 +20,7 @@ from selfless.engine.batches import FleetData
 from selfless.engine.cuda_graph import capture
 from selfless.engine.importance import measure_fleet
 from selfless.engine.inhibition import slots
+from selfless.engine.inputs import add_inputs
 from selfless.engine.memory import fill_memory
 from selfless.engine.part import Part
 from selfless.engine.rates import Rates
@@ -221,6 +222,7 @@ class Fleet:
         for part, omega in zip(self.parts, omegas, strict=True):
             part.encode(lambda: self._shuffled("encoder"), self.params, self.buffers, head, self.tasks)
             fill_memory(part, self, head, order)
+            add_inputs(part, self, order)
             part.consolidate(omega)
         for name, a in alpha.items():
             old = self.alpha.get(name)
