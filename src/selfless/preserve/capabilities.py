@@ -7,7 +7,7 @@
     Encodes      trains an encoder of the task's features; compares codes, in the loss          EBLL
     Replays      keeps samples of old tasks; adds a loss on a batch of them                    Replay, DERpp
     Projects     resets some parameters after each step                                         PackNet, HAT, LwF's warm-up
-    ProjectsSteps   projects each step, by what the inputs of a layer spanned in old tasks      GPM, SGP
+    ProjectsSteps  projects each step, by what the inputs of a layer spanned in old tasks       GPM, SGP
     Phased       starts a new phase at some epochs                                              PackNet's pruning, LwF's warm-up
     Gated        multiplies hidden neurons by gates of the task                                 HAT
     Drops        replaces the parameters of random nodes during a training step                 IMM's drop-transfer
