@@ -194,6 +194,15 @@ def test_tied_weights_and_other_parameters_are_held() -> None:
     assert sorted(found.others) == sorted(names)
 
 
+def test_padded_tokens_are_no_inputs() -> None:
+    layer, x = nn.Linear(3, 2), torch.randn(2, 4, 3)
+    mask = torch.tensor([[True, True, False, False], [True, True, True, False]])
+    found = measure_inputs(layer, lambda: layer(x), {"weight", "bias"}, mask)
+    assert_close(found.moments["weight"], x[mask].double().T @ x[mask].double())
+    assert_close((found + found).moments["weight"], 2 * found.moments["weight"])
+    assert found.others == ["bias"]
+
+
 def test_rows_are_drawn_evenly_from_all_batches() -> None:
     batches = [{"x": torch.full((6, 2), float(i)), "n": "name"} for i in range(4)]
     (drawn,) = draw_rows(batches, 6)

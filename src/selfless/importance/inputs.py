@@ -30,11 +30,18 @@ class Inputs:
     moments: dict[str, Tensor] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
 
+    def __add__(self, other: Inputs) -> Inputs:
+        """Return what two forward passes read."""
+        moments = {n: self.moments.get(n, 0) + other.moments.get(n, 0) for n in self.moments | other.moments}
+        others = list(dict.fromkeys([*self.others, *other.others]))
+        return Inputs({n: c for n, c in moments.items() if n not in others and isinstance(c, Tensor)}, others)
 
-def measure_inputs(model: nn.Module, run: Callable[[], Any], wanted: Container[str]) -> Inputs:
+
+def measure_inputs(model: nn.Module, run: Callable[[], Any], wanted: Container[str], mask: Tensor | None = None) -> Inputs:
     """Call `run`, which runs the model, in eval mode without gradients; return what the layers of the parameters `wanted` read.
 
-    A weight that another kind of module reads too, as an embedding that is tied to the output layer, is among the others.
+    A weight that another kind of module reads too, as an embedding that is tied to the output layer, is among the others. `mask`
+    (samples, tokens) is False at padded tokens, which are left out.
     """
     names = {id(p): n for n, p in model.named_parameters()}
     found, read_otherwise = Inputs(), dict[str, None]()
@@ -47,7 +54,8 @@ def measure_inputs(model: nn.Module, run: Callable[[], Any], wanted: Container[s
                 continue
             x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
             if isinstance(module, PLAIN) and short == "weight" and x is not None:
-                moment = second_moment(module, x)
+                is_padded = mask is not None and isinstance(module, nn.Linear) and x.dim() == 3 and x.shape[:2] == mask.shape
+                moment = second_moment(module, x * mask.unsqueeze(-1) if is_padded and mask is not None else x)
                 found.moments[name] = found.moments[name] + moment if name in found.moments else moment
             else:
                 read_otherwise[name] = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from selfless.importance.inputs import draw_rows, measure_inputs
-from selfless.network.calling import Forward, run_batch, to_device
+from selfless.importance.inputs import Inputs, draw_rows, measure_inputs
+from selfless.network.calling import Forward, run_batch, to_device, token_mask
 from selfless.network.roles import PLAIN
 from selfless.preserve.capabilities import ProjectsSteps, State
 
@@ -22,13 +23,10 @@ def add_inputs(
     The samples are the first rows of every batch, as many as the preserver asks for in all. So the batches must be shuffled.
     """
     wanted = {name for name in parameters if term.reads_inputs(state, name)}
-    drawn = draw_rows(list(batches), term.samples)
-
-    def run() -> None:
-        for batch in drawn:
-            run_batch(model, to_device(batch, model), forward)
-
-    found = measure_inputs(model, run, wanted)
+    found = Inputs()
+    for raw in draw_rows(list(batches), term.samples):
+        batch = to_device(raw, model)
+        found += measure_inputs(model, partial(run_batch, model, batch, forward), wanted, token_mask(batch))
     return term.trim(term.add_inputs(state, found.moments, found.others, parameters))
 
 
