@@ -385,6 +385,7 @@ class Keeper(OldNames):
                 part.pull(optimizer, parameters, names)
             part.step_gates(optimizer.param_groups[0]["lr"])
         for part in self.parts:
+            write(parameters, part.project_step(parameters))
             write(parameters, part.project(parameters))
         for part in self.parts:
             part.observe()
