@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from selfless.distributed.shards import local
 from selfless.functional.shapes import wide
 from selfless.keeper import pieces
 from selfless.keeper.counting import LiveBytes
@@ -91,7 +92,7 @@ def measure_footprint(model: nn.Module, parts: Sequence[Part], preserved: Mappin
     omegas = omega * sum(bool(one.users) for one in measurements([part.term for part in parts]))
     predicted = [_predict(part, preserved) for part in parts]
     for number, part, (new, _) in zip(numbers, parts, predicted, strict=True):
-        for found, state in ((groups, part.state), (after, new)):
+        for found, state in ((groups, part.rows), (after, new)):
             sizes = _by_group(state) | part.buffers()
             found |= {f"{number}{name}": size for name, size in sizes.items()}
     # Ω is measured: all of it, and the sum of one batch for one parameter, which is sparse for an embedding
@@ -102,14 +103,14 @@ def measure_footprint(model: nn.Module, parts: Sequence[Part], preserved: Mappin
     for part, (new, need) in zip(parts, predicted, strict=True):  # then the preservers take it over, one after another
         own = omega if part.term.measures else 0
         peak = max(peak, level - own + need)
-        level += sum(_by_group(new).values()) - sum(_by_group(part.state).values()) - own
-    return Footprint(groups, after, peak, sum(_nbytes(p) for p in model.parameters() if p.requires_grad))
+        level += sum(_by_group(new).values()) - sum(_by_group(part.rows).values()) - own
+    return Footprint(groups, after, peak, sum(_nbytes(local(p)) for p in model.parameters() if p.requires_grad))
 
 
 def _predict(part: Part, parameters: Mapping[str, nn.Parameter]) -> tuple[State, int]:
     """Return the state after the next task on the meta device, and the bytes that Ω and the computation need at a time."""
     term, storage = part.term, Storage(part.storage.dtype, META if part.storage.device is not None else None)
-    state: State = {g: {n: t.to(META) for n, t in ts.items()} for g, ts in part.state.items()}
+    state: State = {g: {n: t.to(META) for n, t in ts.items()} for g, ts in part.rows.items()}
     values = {n: p.detach().to(META) for n, p in parameters.items()}
     size = pieces.piece_size(next(iter(parameters.values())))
     with LiveBytes() as count:

@@ -17,14 +17,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from selfless.capacity import THRESHOLD, Capacity, count_free
+from selfless.distributed import Ranks, find_ranks
+from selfless.distributed.shards import local_values, reshard
 from selfless.importance.objectives import Loss
 from selfless.importance.reducer import MEMORY
+from selfless.keeper import sharing
 from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
 from selfless.keeper.anchor import has_parameters
@@ -40,7 +44,7 @@ from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, wa
 from selfless.keeper.part import Part, check_head
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.keeper.storage import Choice, Storage
-from selfless.network.calling import Forward, check_batches, unwrap
+from selfless.network.calling import Forward, check_batches, is_compiled, unwrap
 from selfless.network.describing import Description, describe_taps
 from selfless.network.layers import Layers, Tap, is_automatic
 from selfless.preserve import State
@@ -68,6 +72,7 @@ class Keeper(OldNames):
         storage: Storage = Storage(),  # noqa: B008
         choice: Choice | None = None,
         inject: bool = False,
+        process_group: Any = None,
     ) -> None:
         if isinstance(heads, str):
             raise TypeError(f"heads= takes a list of names, one per task, not {heads!r}; write heads=[{heads!r}]")
@@ -84,11 +89,14 @@ class Keeper(OldNames):
         self.step_log, self.notices = Log(), Notices(sparsify.parts)
         self.scale: Any = 1.0  # for inject=True, the factor of the loss in the backward pass: a number, a function or a GradScaler
         self._choice = choice
+        self._find_ranks = partial(find_ranks, process_group)
+        self._checked = False  # True once the terms were checked for the ranks that train the model
         reads = {term.reads for term in sparsify.parts if term.is_on}
-        compiled = self.model is not model or model._compiled_call_impl is not None
+        compiled = is_compiled(model)
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
         self._chosen: tuple[Layers, bool] = (layers if is_automatic(layers) else (), compiled)
-        self.parts: list[Part] = [Part(term, self.model, self.preserved(), taps, self.heads, storage) for term in preserve.parts]
+        found = self.preserved()
+        self.parts: list[Part] = [Part(t, self.model, found, taps, self.heads, storage, self._find_ranks) for t in preserve.parts]
         self.collector = Collector(self.model, taps, is_automatic(layers), "activations" in reads, "weights" in reads)
         self.collector.on_left_out = self.notices.left_out
         warn_second_keeper(self.model)
@@ -100,6 +108,11 @@ class Keeper(OldNames):
     def taps(self) -> dict[str, Tap]:
         """The place where the activations of each layer are read."""
         return self.collector.taps
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that train the model; one if torch.distributed is not initialised."""
+        return self._find_ranks()
 
     @property
     def states(self) -> list[State]:
@@ -138,7 +151,7 @@ class Keeper(OldNames):
         self.notices.check_mode(self.model)
         found = self.collector.take()
         self.notices.check_sign(found)
-        costs = inhibition(self.sparsifiers, self.collector, found, self.alpha, self.trainable(), training, self.step_log)
+        costs = inhibition(self.sparsifiers, self.collector, found, self.alpha, self.trainable(), training, self.step_log, self.ranks)
         for part in self.parts:
             costs += part.costs(parameters, self.tasks, self.implicit, training, self.forwards, batch, self.step_log)
             if isinstance(part.term, Distils | Replays):
@@ -161,6 +174,7 @@ class Keeper(OldNames):
         """Begin the penalty of one backward pass: start a new log, follow the model; return the preserved parameters."""
         parameters = self.preserved()
         self.follow_device()
+        self._check_ranks()
         self.step_log.begin()
         for part in self.parts:
             part.watch_path(parameters)
@@ -184,8 +198,11 @@ class Keeper(OldNames):
         """
         self._check_attached()
         check_batches(batches)
-        self.follow_device()
+        self.follow_model()
+        self._checked = False
+        self._check_ranks()
         parameters = self.preserved()
+        sharing.check_same(self.ranks, (), parameters, {})
         for part in self.parts:
             part.watch_path(parameters)
             part.place_heads(parameters)
@@ -193,7 +210,7 @@ class Keeper(OldNames):
         check_head(self.heads, self.parts, parameters, self.tasks)
         if iter(batches) is batches and several_reads(self.parts):
             batches = list(batches)  # a generator can be used only once
-        how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice)
+        how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice, self.ranks)
         omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
         if self._has_step:
@@ -206,6 +223,7 @@ class Keeper(OldNames):
         self.sparsifiers.end_task()
         self.forwards.append(forward)
         self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
+        sharing.check_same(self.ranks, self.parts, {}, self.alpha)
 
     def anchor_with(self, optimizer: torch.optim.Optimizer) -> Keeper:
         """Apply the implicit anchor after every step of this and any later optimizer. It is stable at any strength.
@@ -229,7 +247,7 @@ class Keeper(OldNames):
         self._check_attached()
         if not 0 <= epoch < epochs:
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
-        self.follow_device()
+        self.follow_model()
         parameters = self.preserved()
         self._has_epoch = True
         for part in self.parts:
@@ -243,16 +261,16 @@ class Keeper(OldNames):
         """
         if not 0 <= task < max(self.tasks, 1):
             raise ValueError(f"task {task} has not ended yet: {self.tasks} tasks were consolidated so far; count from 0")
-        self.follow_device()
+        self.follow_model()
         return evaluated(self.model, self.parts, self.preserved(), task, self.tasks)
 
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Return the free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
-        self.follow_device()
-        omega = importance_of([part.term for part in self.parts], self.states)
+        self.follow_model()
+        omega = importance_of([part.term for part in self.parts], [part.rows for part in self.parts])
         named = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (omega and n in omega)}
         return Capacity(
-            {n: count_free(omega.get(n, torch.zeros_like(p)), threshold) for n, p in named.items()} if omega is not None else {},
+            sharing.count_rows(omega, named, threshold, self.ranks) if omega is not None else {},
             {name: count_free(a, threshold) for name, a in self.alpha.items()},
             self.tasks,
             threshold,
@@ -265,12 +283,13 @@ class Keeper(OldNames):
 
     def log(self) -> dict[str, float]:
         """Return the parts of the last step and of the state as floats, for a logger. `selfless.keeper.log` lists the names."""
-        self.follow_device()
-        return self.step_log.read(self.parts, self.trainable(), self.capacity())
+        self.follow_model()
+        return self.step_log.read(self.parts, self.trainable(), self.capacity(), self.ranks)
 
     def footprint(self) -> Footprint:
         """Return the memory that this keeper holds now, by group of the state, and at the peak of the next `consolidate`."""
-        return measure_footprint(self.model, self.parts, self.preserved())
+        self.follow_model()
+        return measure_footprint(self.model, self.parts, local_values(self.preserved()))
 
     @property
     def strengths(self) -> dict[str, float | None]:
@@ -280,32 +299,16 @@ class Keeper(OldNames):
     # ------------------------------------------------------------------------------------------------------------ state, ends
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the keeper as flat named tensors, which safetensors can save."""
-        terms = [part.term for part in self.parts]
-        calls = any(isinstance(term, Distils | Replays) for term in terms)
-        called = [forward is not None for forward in self.forwards] if calls and self.tasks else None
-        begun = any(part.path_started for part in self.parts)
-        measured = [part.measured for part in self.parts]
-        return saving.flatten(terms, saving.Learned(self.states, self.alpha, self.tasks, begun, called, self.sparsifiers.found, measured))
+        self.follow_model()
+        return saving.save(self)
 
     def load_state_dict(self, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None = None) -> None:
         """Load a `state_dict`. It is checked first; if it does not fit this model, an error is raised and nothing changes.
 
         forwards   the forward= of each consolidate() so far, for a preserver that distils or replays
         """
-        terms = [part.term for part in self.parts]
-        new = saving.unflatten(state, terms)
-        saving.check(new, terms, {n: p.shape for n, p in self.model.named_parameters()}, self.taps)
-        saving.check_scales(new, terms, self.sparsifiers.terms)
-        calls: list[Forward | None] = list(forwards) if forwards is not None else [None] * new.tasks
-        if len(calls) != new.tasks or (forwards is None and any(new.called or ())):
-            raise ValueError(
-                f"the {new.tasks} tasks of this state were consolidated with forward=, which a file cannot store; "
-                "pass forwards=[one per task] to load_state_dict"
-            )
-        self.forwards, self.alpha, self.tasks = calls, new.alpha, new.tasks
-        self.sparsifiers.load(new.scales, new.tasks)
-        for part, saved, measured in zip(self.parts, new.states, new.measured, strict=True):
-            part.load(saved, self.preserved(), new.begun, measured)
+        self.follow_model()
+        saving.load(self, state, forwards)
         self.follow_device()
         self.notices.check_distance(self.parts, self.trainable())
 
@@ -348,6 +351,11 @@ class Keeper(OldNames):
     def _names(self) -> dict[Tensor, str]:
         return {p: n for n, p in self.model.named_parameters() if p.requires_grad}
 
+    def follow_model(self) -> None:
+        """Move the state to the device of the model, whose parameters are sharded again if FSDP2 left some whole."""
+        reshard(self.model)
+        self.follow_device()
+
     def follow_device(self) -> None:
         """Move the state to the device of the model."""
         device = next(self.model.parameters()).device
@@ -361,10 +369,17 @@ class Keeper(OldNames):
         if not self._attached:
             raise RuntimeError("this keeper was detached; attach() a new one and call load_state_dict(old_keeper.state_dict())")
 
+    def _check_ranks(self) -> None:
+        """Raise ValueError, before the first step of a task, for a term that does not work with the ranks that train the model."""
+        if not self._checked:
+            sharing.check_terms(self.parts, self.sparsifiers.terms, self.model, self.ranks, self.implicit, self.injector is not None)
+            self._checked = True
+
     # --------------------------------------------------------------------------------------------------------- optimizer steps
     @torch.no_grad()
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the implicit anchor, gates, projections and the path after an optimizer step over this model's parameters."""
+        reshard(self.model)
         names = self._names()
         if not any(p in names for g in optimizer.param_groups for p in g["params"]):
             return
