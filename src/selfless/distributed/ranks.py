@@ -1,6 +1,6 @@
 """The processes that train one model together, and the few reductions over them that keeper and importance need.
 
-W ranks have batches of M_r samples, M = Σ_r M_r. DistributedDataParallel and FSDP2 **average** gradients, so rank r must have a loss P_r with
+W ranks have batches of M_r samples, M = Σ_r M_r. DistributedDataParallel and FSDP2 average gradients, so rank r needs a loss P_r with
 
     1/W Σ_r ∇P_r = ∇P,        P the penalty of one process on the batch of all ranks
 
@@ -101,9 +101,7 @@ class Ranks:
         self._reduce(both)
         values, shares = both[0] / both[1].clamp(min=1), self.size * sizes / both[1].clamp(min=1)
         # m − m.detach() is 0 and has the gradient of m
-        return [
-            value.to(m.dtype) + share.to(m.dtype) * (m - m.detach()) for m, value, share in zip(means, values, shares, strict=True)
-        ]
+        return [value.to(m.dtype) + share.to(m.dtype) * (m - m.detach()) for m, value, share in zip(means, values, shares, strict=True)]
 
     def global_rows(self, rows: Tensor) -> Tensor:
         """Return the rows of all ranks, (M, …). The gradient of the own rows is multiplied by W; the others are constants."""

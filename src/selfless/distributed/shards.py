@@ -7,6 +7,7 @@ is a DTensor too, so that torch.distributed.checkpoint can save it and load it w
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from selfless.distributed.ranks import Ranks
+
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)  # its new and old name
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -25,7 +28,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the rows of this rank, without a copy; any other tensor unchanged."""
-    return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined,no-any-return,operator]
+    return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def local_values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -52,7 +55,7 @@ def place_like(tensor: Tensor, parameter: Tensor) -> Tensor:
         p: Any = parameter
         return distribute_tensor(tensor.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
     if is_sharded(tensor) and not is_sharded(parameter):
-        whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined,operator]
+        whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
         return whole
     return tensor
 
@@ -131,13 +134,11 @@ class ShardedSums(dict[str, Tensor]):
         padded[: len(value)] = value
         found = torch.empty_like(padded[:rows])
         with self._ranks.talking():
-            dist.reduce_scatter_tensor(found, padded, group=self._ranks.group)
+            _reduce_scatter(found, padded, group=self._ranks.group)
         return found[: shard.shape[dim]].movedim(0, dim).clone()
 
 
 def agree(ranks: Ranks, names: Iterable[str], device: torch.device) -> bool:
     """Return True if all ranks have the same names in the same order."""
-    import zlib
-
     digest = torch.tensor(zlib.crc32("\n".join(names).encode()), device=device)
     return len({int(d) for d in ranks.gather(digest)}) == 1

@@ -108,9 +108,7 @@ def measure(
         raise ValueError("estimator='per-batch' needs the gradient of the whole model at once, which FSDP2 shards; use 'per-sample'")
     with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, exact, lenient, reduction) as reducer:
         backend = _Eager(model, reducer, forward, memory, exact, isinstance(objective, OwnLoss))
-        found = accumulate(
-            batches, backend, objective, alpha_objective, parameters=parameters, neurons=bool(taps), reduction=reduction
-        )
+        found = accumulate(batches, backend, objective, alpha_objective, parameters=parameters, neurons=bool(taps), reduction=reduction)
     missing = set(taps) - set(found.alpha)
     if missing and not lenient:
         raise ValueError(f"layer {sorted(missing)[0]!r} was never reached by the forward pass; name a layer that runs on these batches")

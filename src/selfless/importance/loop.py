@@ -64,7 +64,10 @@ def accumulate(
     neurons: bool = True,
     reduction: Reduction = Reduction(),  # noqa: B008
 ) -> Importance:
-    """Return the means over all batches, of all ranks if `reduction` has several. With an `alpha_objective`, α is its gradient, at the price of one more backward pass per batch."""
+    """Return the means over all batches, and over all ranks of `reduction`.
+
+    With an `alpha_objective`, α is its gradient, at the price of one more backward pass per batch.
+    """
     if alpha_objective is not None and not parameters:
         objective, alpha_objective = alpha_objective, None  # only α is measured
     second = alpha_objective if neurons else None

@@ -83,7 +83,7 @@ def _readable(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def measure_footprint(model: nn.Module, parts: Sequence[Part], preserved: Mapping[str, nn.Parameter]) -> Footprint:
+def measure_footprint(model: nn.Module, parts: Sequence[Part], preserved: Mapping[str, Tensor]) -> Footprint:
     """Return the footprint of the preservers of a keeper."""
     groups: dict[str, int] = {}
     after: dict[str, int] = {}
@@ -107,7 +107,7 @@ def measure_footprint(model: nn.Module, parts: Sequence[Part], preserved: Mappin
     return Footprint(groups, after, peak, sum(_nbytes(local(p)) for p in model.parameters() if p.requires_grad))
 
 
-def _predict(part: Part, parameters: Mapping[str, nn.Parameter]) -> tuple[State, int]:
+def _predict(part: Part, parameters: Mapping[str, Tensor]) -> tuple[State, int]:
     """Return the state after the next task on the meta device, and the bytes that Ω and the computation need at a time."""
     term, storage = part.term, Storage(part.storage.dtype, META if part.storage.device is not None else None)
     state: State = {g: {n: t.to(META) for n, t in ts.items()} for g, ts in part.rows.items()}

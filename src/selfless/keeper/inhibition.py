@@ -38,9 +38,7 @@ def inhibition(
     return costs
 
 
-def layer_sizes(
-    terms: Sparsifiers, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor], ranks: Ranks
-) -> dict[str, dict[int, Tensor]]:
+def layer_sizes(terms: Sparsifiers, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor], ranks: Ranks) -> dict[str, dict[int, Tensor]]:
     """Return R(h) by layer, for each sparsifier that reads activations, by its number; h are the activations of all ranks.
 
     The gradient is that which `selfless.distributed.ranks` asks for. Ranks need the same layers in the same order.

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.capacity import THRESHOLD, Capacity, count_free
+from selfless.capacity import THRESHOLD, Capacity
 from selfless.distributed import Ranks, find_ranks
 from selfless.distributed.shards import local_values, reshard
 from selfless.importance.objectives import Loss
@@ -48,7 +48,6 @@ from selfless.network.calling import Forward, check_batches, is_compiled, unwrap
 from selfless.network.describing import Description, describe_taps
 from selfless.network.layers import Layers, Tap, is_automatic
 from selfless.preserve import State
-from selfless.preserve.base import importance_of
 from selfless.preserve.capabilities import Anchored, Distils, Replays
 from selfless.terms import Term
 
@@ -199,8 +198,7 @@ class Keeper(OldNames):
         self._check_attached()
         check_batches(batches)
         self.follow_model()
-        self._checked = False
-        self._check_ranks()
+        self._check_ranks(again=True)
         parameters = self.preserved()
         sharing.check_same(self.ranks, (), parameters, {})
         for part in self.parts:
@@ -267,14 +265,7 @@ class Keeper(OldNames):
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Return the free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
         self.follow_model()
-        omega = importance_of([part.term for part in self.parts], [part.rows for part in self.parts])
-        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (omega and n in omega)}
-        return Capacity(
-            sharing.count_rows(omega, named, threshold, self.ranks) if omega is not None else {},
-            {name: count_free(a, threshold) for name, a in self.alpha.items()},
-            self.tasks,
-            threshold,
-        )
+        return sharing.count_capacity(self.model, self.parts, self.alpha, self.tasks, threshold, self.ranks)
 
     def describe(self) -> Description:
         """Return a table of every layer: its activation, and why it was taken or left. After the first forward pass it is complete."""
@@ -309,8 +300,6 @@ class Keeper(OldNames):
         """
         self.follow_model()
         saving.load(self, state, forwards)
-        self.follow_device()
-        self.notices.check_distance(self.parts, self.trainable())
 
     def detach(self) -> None:
         """Remove every hook. The model and its optimizers are then as before `attach`."""
@@ -364,14 +353,13 @@ class Keeper(OldNames):
         for part in self.parts:
             part.move_to(device)
 
-    # ------------------------------------------------------------------------------------------------------ checks and warnings
     def _check_attached(self) -> None:
         if not self._attached:
             raise RuntimeError("this keeper was detached; attach() a new one and call load_state_dict(old_keeper.state_dict())")
 
-    def _check_ranks(self) -> None:
+    def _check_ranks(self, again: bool = False) -> None:
         """Raise ValueError, before the first step of a task, for a term that does not work with the ranks that train the model."""
-        if not self._checked:
+        if again or not self._checked:
             sharing.check_terms(self.parts, self.sparsifiers.terms, self.model, self.ranks, self.implicit, self.injector is not None)
             self._checked = True
 
@@ -379,7 +367,7 @@ class Keeper(OldNames):
     @torch.no_grad()
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the implicit anchor, gates, projections and the path after an optimizer step over this model's parameters."""
-        reshard(self.model)
+        self.follow_model()
         names = self._names()
         if not any(p in names for g in optimizer.param_groups for p in g["params"]):
             return
@@ -389,7 +377,6 @@ class Keeper(OldNames):
             self.injector.drop()
         if self.tasks and any(part.is_on for part in self.parts):
             self.notices.check_statistics(self.model, self.tasks)
-        self.follow_device()
         parameters = self.preserved()
         for part in self.parts:
             part.optimizer = weakref.ref(optimizer) if self.implicit else None

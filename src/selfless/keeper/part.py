@@ -204,7 +204,8 @@ class Part:
                 )
             self.gates.begin_epoch(batches)
             if epoch == 0:
-                self.state = term.start_gates(self.state, self.ranks.first(self.draw_noise(term.gate_count(self.state)).to(next(self.model.parameters()).device)))
+                noise = self.draw_noise(term.gate_count(self.state)).to(next(self.model.parameters()).device)
+                self.state = term.start_gates(self.state, self.ranks.first(noise))
             self.gates.follow(self.state)
         if isinstance(term, Phased) and term.starts_phase(epoch, epochs):
             self._distillations = 0
@@ -332,7 +333,9 @@ class Part:
         self.path_started, self.measured = path_started, measured
         shaped = {group.name for group in self.term.groups if group.like_parameter}
         known = dict(self.model.named_parameters())
-        self.state = {g: {n: place_like(t, known[n]) if g in shaped and n in known else t for n, t in ts.items()} for g, ts in state.items()}
+        self.state = {
+            g: {n: place_like(t, known[n]) if g in shaped and n in known else t for n, t in ts.items()} for g, ts in state.items()
+        }
         if self.path is not None:
             self.path.follow(parameters)
             self.path.begin()

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from selfless.capacity import Free, count_free
+from selfless.capacity import Capacity, Free, count_free
 from selfless.distributed import Ranks
-from selfless.distributed.shards import check_shards, fsdp_modules, is_sharded, local
+from selfless.distributed.shards import fsdp_modules, is_sharded, local
 from selfless.keeper.part import Part
+from selfless.preserve.base import importance_of
 from selfless.preserve.capabilities import Anchored, Encodes
 from selfless.sparsify import Sparsifier
 
@@ -41,8 +42,8 @@ def check_terms(
         name = type(part.term).__name__
         if not part.term.works_on_shards:
             raise ValueError(
-                f"{name} needs whole parameters, and FSDP2 shards them; use a preserver with Ω and θ* only, such as "
-                "the default of attach's documentation, or train with DistributedDataParallel"
+                f"{name} needs whole parameters, and FSDP2 shards them; docs/scale.md lists the preservers for FSDP2. "
+                "Use one of them, or train with DistributedDataParallel"
             )
         if isinstance(part.term, Anchored) and part.is_on and not implicit:
             raise ValueError(f"with FSDP2 the anchor of {name} must be implicit: call keeper.anchor_with(optimizer) before training")
@@ -55,13 +56,8 @@ def check_terms(
         raise ValueError(f"{type(weights[0]).__name__} reads weights, and FSDP2 shards them; use a sparsifier that reads activations")
 
 
-def is_split(parameters: Mapping[str, Tensor], ranks: Ranks) -> bool:
-    """Return True if the parameters are sharded, in a layout that is supported."""
-    return check_shards(parameters, ranks)
-
-
 def check_same(ranks: Ranks, parts: Sequence[Part], parameters: Mapping[str, Tensor], alpha: Mapping[str, Tensor]) -> None:
-    """Raise RuntimeError if parameters, states or α differ between ranks. Each rank has its own rows of sharded tensors: they are skipped."""
+    """Raise RuntimeError if parameters, states or α differ between ranks. Sharded tensors are skipped: they do differ."""
     tensors = {f"parameter {name!r}": p for name, p in parameters.items()}
     for part in parts:
         for group, found in part.state.items():
@@ -70,13 +66,20 @@ def check_same(ranks: Ranks, parts: Sequence[Part], parameters: Mapping[str, Ten
     ranks.check_same({name: t for name, t in tensors.items() if not is_sharded(t)}, UNEQUAL)
 
 
-def count_rows(importance: Mapping[str, Tensor], parameters: Mapping[str, Tensor], threshold: float, ranks: Ranks) -> dict[str, Free]:
-    """Return the free entries of each parameter; of sharded ones, over all ranks. A parameter without an importance is free."""
-    rows = {name: local(p) for name, p in parameters.items()}
-    found = {name: count_free(importance.get(name, torch.zeros_like(p)), threshold) for name, p in rows.items()}
-    sharded = [name for name, p in parameters.items() if is_sharded(p)]
+def count_capacity(
+    model: nn.Module, parts: Sequence[Part], alpha: Mapping[str, Tensor], tasks: int, threshold: float, ranks: Ranks
+) -> Capacity:
+    """Return the free parameters and neurons; of sharded parameters, over all ranks. A parameter without an importance is free."""
+    omega = importance_of([part.term for part in parts], [part.rows for part in parts])
+    neurons = {name: count_free(a, threshold) for name, a in alpha.items()}
+    if omega is None:
+        return Capacity({}, neurons, tasks, threshold)
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad or n in omega}
+    rows = {name: local(p) for name, p in named.items()}
+    found = {name: count_free(omega.get(name, torch.zeros_like(p)), threshold) for name, p in rows.items()}
+    sharded = [name for name, p in named.items() if is_sharded(p)]
     if sharded:
         free = torch.tensor([found[name].free for name in sharded], device=rows[sharded[0]].device)
         ranks.sum_([free])
-        found |= {name: Free(int(n), parameters[name].numel()) for name, n in zip(sharded, free, strict=True)}
-    return found
+        found |= {name: Free(int(n), named[name].numel()) for name, n in zip(sharded, free, strict=True)}
+    return Capacity(found, neurons, tasks, threshold)

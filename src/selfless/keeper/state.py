@@ -68,6 +68,8 @@ def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward
     keeper.sparsifiers.load(new.scales, new.tasks)
     for part, saved, measured in zip(keeper.parts, new.states, new.measured, strict=True):
         part.load(saved, keeper.preserved(), new.begun, measured)
+    keeper.follow_device()
+    keeper.notices.check_distance(keeper.parts, keeper.trainable())
 
 
 def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:

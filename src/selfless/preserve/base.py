@@ -21,7 +21,17 @@ from torch import Tensor
 from selfless.importance import Estimator, FunctionNorm, Objective
 from selfless.importance.objectives import draws_targets
 from selfless.preserve.capabilities import (
-    Distils, Drops, Evaluates, Freezes, Gated, Observes, Phased, Projects, Replays, State, Tensors,
+    Distils,
+    Drops,
+    Evaluates,
+    Freezes,
+    Gated,
+    Observes,
+    Phased,
+    Projects,
+    Replays,
+    State,
+    Tensors,
 )  # fmt: skip
 from selfless.preserve.deprecated import adopt_old_names, read_old_name
 from selfless.terms import Strength, Term
