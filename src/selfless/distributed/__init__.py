@@ -3,7 +3,7 @@
 Lives here: the ranks and their sums and means (`ranks`), the local rows of sharded parameters (`shards`), and the sums of one measurement
 of Ω and α (`reduction`). A process alone communicates with nobody and computes what it would without this room, to the bit.
 
-Imports nothing of selfless. Imported by importance and keeper.
+Imports nothing. Imported by importance and keeper.
 """
 
 from selfless.distributed.ranks import ALONE, Ranks, find_ranks

@@ -130,8 +130,8 @@ class ShardedSums(dict[str, Tensor]):
         """Return the shard of this rank of Σ_r value_r. Shards are chunks of ⌈n/W⌉ rows; the last ones may be shorter or empty."""
         value = value.movedim(dim, 0)
         rows = -(-len(value) // self._ranks.size)
-        padded = value.new_zeros((rows * self._ranks.size, *value.shape[1:]))
-        padded[: len(value)] = value
+        missing = rows * self._ranks.size - len(value)
+        padded = torch.cat([value, value.new_zeros((missing, *value.shape[1:]))]) if missing else value.contiguous()
         found = torch.empty_like(padded[:rows])
         with self._ranks.talking():
             _reduce_scatter(found, padded, group=self._ranks.group)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from selfless.distributed.shards import local
+from selfless.distributed.shards import is_sharded, local, local_values
 from selfless.functional.shapes import wide
 from selfless.keeper import pieces
 from selfless.keeper.counting import LiveBytes
@@ -83,8 +83,9 @@ def _readable(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def measure_footprint(model: nn.Module, parts: Sequence[Part], preserved: Mapping[str, Tensor]) -> Footprint:
-    """Return the footprint of the preservers of a keeper."""
+def measure_footprint(model: nn.Module, parts: Sequence[Part], parameters: Mapping[str, Tensor]) -> Footprint:
+    """Return the footprint of the preservers of a keeper; if FSDP2 shards the `parameters`, that of this rank."""
+    preserved = local_values(parameters)
     groups: dict[str, int] = {}
     after: dict[str, int] = {}
     numbers = [""] if len(parts) == 1 else [f"{i}." for i in range(len(parts))]
@@ -97,7 +98,9 @@ def measure_footprint(model: nn.Module, parts: Sequence[Part], preserved: Mappin
             found |= {f"{number}{name}": size for name, size in sizes.items()}
     # Ω is measured: all of it, and the sum of one batch for one parameter, which is sparse for an embedding
     sparse = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    whole = [p for p in parameters.values() if is_sharded(p)]  # its sum is whole until it is reduced, and padded to equal shards
     largest = max((_nbytes(p) for p in preserved.values() if id(p) not in sparse), default=0)
+    largest = max((2 * p.numel() * wide(local(p)).element_size() for p in whole), default=largest)
     level = sum(groups.values()) + omegas
     peak = level + (largest if omegas else 0)
     for part, (new, need) in zip(parts, predicted, strict=True):  # then the preservers take it over, one after another

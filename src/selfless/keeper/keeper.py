@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from selfless.capacity import THRESHOLD, Capacity
 from selfless.distributed import Ranks, find_ranks
-from selfless.distributed.shards import local_values, reshard
+from selfless.distributed.shards import reshard
 from selfless.importance.objectives import Loss
 from selfless.importance.reducer import MEMORY
 from selfless.keeper import sharing
@@ -280,7 +280,7 @@ class Keeper(OldNames):
     def footprint(self) -> Footprint:
         """Return the memory that this keeper holds now, by group of the state, and at the peak of the next `consolidate`."""
         self.follow_model()
-        return measure_footprint(self.model, self.parts, local_values(self.preserved()))
+        return measure_footprint(self.model, self.parts, self.preserved())
 
     @property
     def strengths(self) -> dict[str, float | None]:
