@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from selfless.distributed import ALONE, Ranks
 from selfless.functional import reservoir
-from selfless.network.calling import Forward, evaluating, labels_of, run_batch, to_device
+from selfless.network.calling import Forward, check_labels, evaluating, labels_of, run_batch, to_device
 from selfless.preserve.base import widened
 from selfless.preserve.capabilities import Replays, State
 
@@ -43,6 +43,7 @@ def fill_memory(
                 f"{type(term).__name__} replays samples with one label each, but the outputs have the shape {tuple(outputs.shape)}; "
                 "pass consolidate(…, forward=…) that returns (samples, classes)"
             )
+        check_labels(labels, outputs.shape[1], ignored=None)
         span = (("first", 0), ("last", outputs.shape[1]), ("task", task))
         rows |= {name: torch.full_like(rows["key"], value) for name, value in span}
         if term.keeps_logits:
