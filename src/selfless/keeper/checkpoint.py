@@ -69,14 +69,14 @@ def load(
         raise FileNotFoundError(f"{folder} has no complete checkpoint; give a folder that selfless.keeper.checkpoint.save wrote")
     ranks = keeper.ranks
     keeper.follow_model()
-    state = _model_state(keeper, optimizer)
-    state |= _empty_state(keeper, FileSystemReader(folder).read_metadata().state_dict_metadata)
+    saved = _model_state(keeper, optimizer)
+    saved |= _empty_state(keeper, FileSystemReader(folder).read_metadata().state_dict_metadata)
     with ranks.talking():
-        read(state, checkpoint_id=folder, process_group=ranks.group, no_dist=ranks.is_alone and not dist.is_initialized())
-    set_model_state_dict(keeper.model, state["model"])
+        read(saved, checkpoint_id=folder, process_group=ranks.group, no_dist=ranks.is_alone and not dist.is_initialized())
+    set_model_state_dict(keeper.model, saved["model"])
     if optimizer is not None:
-        set_optimizer_state_dict(keeper.model, optimizer, state["optimizer"])
-    keeper.load_state_dict({name.removeprefix(KEEPER): t for name, t in state.items() if name.startswith(KEEPER)}, forwards)
+        set_optimizer_state_dict(keeper.model, optimizer, saved["optimizer"])
+    keeper.load_state_dict({name.removeprefix(KEEPER): t for name, t in saved.items() if name.startswith(KEEPER)}, forwards)
 
 
 def _model_state(keeper: Keeper, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
