@@ -2,6 +2,7 @@
 
 The peak is predicted, not guessed: the preserver's own `consolidate` runs on the meta device, where tensors have shapes but no memory, and
 the bytes that live at a time are counted. To that come Ω while it is measured, and the activations of a batch, which are not counted.
+For a preserver that projects steps it is an upper bound: how many directions a task adds is known only when it has ended.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from selfless.distributed.shards import is_sharded, local, local_values
 from selfless.functional.shapes import wide
 from selfless.keeper import pieces
 from selfless.keeper.counting import LiveBytes
+from selfless.keeper.inputs import moments_like
 from selfless.keeper.part import Part
 from selfless.keeper.storage import Storage
 from selfless.preserve import State
 from selfless.preserve.base import measurements
+from selfless.preserve.capabilities import ProjectsSteps
 
 META = torch.device("meta")
 
@@ -118,6 +121,8 @@ def _predict(part: Part, parameters: Mapping[str, Tensor]) -> tuple[State, int]:
     size = pieces.piece_size(next(iter(parameters.values())))
     with LiveBytes() as count:
         count.know(*values.values(), *(t for ts in state.values() for t in ts.values()))
+        if isinstance(term, ProjectsSteps) and term.is_on:
+            state = term.add_inputs(state, moments_like(part.model, term, part.state, values), (), values)
         omega = {n: torch.empty_like(wide(p)) for n, p in values.items()} if term.measures else {}
         if term.splits == "whole":
             new = storage.store(term, term.consolidate(storage.load_state(state, META), values, omega), values)

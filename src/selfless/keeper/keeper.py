@@ -92,8 +92,7 @@ class Keeper(OldNames):
         compiled = is_compiled(model)
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
         self._chosen: tuple[Layers, bool] = (layers if is_automatic(layers) else (), compiled)
-        found = self.preserved()
-        self.parts: list[Part] = [Part(t, self.model, found, taps, self.heads, storage, self._find_ranks) for t in preserve.parts]
+        self.parts = [Part(t, self.model, self.preserved(), taps, self.heads, storage, self._find_ranks) for t in preserve.parts]
         self.collector = Collector(self.model, taps, is_automatic(layers), "activations" in reads, "weights" in reads)
         self.collector.on_left_out = self.notices.left_out
         warn_second_keeper(self.model)
@@ -386,6 +385,7 @@ class Keeper(OldNames):
                 part.pull(optimizer, parameters, names)
             part.step_gates(optimizer.param_groups[0]["lr"])
         for part in self.parts:
+            write(parameters, part.project_step(parameters))
             write(parameters, part.project(parameters))
         for part in self.parts:
             part.observe()

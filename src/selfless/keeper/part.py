@@ -17,6 +17,7 @@ from selfless.keeper.anchor import Pull, nominal_step
 from selfless.keeper.distillation import batch_size, distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates
+from selfless.keeper.inputs import add_inputs
 from selfless.keeper.log import Log
 from selfless.keeper.memory import fill_memory, replay_cost
 from selfless.keeper.path import PathWatch
@@ -37,6 +38,7 @@ from selfless.preserve.capabilities import (
     Observes,
     Phased,
     Projects,
+    ProjectsSteps,
     Replays,
 )  # fmt: skip
 from selfless.preserve.groups import check_groups
@@ -72,6 +74,7 @@ class Part:
         self._pull = Pull()
         self.optimizer: weakref.ref[torch.optim.Optimizer] | None = None  # whose step size damps distillation, after `anchor_with`
         self._distillations = 0  # in this task
+        self._before: dict[str, Tensor] = {}  # the parameters before an optimizer step, during the step
         self.storage = storage
         self._state: State = storage.store(term, term.init(parameters), parameters)
         self.place_heads(parameters)
@@ -229,6 +232,20 @@ class Part:
         """Return the corrected values of the parameters that the step must not change."""
         return self.term.project(self.loaded, _values(parameters)) if isinstance(self.term, Projects) else {}
 
+    @torch.no_grad()
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Copy the parameters that an optimizer step is going to change, if the preserver projects steps."""
+        if isinstance(self.term, ProjectsSteps) and self.is_on:
+            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            self._before = {n: p.detach().clone() for n, p in self.model.named_parameters() if id(p) in own}
+
+    def project_step(self, parameters: Parameters) -> dict[str, Tensor]:
+        """Return the corrected values of the parameters that a step changed."""
+        before, self._before = self._before, {}
+        if not isinstance(self.term, ProjectsSteps) or not before:
+            return {}
+        return self.term.project_step(self.loaded, before, {n: p for n, p in _values(parameters).items() if n in before})
+
     def watch_path(self, parameters: Parameters) -> None:
         """Start the path at the first penalty of a task; later, observe a step that no optimizer reported."""
         if self.path is None or not isinstance(self.term, Observes):
@@ -271,6 +288,8 @@ class Part:
             state = self.term.add_encoder(state, encoders[0])
         if isinstance(self.term, Replays):
             state = fill_memory(self.model, self.term, state, batches, forward, task, self.ranks)
+        if isinstance(self.term, ProjectsSteps):
+            state = add_inputs(self.model, self.term, state, values, batches, forward, self.ranks)
         if self.term.splits != "whole":
             pieces.check_consolidation(self.term, state, values, omega, self.storage)
             return lambda: self._end_task(pieces.consolidate(self.term, state, values, omega, self.storage), parameters)

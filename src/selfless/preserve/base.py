@@ -29,10 +29,11 @@ from selfless.preserve.capabilities import (
     Observes,
     Phased,
     Projects,
+    ProjectsSteps,
     Replays,
     State,
     Tensors,
-)  # fmt: skip
+)
 from selfless.preserve.deprecated import adopt_old_names, read_old_name
 from selfless.terms import Strength, Term
 
@@ -165,6 +166,8 @@ class Preserver(Term):
         for kind, reason in _AGAINST_GATES:
             if isinstance(self, Gated) and isinstance(other, kind):
                 return f"{reason.format(gated=self.name, other=other.name)}. Use one of them"
+        if isinstance(self, ProjectsSteps) and isinstance(other, Freezes | Evaluates):
+            return f"{other.name} sets weights to other values than the optimizer's, which {self.name} does not see. Use one of them"
         if isinstance(self, Freezes) and isinstance(other, Phased) and other.warms_up(1):
             plain = other.without_warmup()
             remedy = "Use one of them" if plain is None else f"Without a warm-up it can: write {plain}"
@@ -178,6 +181,7 @@ _EXCLUSIVE: tuple[tuple[type, str], ...] = (
     (Evaluates, "both decide which parameters a task is evaluated with"),
     (Distils, "both compare the network with a teacher"),
     (Replays, "both keep a memory of old samples"),
+    (ProjectsSteps, "both project the steps of the optimizer"),
 )
 _AGAINST_GATES: tuple[tuple[type, str], ...] = (
     (Distils, "{other} runs the network of old tasks, but the gates of {gated} are those of the current task"),
@@ -187,7 +191,7 @@ _AGAINST_GATES: tuple[tuple[type, str], ...] = (
 )
 
 
-_NEED_WHOLE = (Distils, Drops, Evaluates, Gated, Observes, Phased, Projects, Replays)
+_NEED_WHOLE = (Distils, Drops, Evaluates, Gated, Observes, Phased, Projects, ProjectsSteps, Replays)
 
 
 @dataclass(frozen=True)
