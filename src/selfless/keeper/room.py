@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.capacity.activity import Activity
-from selfless.capacity.counts import Capacity, count_free
+from selfless.capacity.activity import SUMS, Activity
 from selfless.capacity.measuring import SAMPLES, Peeked, measure_activity
 from selfless.capacity.rooms import LayerRoom, Sets, add_sets, rooms, task_sets
+from selfless.distributed import Ranks
+from selfless.distributed.shards import fsdp_modules
 from selfless.keeper.activations import Collector
-from selfless.keeper.part import Part
 from selfless.network.calling import Forward
-from selfless.preserve.base import importance_of
 
 
 @dataclass(frozen=True)
@@ -53,24 +52,23 @@ class Room:
 
 
 def look(
-    model: nn.Module, collector: Collector, batches: Iterable[Any], forward: Forward | None
+    model: nn.Module, collector: Collector, batches: Iterable[Any], forward: Forward | None, ranks: Ranks
 ) -> tuple[dict[str, Activity], Iterable[Any]]:
-    """Return the activity of the layers on the first samples of a task, and the batches to read from then on."""
-    if not collector.taps:
+    """Return the activity of the layers on the first samples of a task, and the batches to read from then on.
+
+    Several ranks add up what they saw. With FSDP2 nothing is read: forward passes there need the same number of batches on every rank.
+    """
+    if not collector.taps or fsdp_modules(model):
         return {}, batches
     peeked = Peeked(batches, SAMPLES)
     collector.complete_taps(peeked.first, forward)
-    return measure_activity(model, peeked.first, collector.taps, forward), peeked
+    found = measure_activity(model, peeked.first, collector.taps, forward)
+    return found if ranks.is_alone else {name: _over_ranks(one, ranks, model) for name, one in found.items()}, peeked
 
 
-def count_room(model: nn.Module, parts: list[Part], alpha: Mapping[str, Tensor], tasks: int, room: Room, threshold: float) -> Capacity:
-    """Return the free parameters and neurons, and the rooms of the layers."""
-    omega = importance_of([part.term for part in parts], [part.state for part in parts])
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad or (omega and n in omega)}
-    return Capacity(
-        {n: count_free(omega.get(n, torch.zeros_like(p)), threshold) for n, p in named.items()} if omega is not None else {},
-        {name: count_free(a, threshold) for name, a in alpha.items()},
-        tasks,
-        threshold,
-        room.layers,
-    )
+def _over_ranks(one: Activity, ranks: Ranks, model: nn.Module) -> Activity:
+    """Return the sums over the samples of all ranks."""
+    device = next(model.parameters()).device
+    tensors = [getattr(one, name).to(device) for name in SUMS]
+    ranks.sum_(tensors)
+    return Activity(ranks.count(one.rows, device), *(t.cpu() for t in tensors))
