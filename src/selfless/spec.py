@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from selfless.fields import chosen_from, option
+from selfless.fields import chosen_from, naming_unknown, option
 from selfless.terms import Term, add, parse
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ Alpha = Literal["sum", "mean"]
 Layers = Literal["hidden", "all"]
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class Run:
     """One training on a sequence of tasks. Every field is also a flag of `selfless run` and a key of its TOML file.

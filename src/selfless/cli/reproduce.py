@@ -192,8 +192,9 @@ def _show(records: Sequence[dict[str, Any]], problems: dict[str, str], out: Path
     from rich.console import Console
 
     from selfless.report import experiments as reporting
+    from selfless.report.families import correct
 
-    console = Console()
+    console, records = Console(), correct(records)
     for record in records:
         console.print(reporting.terminal(record))
     found = reporting.tally(records)

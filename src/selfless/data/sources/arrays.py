@@ -15,6 +15,7 @@ from selfless.data.errors import DataError, MissingData
 from selfless.data.rng import split_by_class
 from selfless.data.sources.base import Source
 
+AT_ONCE = 2**22  # numbers that are checked at a time
 NPZ_ARRAYS = {"x_train", "y_train", "x_test", "y_test", "task", "task_test"}
 
 
@@ -48,6 +49,7 @@ def read_arrays(
     """
     x, y = as_images(x_train, "x_train"), as_labels(y_train, "y_train")
     tasks = None if task is None else as_labels(task, "task")
+    check_finite(x, "x_train", tasks)
     if len(x) != len(y) or (tasks is not None and len(tasks) != len(x)):
         raise ValueError(
             f"{len(x)} images, {len(y)} labels and {len(x if tasks is None else tasks)} task numbers; their numbers must be equal"
@@ -60,6 +62,7 @@ def read_arrays(
     else:
         test = (as_images(x_test, "x_test"), as_labels(y_test, "y_test"))
         tasks_test = None if task_test is None else as_labels(task_test, "task_test")
+        check_finite(test[0], "x_test", tasks_test)
     known = torch.unique(torch.cat((y, test[1])))
     names = tuple(classes) if classes is not None else tuple(str(int(c)) for c in known)
     if classes is None:  # labels may be any whole numbers: they are numbered anew, in order
@@ -93,6 +96,20 @@ def as_images(x: Any, what: str = "images") -> Tensor:
     if t.ndim != 4:
         raise ValueError(f"{what} must be (n, d), (n, H, W) or (n, C, H, W), not {tuple(t.shape)}")
     return t.contiguous()
+
+
+def check_finite(x: Tensor, what: str, tasks: Tensor | None = None) -> None:
+    """Raise ValueError for the first input with NaN or infinity. `tasks` (n,) has the number of its task, if tasks are given."""
+    if not x.is_floating_point():
+        return
+    rows = max(1, AT_ONCE // max(1, x[:1].numel()))
+    for start in range(0, len(x), rows):
+        wrong = ~x[start : start + rows].flatten(1).isfinite().all(1)
+        if bool(wrong.any()):
+            i = start + int(wrong.nonzero()[0])
+            task = f", of task {int(tasks[i])}," if tasks is not None and i < len(tasks) else ""
+            kind = "NaN" if bool(x[i].isnan().any()) else "infinity"
+            raise ValueError(f"{what}: sample {i} (from 0){task} contains {kind}; leave it out, or replace the values: numpy.nan_to_num(x)")
 
 
 def as_labels(y: Any, what: str = "labels") -> Tensor:
