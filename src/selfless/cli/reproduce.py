@@ -222,7 +222,7 @@ def _show(records: Sequence[dict[str, Any]], problems: dict[str, str], out: Path
 def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool) -> None:
     """Print every experiment with its claims and the number of its runs."""
     from selfless.experiments import NAMES, PAPER, experiment
-    from selfless.experiments.base import PROFILES
+    from selfless.experiments.base import PROFILES, Profile
     from selfless.experiments.reproduce import count
 
     made = {profile: [experiment(name, profile, data_dir=data_dir) for name in NAMES] for profile in PROFILES}
@@ -247,7 +247,7 @@ def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool) -> None:
     table = Table(title=f"Experiments; runs with {seeds} seeds, choosing included", title_justify="left")
     for heading, justify in (("name", "left"), ("in the paper", "left"), ("what", "left"), ("claims", "right")):
         table.add_column(heading, justify=justify, no_wrap=heading == "name")  # type: ignore[arg-type]
-    shown = ("ours", "equal", "paper")
+    shown: tuple[Profile, ...] = ("ours", "equal", "paper")
     for profile in shown:
         table.add_column(profile, justify="right")
     for row in rows:
