@@ -145,3 +145,10 @@ def test_a_file_that_is_no_picture(place: Path, tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "bad.png is not a readable image: it is in no format that Pillow knows; give a PNG or JPEG file" in done.stderr
     assert "<" not in done.stderr
+
+
+def test_capacity_of_a_run_that_is_not_there_and_of_one_without_importances(place: Path) -> None:
+    done = runner.invoke(app, ["capacity", str(place.parent / "nokey")])
+    assert (done.exit_code, f"has no run 'nokey'; its newest runs: {place.name}" in done.stderr.replace("\n", " ")) == (1, True)
+    shown = " ".join(runner.invoke(app, ["capacity", str(place)]).stdout.split())
+    assert "not measured" not in shown or "not measured; no preserver measures their importance" in shown
