@@ -61,8 +61,16 @@ def test_deploy_goes_on_from_the_record_alone(tmp_path: Path, monkeypatch: pytes
 
 def test_examples_are_short_and_all_tested() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
-    assert {f.stem for f in files} == {*SIZES, *LONGER, *INTEGRATIONS, "deploy", "lora_language_model", "bert_sized"}
+    assert {f.stem for f in files} == {*SIZES, *LONGER, *INTEGRATIONS, "ddp", "deploy", "lora_language_model", "bert_sized"}
     assert all(len(f.read_text(encoding="utf-8").splitlines()) < LONGER.get(f.stem, 140) for f in files)
+
+
+def test_ddp_alone_learns_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    """tests/distributed trains with several processes."""
+    found = load_example("ddp").main(["--tasks", "1"])
+    assert found["tasks"] == 1
+    assert found["accuracy"][0] > 0.9
+    assert "task 1: accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.slow
