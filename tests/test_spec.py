@@ -12,6 +12,7 @@ import pytest
 
 from selfless import EWC, SLNID, Run
 from selfless.fields import Option
+from tests.fabricated import result
 
 
 def test_what_has_changed_has_other_names() -> None:
@@ -94,3 +95,11 @@ def test_a_field_that_does_not_exist_is_named_with_the_nearest_one() -> None:
         Run().replace(strem="split-mnist")
     with pytest.raises(TypeError, match="Run has no field 'zzz'; it has alpha, anchor"):
         Run(zzz=1)  # type: ignore[call-arg]
+
+
+def test_a_result_is_shown_in_a_few_lines(tasks_npz: str) -> None:
+    shown = repr(result(Run(stream=tasks_npz, tasks=3), 0.5))
+    assert "accuracy=" in shown
+    assert "status='done'" in shown
+    assert "history" not in shown
+    assert len(shown) < 1000

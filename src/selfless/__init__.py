@@ -13,7 +13,7 @@ Whole runs, from data to a table:
     run = selfless.Run(stream="permuted-mnist", sparsify="slnid:1e-3", seed=0)   Run        all settings as one value
     result = selfless.train(run, out="results")                                  train      returns a Result, or a list of them
     result.accuracy[t, u], result.summary()                                      Result     accuracy on task u after task t
-    stream = selfless.stream([(train, test), …])                                 stream     your own data sets, for train(run, stream=stream)
+    stream = selfless.stream([(train, test), …])                                 stream     your own data sets, for train(stream=…)
     model = selfless.load("results/KEY").model(task=0)                           load       a recorded result, and its trained network
 
     preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet GPM SGP NoPreserver

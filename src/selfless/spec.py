@@ -289,15 +289,15 @@ class Result:
 
     run: Run
     accuracy: Matrix
-    baseline: Matrix
-    history: list[list[dict[str, float]]]
-    capacity: list[dict[str, Any]]
-    accuracy_all: Matrix | None = None
-    held_out: Matrix | None = None
+    baseline: Matrix = field(repr=False)
+    history: list[list[dict[str, float]]] = field(repr=False)
+    capacity: list[dict[str, Any]] = field(repr=False)
+    accuracy_all: Matrix | None = field(default=None, repr=False)
+    held_out: Matrix | None = field(default=None, repr=False)
     status: Literal["done", "failed"] = "done"
     error: str = ""
-    about: dict[str, Any] = field(default_factory=dict)
-    data: DataDescription | None = None
+    about: dict[str, Any] = field(default_factory=dict, repr=False)
+    data: DataDescription | None = field(default=None, repr=False)
     weights: Path | Mapping[str, Tensor] | None = field(default=None, repr=False)
 
     def model(self, task: int | str | None = None, *, network: Any = None) -> TrainedNetwork:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfless.distributed import ALONE, Ranks
 from selfless.importance.inputs import Inputs, draw_rows, measure_inputs
 from selfless.network.calling import Forward, run_batch, to_device, token_mask
 from selfless.network.roles import PLAIN
@@ -16,17 +17,25 @@ from selfless.preserve.capabilities import ProjectsSteps, State
 
 
 def add_inputs(
-    model: nn.Module, term: ProjectsSteps, state: State, parameters: Mapping[str, Tensor], batches: Iterable[Any], forward: Forward | None
+    model: nn.Module,
+    term: ProjectsSteps,
+    state: State,
+    parameters: Mapping[str, Tensor],
+    batches: Iterable[Any],
+    forward: Forward | None,
+    ranks: Ranks = ALONE,
 ) -> State:
     """Return the state after a task: run the model on some of its samples and pass what the layers read to the preserver.
 
     The samples are the first rows of every batch, as many as the preserver asks for in all. So the batches must be shuffled.
+    Several ranks run an equal share of them each.
     """
     wanted = {name for name in parameters if term.reads_inputs(state, name)}
     found = Inputs()
-    for raw in draw_rows(list(batches), term.samples):
+    for raw in draw_rows(list(batches), -(-term.samples // ranks.size)):
         batch = to_device(raw, model)
         found += measure_inputs(model, partial(run_batch, model, batch, forward), wanted, token_mask(batch))
+    ranks.sum_([found.moments[name] for name in sorted(found.moments)])
     return term.trim(term.add_inputs(state, found.moments, found.others, parameters))
 
 
