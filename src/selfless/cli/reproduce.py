@@ -28,7 +28,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless reproduce --list                        [dim]# every experiment, and how many runs it takes[/dim]
   selfless reproduce fig-2 --quick                 [dim]# all of its code, in seconds, on little data[/dim]
   selfless reproduce table-1 --profile paper       [dim]# the authors' settings[/dim]
-  selfless reproduce rivals                        [dim]# not in the paper, so not in `all`: rivals, rivals-published[/dim]
+  selfless reproduce rivals                        [dim]# not in the paper, so not in `all`: rivals-published, rivals-projection[/dim]
   selfless reproduce all --seeds 5 --out results/reproduction && selfless report results/reproduction
   selfless reproduce all --profile equal --seeds 10 --plan [dim]# parts of at most 25 minutes on one H200[/dim]
   selfless reproduce all --profile equal --seeds 10 --part 2/6 --out part-2

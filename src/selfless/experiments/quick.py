@@ -43,6 +43,8 @@ def _run(run: Run, tasks: int | None) -> Run:
         narrow["model"] = "mlp-200"
     if run.model == "vgg-slim":
         narrow["model_options"] = {"fc_units": 16}
+    if run.model == "alexnet-cifar":
+        narrow["model_options"] = {**run.model_options, "fc_units": 16}
     if run.model == "alexnet":
         narrow["model_options"] = {**run.model_options, "fc": "random", "fc_units": 16}
     if "steps" in {field.name for field in dataclasses.fields(run.preserve)}:

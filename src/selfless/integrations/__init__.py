@@ -6,6 +6,5 @@
     trackers       open_tracker, for TensorBoard, Weights & Biases and MLflow
 
 Each needs its extra, as in `pip install 'selfless-learning[lightning]'`, and imports it when it is used.
-Imports engine, importance, keeper, network, preserve and spec.
-Imported by cli.
+Imports engine, importance, keeper, network, preserve and spec. Imported by cli.
 """
