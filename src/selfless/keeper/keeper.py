@@ -92,7 +92,9 @@ class Keeper(OldNames):
         compiled = is_compiled(model)
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
         self._chosen: tuple[Layers, bool] = (layers if is_automatic(layers) else (), compiled)
-        self.parts = [Part(t, self.model, self.preserved(), taps, self.heads, storage, self._find_ranks) for t in preserve.parts]
+        self.parts: list[Part] = [
+            Part(t, self.model, self.preserved(), taps, self.heads, storage, self._find_ranks) for t in preserve.parts
+        ]
         self.collector = Collector(self.model, taps, is_automatic(layers), "activations" in reads, "weights" in reads)
         self.collector.on_left_out = self.notices.left_out
         warn_second_keeper(self.model)
