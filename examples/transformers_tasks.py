@@ -21,7 +21,7 @@ from selfless import EWC
 from selfless.integrations.transformers import SelflessTrainerCallback
 
 TASKS, CLASSES, LETTERS, LENGTH, SENTENCES, EPOCHS = 3, 3, 12, 12, 160, 5
-STRENGTHS = {"full": 100.0, "LoRA": 100.0}
+STRENGTHS = {"full": 10.0, "LoRA": 10.0}
 QUIET: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no", "save_strategy": "no", "use_cpu": True}
 Rows = list[dict[str, Tensor]]
 

@@ -36,7 +36,12 @@ GROUPS = {  # the tests that run in one process, and the extras they need
 
 
 def main(folder: Path) -> int:
-    python, end = _make_environment(folder), time.monotonic() + SECONDS
+    end = time.monotonic() + SECONDS
+    try:
+        python = _make_environment(folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"SKIPPED every integration: no virtual environment could be made in {folder}: {error}")
+        return 0
     reasons = {extra: reason for extra in EXTRAS if (reason := _install(extra, python, folder, end))}
     failed = _run_tests(python, reasons, time.monotonic() + SECONDS)
     for extra, reason in reasons.items():

@@ -247,15 +247,14 @@ def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool) -> None:
     table = Table(title=f"Experiments; runs with {seeds} seeds, choosing included", title_justify="left")
     for heading, justify in (("name", "left"), ("in the paper", "left"), ("what", "left"), ("claims", "right")):
         table.add_column(heading, justify=justify, no_wrap=heading == "name")  # type: ignore[arg-type]
-    for profile in ("ours", "paper"):
+    shown = ("ours", "equal", "paper")
+    for profile in shown:
         table.add_column(profile, justify="right")
     for row in rows:
         runs = row["runs"]
-        table.add_row(
-            row["name"], row["source"], row["title"], str(row["claims"]), *(str(runs[p]) if runs[p] else "–" for p in ("ours", "paper"))
-        )
+        table.add_row(row["name"], row["source"], row["title"], str(row["claims"]), *(str(runs[p]) if runs[p] else "–" for p in shown))
     table.add_section()
-    table.add_row("all", "of the paper", "what is shared is trained once", "", str(total["ours"]), str(total["paper"]))
+    table.add_row("all", "of the paper", "what is shared is trained once", "", *(str(total[profile]) for profile in shown))
     console = Console()
     console.print(table)
     for row in rows:
