@@ -78,7 +78,7 @@ class _Inhibition:
     """Common part of SNI, SNID, SLNI and SLNID: R = 1/M Σ_m hᵀSh with S from `form`; if `absolute`, |h| replaces h."""
 
     is_mean: ClassVar[bool] = True
-    auto_share: ClassVar[float | None] = 0.1  # docs/choosing.md: measured on five networks
+    auto_share: ClassVar[float | None] = 0.05  # docs/lab-notes/auto.md: measured on five networks
     absolute: bool
 
     def form(self, n: int, alpha: Tensor | None) -> PairForm:

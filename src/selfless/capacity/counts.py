@@ -19,7 +19,8 @@ from torch import Tensor
 from selfless.capacity.rooms import LayerRoom, whole
 
 THRESHOLD = 1e-2
-REASONS = {"neurons": ": no layer is attached", "parameters": ": no preserver measures their importance"}
+REASONS = {"neurons": "no layer is attached", "parameters": "no preserver measures their importance"}
+EARLY = "consolidate() measures them when a task ends"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Capacity:
         for title, rows in (("neurons", self.neurons), ("parameters", self.parameters)):
             if not rows:
                 is_early = title == "neurons" and not self.tasks
-                yield f"  {title:<10}  not measured{' yet: consolidate() measures them when a task ends' if is_early else REASONS[title]}"
+                yield f"  {title:<10}  not measured{f' yet: {EARLY}' if is_early else f': {REASONS[title]}'}"
             for name, free in rows.items():
                 yield f"  {title:<10}  {name:<{width}}  {free}"
             if len(rows) > 1:

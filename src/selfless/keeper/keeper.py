@@ -87,10 +87,10 @@ class Keeper(OldNames):
         self.step_log, self.notices = Log(), Notices(sparsify.parts)
         self.scale: Any = 1.0  # for inject=True, the factor of the loss in the backward pass: a number, a function or a GradScaler
         self._find_ranks, self._checked = partial(find_ranks, process_group), False  # _checked: the terms were, for these ranks
-        reads, compiled = {term.reads for term in sparsify.parts if term.is_on}, is_compiled(model)
+        reads, compiled, found = {term.reads for term in sparsify.parts if term.is_on}, is_compiled(model), self.preserved()
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
         self._chosen: tuple[Layers, bool] = (layers if is_automatic(layers) else (), compiled)
-        self.parts = [Part(t, self.model, self.preserved(), taps, self.heads, storage, self._find_ranks) for t in preserve.parts]
+        self.parts: list[Part] = [Part(t, self.model, found, taps, self.heads, storage, self._find_ranks) for t in preserve.parts]
         self.collector = Collector(self.model, taps, is_automatic(layers), "activations" in reads, "weights" in reads)
         self.collector.on_left_out = self.notices.left_out
         warn_second_keeper(self.model)
