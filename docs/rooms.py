@@ -26,7 +26,7 @@ SENTENCES = re.compile(r"\bImports [^.]*\.\s+Imported by [^.]*\.")
 
 # The lowest layer first. A room imports rooms of lower layers, and of its own layer if no circle arises.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("files", "fields", "terms", "functional", "metrics", "capacity", "activations", "workers", "network"),
+    ("files", "inputs", "fields", "terms", "functional", "metrics", "capacity", "activations", "workers", "network"),
     ("importance", "sparsify", "models", "data"),
     ("preserve",),
     ("trained",),

@@ -2,7 +2,7 @@
 
 Commands import torch only inside their functions, so that `selfless --help` is fast.
 
-Imports bench, capacity, data, engine, experiments, fields, files, metrics, preserve, report, runner, sparsify, spec and trained.
+Imports bench, capacity, data, engine, experiments, fields, files, inputs, metrics, preserve, report, runner, sparsify, spec and trained.
 Imported by nothing.
 """
 

@@ -60,6 +60,7 @@ def reproduce(
 
         from selfless.data import holding
         from selfless.experiments import NAMES, PAPER, experiment
+        from selfless.experiments.reproduce import check_together
         from selfless.runner import TrainOptions
 
         count = seeds or (2 if quick else 5)
@@ -86,6 +87,7 @@ def reproduce(
             force=force,
         )
         with holding():
+            check_together(wanted, options)
             records, problems = _run(wanted, count, options, as_json, Console(stderr=True, quiet=as_json))
         _show(records, problems, out, as_json)
         for name, problem in problems.items():

@@ -26,6 +26,7 @@ from selfless.engine.build import CannotShareFleet
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
 from selfless.network.given import is_unnamed, name_network
+from selfless.runner.checks import check_runs
 from selfless.runner.continuing import find_parent
 from selfless.runner.given import can_travel, check_objects, pack_streams
 from selfless.runner.live import FleetNote, announced
@@ -117,9 +118,13 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
         missing = [run for run in unique if options.force or is_unnamed(run.model) or store.load(run) is None]
         trained: dict[Run, Result] = {}
         if missing:
-            stack.enter_context(holding())  # every fleet needs the same images
+            held = stack.enter_context(contextlib.ExitStack())
+            held.enter_context(holding())  # every fleet needs the same images
             options = dataclasses.replace(options, device=resolve_device(options.device))
+            check_runs(missing, options)
             parts, processes = _divide(missing, unique, store, options)
+            if processes > 1:
+                held.close()  # each worker loads them
             with announced(missing, store):
                 if processes > 1:
                     _train_in_workers(parts, processes, store, options)

@@ -17,10 +17,10 @@ from typing import Any
 
 from selfless.data.digests import Contents
 from selfless.files import locked, write_atomically, write_json
+from selfless.inputs import NotHere
 from selfless.runner.archive import NAME, damaged, read_archive, write_archive
 from selfless.runner.sources import contents_of, made_from
 from selfless.spec import Result, Run
-from selfless.terms import NotHere
 
 __all__ = ["Store", "made_from"]
 
@@ -211,20 +211,21 @@ class Store:
 def _read(path: Path) -> Result | None:
     """Return the result in a metrics.json, with the file of its weights; None if there is no such file."""
     try:
-        result = _parse(path.read_text(encoding="utf-8"), path)
+        text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    result = _parse(text, path)
     weights = path.parent / TENSORS
     return dataclasses.replace(result, weights=weights) if weights.is_file() else result
 
 
-def _parse(text: str, path: Path) -> Result:
+def _parse(text: str | bytes, path: Path) -> Result:
     """Return the result in a metrics.json; `path` is named in errors."""
     try:
         return Result.from_dict(json.loads(text))
     except NotHere as error:
         raise ValueError(f"{path} was made by a custom method, {error}; run this in the folder of that module") from error
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a result of this version ({error}); delete its folder, or train again with selfless run --force"
         ) from error
@@ -236,7 +237,7 @@ def _parse_archived(line: str, key: str, path: Path) -> Result:
         result = Result.from_dict(json.loads(line))
     except NotHere as error:
         raise ValueError(f"run {key} in {path} was made by a custom method, {error}; run this in the folder of that module") from error
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise damaged(path, f"run {key}: {error}") from error
     if result.run.key != key:
         raise damaged(path, f"run {key} has the settings of run {result.run.key}")

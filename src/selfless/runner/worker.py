@@ -13,6 +13,7 @@ import torch
 
 from selfless.data import DataError
 from selfless.engine.progress import Event
+from selfless.inputs import describe_error, own_place
 from selfless.runner.given import unpack_streams
 from selfless.runner.local import train_fleet
 from selfless.runner.options import TrainOptions
@@ -42,8 +43,12 @@ def train_job(job: dict[str, Any], send: Send) -> None:
             waiting=lambda run: send(waiting=runs.index(run)),
         )
         train_fleet(runs, Store(job["out"], options.data_dir, checkpoints=job["checkpoints"]), options)
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
         send(error=str(error), is_data_error=isinstance(error, DataError))
+    except Exception as error:
+        if own_place(error) is None:
+            raise
+        send(error=describe_error(error), is_data_error=False)
 
 
 if __name__ == "__main__":

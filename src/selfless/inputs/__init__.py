@@ -1,0 +1,24 @@
+"""What a user hands to the package is checked here: values, their own code, and the content of records.
+
+Lives here: `values` checks numbers and lists several problems at once, `custom` imports a user's module, `records` checks what was read
+from a file against its schema.
+
+Imports nothing. Imported by cli, fields, models, report, runner, spec and terms.
+"""
+
+from selfless.inputs.custom import NotHere, describe_error, import_custom, own_place
+from selfless.inputs.records import check_experiment, check_result
+from selfless.inputs.values import collecting, is_finite, raise_all, show
+
+__all__ = [
+    "NotHere",
+    "check_experiment",
+    "check_result",
+    "collecting",
+    "describe_error",
+    "import_custom",
+    "is_finite",
+    "own_place",
+    "raise_all",
+    "show",
+]
