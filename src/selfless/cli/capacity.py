@@ -11,6 +11,7 @@ import typer
 from selfless.cli.errors import reporting_errors
 from selfless.cli.options import AsJson
 from selfless.cli.results import load_results
+from selfless.cli.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,18 +34,17 @@ def capacity(
             rows = [{name: getattr(r.run, name) for name in names} | {"capacity": r.capacity} for r in results]
             typer.echo(json.dumps({"runs": rows}))
             return
-        from rich.console import Console
 
         if len(results) > FEW:
             from selfless.report import room
 
-            Console().print(room(results))
+            open_console().print(room(results))
             typer.echo(
                 f"\n{len(results)} runs, means over seeds. Layers of one run: selfless capacity {folder}/KEY. All keys and layers: --json"
             )
             return
         for result in results:
-            Console().print(_table(result))
+            open_console().print(_table(result))
 
 
 def _table(result: Result) -> Table:

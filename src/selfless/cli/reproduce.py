@@ -12,6 +12,7 @@ import typer
 
 from selfless.cli.errors import print_error, reporting_errors
 from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Workers
+from selfless.cli.terminal import open_console
 from selfless.cli.training import train_with_progress
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ def reproduce(
     folder (selfless data list); if some are missing, it fills a separate column and leaves the published one empty.
     """
     with reporting_errors(as_json):
-        from rich.console import Console
-
         from selfless.data import holding
         from selfless.experiments import NAMES, PAPER, experiment
         from selfless.experiments.reproduce import check_together
@@ -88,7 +87,7 @@ def reproduce(
         )
         with holding():
             check_together(wanted, options)
-            records, problems = _run(wanted, count, options, as_json, Console(stderr=True, quiet=as_json))
+            records, problems = _run(wanted, count, options, as_json, open_console(stderr=True, quiet=as_json))
         _show(records, problems, out, as_json)
         for name, problem in problems.items():
             print_error(f"{name}: {problem}")
@@ -137,7 +136,6 @@ def _run(
     wanted: Sequence[Experiment], seeds: int, options: TrainOptions, as_json: bool, console: Console
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """(the records, what went wrong by experiment). Missing data or checkpoints stop one experiment, not the others."""
-    from rich.console import Console
 
     from selfless.data import DataError
     from selfless.experiments.measures import MissingCheckpoint
@@ -149,7 +147,7 @@ def _run(
     train = _trainer(options, as_json, console)
     if len(wanted) > 1:
         train_together(wanted, seeds=seeds, out=options.out, train=train)
-        train = _trainer(dataclasses.replace(options, force=False), True, Console(quiet=True))  # reads what was just recorded
+        train = _trainer(dataclasses.replace(options, force=False), True, open_console(quiet=True))  # reads what was just recorded
     for one in wanted:
         try:
             record = run_one(one, seeds=seeds, out=options.out, train=train, data_dir=options.data_dir)
@@ -170,12 +168,14 @@ def _trainer(options: TrainOptions, as_json: bool, console: Console) -> Train:
 
     `--force` trains each run again once, however many experiments share it. Runs that only choose strengths keep no checkpoints.
     """
+    from rich.text import Text
+
     from selfless.experiments.reproduce import CHOOSING
 
     fresh: set[tuple[Path, Run]] = set()
 
     def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
-        console.print(f"[bold]{what}[/bold], {len(runs)} run{'s' * (len(runs) > 1)}")
+        console.print(Text.assemble((what, "bold"), f", {len(runs)} run{'s' * (len(runs) > 1)}"))
         here = dataclasses.replace(options, out=place, checkpoints=options.checkpoints and place.name != CHOOSING)
         again = [run for run in runs if options.force and (place, run) not in fresh]
         if again:
@@ -191,11 +191,10 @@ def _show(records: Sequence[dict[str, Any]], problems: dict[str, str], out: Path
     if as_json:
         typer.echo(json.dumps({"out": str(out), "experiments": records, "problems": problems}))
         return
-    from rich.console import Console
 
     from selfless.report import experiments as reporting
 
-    console = Console()
+    console = open_console()
     for record in records:
         console.print(reporting.terminal(record))
     found = reporting.tally(records)
@@ -226,7 +225,6 @@ def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"seeds": seeds, "experiments": rows, "total": total}))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"Experiments; runs with {seeds} seeds, choosing included", title_justify="left")
@@ -241,7 +239,7 @@ def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool) -> None:
         )
     table.add_section()
     table.add_row("all", "of the paper", "what is shared is trained once", "", str(total["ours"]), str(total["paper"]))
-    console = Console()
+    console = open_console()
     console.print(table)
     for row in rows:
         if row["pending"]:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from selfless.cli.terminal import open_console
+
 if TYPE_CHECKING:
     from selfless.runner import TrainOptions
     from selfless.spec import Result, Run
@@ -16,13 +18,12 @@ if TYPE_CHECKING:
 
 def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: bool) -> list[Result]:
     """Train with live progress on standard error, or load the results that are recorded in `options.out`."""
-    from rich.console import Console
 
     from selfless.cli.progress import progress_lines
     from selfless.runner import Store, train_runs
 
     assert options.out is not None, "commands record what they train"
-    console = Console(stderr=True, quiet=as_json)
+    console = open_console(stderr=True, quiet=as_json)
     store = Store(options.out, options.data_dir)
     recorded = set() if options.force else {run for run in runs if store.load(run) is not None}
     if recorded:
@@ -39,7 +40,7 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
     with progress_lines(console, len(set(runs) - recorded)) as follow, quiet:
         results = train_runs(runs, dataclasses.replace(options, follow=follow, waiting=waiting))
     for line in fleet_speeds([r for r in results if r.run not in recorded]):
-        console.print(f"[dim]{line}[/dim]", highlight=False, soft_wrap=True)
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
     return results
 
 

@@ -95,7 +95,7 @@ def reproduce(experiment: Experiment, *, seeds: int, out: Path, train: Train, da
 
 
 def check_together(experiments: Sequence[Experiment], options: TrainOptions) -> None:
-    """Check every run that these experiments may train, before the first one; a run whose data is missing only leaves out its experiment."""
+    """Check every run that these experiments may train, before the first one. Missing data only leaves out its experiment."""
     assert options.out is not None
     cells = [cell for experiment in experiments for cell in experiment.cells]
     places = [*_trials(cells, options.out), (options.out, [final(cell, run, 0) for cell in cells for run in cell.candidates])]

@@ -6,7 +6,10 @@ that ends with "?" may be missing), or a function that returns what is wrong, or
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+import re
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any
@@ -15,7 +18,16 @@ from selfless.inputs.values import is_finite, show
 
 Schema = Any
 NUMERIC = (float, int)
-WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number", dict: "a table", list: "a list", type(None): "null"}
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # they could change a terminal
+WORDS = {
+    str: "text without control characters",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    dict: "a table",
+    list: "a list",
+    type(None): "null",
+}
 
 
 def check(value: Any, schema: Schema, where: str = "") -> None:
@@ -39,6 +51,8 @@ def _is(value: Any, kind: type) -> bool:
     """True if a JSON value has this type: a bool is no number, and a number is finite."""
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
+    if kind is str:
+        return isinstance(value, str) and CONTROL.search(value) is None
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
@@ -231,6 +245,47 @@ def _check_data(data: dict[str, Any]) -> None:
         size = len(task["classes"])
         if len(columns) != 2 or columns[1] > data["outputs"] or columns[1] - columns[0] != size:
             raise ValueError(f"data.tasks[{t}].columns is {show(columns)}; it must be [first, last + 1] of its {size} classes")
+
+
+NOTE: Schema = {
+    "host": str,
+    "process": count,
+    "updated": float,
+    "started?": float,
+    "ended?": str,
+    "runs": [{"key": str, "method": str, "stream": str, "model": str, "seed": int}],
+}
+EVENT: Schema = {
+    **dict.fromkeys(("task", "tasks", "epoch", "epochs"), count),
+    **dict.fromkeys(("name", "stage"), str),
+    **dict.fromkeys(("loss", "accuracy", "average"), [NUMBER]),
+    **dict.fromkeys(("evaluated", "resumed", "passing"), bool),
+    "share": float,
+    **dict.fromkeys(("speed", "seconds_left"), NUMBER),
+}
+
+
+def check_note(values: Any, of_fleet: bool) -> None:
+    """Raise ValueError unless the values are those of a note of a study, or of a fleet with its last event."""
+    check(values, NOTE | ({"event": EVENT} if of_fleet else {"started": float}))
+    if of_fleet and values["event"]["average"] and len(values["event"]["average"]) != len(values["runs"]):
+        raise ValueError("event.average must have a number for each run")
+
+
+def seal(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with "sha256", a checksum of all others."""
+    return values | {"sha256": _checksum(values)}
+
+
+def check_seal(values: Any) -> None:
+    """Raise ValueError if the values have a checksum and it is not theirs. Records of before the checksum have none."""
+    if isinstance(values, dict) and "sha256" in values and values["sha256"] != _checksum(values):
+        raise ValueError("its checksum is wrong: it was damaged, or edited by hand")
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    others = {key: value for key, value in values.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check_experiment(values: Any) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 from selfless.engine.progress import Event
 from selfless.files import write_text
+from selfless.inputs import check_note
 from selfless.runner.store import Store
 from selfless.spec import Run
 
@@ -125,7 +126,8 @@ def _remove_old(runs: Sequence[Run], store: Store) -> None:
 def read_note(path: Path) -> dict[str, Any] | None:
     """Return a note; None if it was removed in the meantime, or is none of ours."""
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-        return note if {"host", "process", "updated", "runs"} <= note.keys() else None
-    except (OSError, json.JSONDecodeError, AttributeError):
+        note: dict[str, Any] = json.loads(path.read_bytes())
+        check_note(note, path.name.startswith("training-"))
+        return note | {"runs": [{name: run[name] for name in ("key", "method", "stream", "model", "seed")} for run in note["runs"]]}
+    except (OSError, ValueError, RecursionError):
         return None

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfless.data import checksum
 from selfless.data.digests import Contents
 from selfless.files import locked, write_atomically, write_json
-from selfless.inputs import NotHere
+from selfless.inputs import NotHere, check_seal, seal
 from selfless.runner.archive import NAME, damaged, read_archive, write_archive
 from selfless.runner.sources import contents_of, made_from
 from selfless.spec import Result, Run
@@ -152,7 +153,8 @@ class Store:
             from safetensors.torch import save_file
 
             write_atomically(folder / TENSORS, lambda path: save_file(dict(tensors()), path, {"key": result.run.key}))
-        write_json(folder / METRICS, result.as_dict())
+            result = dataclasses.replace(result, about=result.about | {"checkpoint": checksum(folder / TENSORS)})
+        write_json(folder / METRICS, seal(result.as_dict()))
         return folder / TENSORS if self.checkpoints else None
 
     def log(self, run: Run, line: Mapping[str, Any]) -> None:
@@ -222,7 +224,9 @@ def _read(path: Path) -> Result | None:
 def _parse(text: str | bytes, path: Path) -> Result:
     """Return the result in a metrics.json; `path` is named in errors."""
     try:
-        return Result.from_dict(json.loads(text))
+        values = json.loads(text)
+        check_seal(values)
+        return Result.from_dict(values)
     except NotHere as error:
         raise ValueError(f"{path} was made by a custom method, {error}; run this in the folder of that module") from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:

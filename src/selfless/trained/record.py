@@ -79,7 +79,13 @@ def read_tensors(record: Record) -> Mapping[str, Tensor]:
         raise ValueError(f"run {key} has no recorded weights: packed results and checkpoints=False keep none; {AGAIN}")
     if isinstance(record.weights, Mapping):
         return record.weights
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    found: dict[str, Tensor] = load_file(record.weights)
+    try:
+        if record.about.get("checkpoint") not in (None, checksum(record.weights)):
+            raise ValueError("its checksum is not the recorded one")
+        found: dict[str, Tensor] = load_file(record.weights)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{record.weights} is damaged ({error}); {AGAIN}") from error
     return found
