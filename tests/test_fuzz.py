@@ -13,7 +13,7 @@ from tests.fuzz.changes import change_bytes, change_json, change_text
 
 def test_no_odd_input_gives_a_traceback() -> None:
     """A second or two of every run of the tests; `make fuzz` is the long form."""
-    tally = cases.run_cases(targets.TARGETS, first=0, cases=3, seconds=3.0)
+    tally = cases.run_cases(targets.TARGETS, first=0, cases=3, seconds=2.0)
     assert tally.found == []
     assert sum(tally.counts.values()) > 5
 

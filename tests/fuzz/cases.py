@@ -89,8 +89,9 @@ def run_case(made: World, kind: str, number: int) -> str | None:
 
 def run_cases(kinds: Iterable[str], first: int, cases: int, seconds: float) -> Tally:
     """Run cases of all kinds in turn: at most so many, for at most so many seconds."""
-    tally, kinds, started = Tally(), list(kinds), time.monotonic()
+    tally, kinds = Tally(), list(kinds)
     with world() as made:
+        started = time.monotonic()
         for number in range(first, first + cases):
             for kind in kinds:
                 if time.monotonic() - started > seconds:

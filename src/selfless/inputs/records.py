@@ -258,7 +258,7 @@ NOTE: Schema = {
 EVENT: Schema = {
     **dict.fromkeys(("task", "tasks", "epoch", "epochs"), count),
     **dict.fromkeys(("name", "stage"), str),
-    **dict.fromkeys(("loss", "accuracy", "average"), [NUMBER]),
+    **{name: [NUMBER] for name in ("loss", "accuracy", "average")},
     **dict.fromkeys(("evaluated", "resumed", "passing"), bool),
     "share": float,
     **dict.fromkeys(("speed", "seconds_left"), NUMBER),
