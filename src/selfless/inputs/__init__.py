@@ -7,13 +7,14 @@ Imports nothing. Imported by cli, fields, models, report, runner, spec and terms
 """
 
 from selfless.inputs.custom import NotHere, describe_error, import_custom, own_place
-from selfless.inputs.records import check_experiment, check_note, check_result, check_seal, seal
+from selfless.inputs.records import check_experiment, check_note, check_outcome, check_result, check_seal, seal
 from selfless.inputs.values import collecting, is_finite, raise_all, show
 
 __all__ = [
     "NotHere",
     "check_experiment",
     "check_note",
+    "check_outcome",
     "check_result",
     "check_seal",
     "collecting",

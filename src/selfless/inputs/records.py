@@ -209,6 +209,11 @@ EXPERIMENT: Schema = {
 }
 
 
+def check_outcome(values: Any) -> None:
+    """Raise ValueError unless the values say how a run ended: the part of a metrics.json that `selfless watch` shows."""
+    check(values, {"status": RESULT["status"], "error": str, "summary": numbers})
+
+
 def check_result(values: Any) -> None:
     """Raise ValueError unless the values are those of a metrics.json: the schema, and sizes that fit each other."""
     check(values, RESULT)

@@ -17,7 +17,7 @@ from typing import Any
 
 from selfless.data import checksum
 from selfless.data.digests import Contents
-from selfless.files import locked, write_atomically, write_json
+from selfless.files import locked, remove_left_over, write_atomically, write_json, write_text
 from selfless.inputs import NotHere, check_seal, seal
 from selfless.runner.archive import NAME, damaged, read_archive, write_archive
 from selfless.runner.sources import contents_of, made_from
@@ -25,8 +25,8 @@ from selfless.spec import Result, Run
 
 __all__ = ["Store", "made_from"]
 
-METRICS, TENSORS = "metrics.json", "checkpoint.safetensors"
-PACKED = {METRICS, "spec.json", "log.jsonl", "lock"}  # a folder with only these files can be removed after packing: it has no tensors
+METRICS, TENSORS, LOG = "metrics.json", "checkpoint.safetensors", "log.jsonl"
+PACKED = {METRICS, "spec.json", LOG, "lock"}  # a folder with only these files can be removed after packing: it has no tensors
 
 
 class Store:
@@ -145,24 +145,38 @@ class Store:
         return found
 
     # ------------------------------------------------------------------------------------------------------------ writing
-    def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> Path | None:
-        """Write a result; return the file of its tensors, if any. The metrics are written last, as a run with metrics counts as done."""
+    def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> Result:
+        """Write a result; return it as it is read again. The metrics are written last, as a run with metrics counts as done."""
         folder = self.folder(result.run)
         write_json(folder / "spec.json", result.run.as_dict())
         if self.checkpoints:
             from safetensors.torch import save_file
 
             write_atomically(folder / TENSORS, lambda path: save_file(dict(tensors()), path, {"key": result.run.key}))
-            result = dataclasses.replace(result, about=result.about | {"checkpoint": checksum(folder / TENSORS)})
+            result = dataclasses.replace(result, weights=folder / TENSORS, about=result.about | {"checkpoint": checksum(folder / TENSORS)})
         write_json(folder / METRICS, seal(result.as_dict()))
-        return folder / TENSORS if self.checkpoints else None
+        return result
 
     def log(self, run: Run, line: Mapping[str, Any]) -> None:
         """Append one line to a run's log.jsonl."""
         folder = self.folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "log.jsonl", "a", encoding="utf-8") as file:
+        with open(folder / LOG, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    def restore_log(self, run: Run, expected: Sequence[Mapping[str, Any]]) -> None:
+        """Make the log of a run that continues what it was at its checkpoint: no line after it, and none missing before it.
+
+        expected   the lines up to the checkpoint. A process that was killed may have written more, or not the last one, or half of it.
+        """
+        written: dict[Any, Mapping[str, Any]] = {}
+        with contextlib.suppress(OSError):
+            for line in (self.folder(run) / LOG).read_bytes().splitlines():
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    values = json.loads(line)
+                    written[values["task"], values["epoch"], values["evaluated"]] = values
+        lines = [written.get((line["task"], line["epoch"], line["evaluated"]), line) for line in expected]
+        write_text(self.folder(run) / LOG, "".join(json.dumps(line) + "\n" for line in lines))
 
     def clear(self, run: Run) -> None:
         """Delete the record of a run. The caller must have locked it. The state of an interrupted fleet stays for its other members.
@@ -197,6 +211,20 @@ class Store:
                 path.unlink(missing_ok=True)
                 path.with_suffix(".json").unlink(missing_ok=True)  # the note of a fleet that was killed
 
+    def tidy(self, runs: Sequence[Run]) -> None:
+        """Remove what killed processes left in the folders of these runs: temporary files, and states and notes of finished fleets.
+
+        A folder that another process has locked is left alone.
+        """
+        remove_left_over(self.out)
+        for folder in {self.folder(run) for run in runs}:
+            if folder.is_dir() and any(path.name.startswith((".", "training-")) for path in folder.iterdir()):
+                with contextlib.suppress(_Busy), locked(folder / "lock", _give_up):
+                    remove_left_over(folder)
+                    for note in folder.glob("training-*.json"):
+                        note.unlink(missing_ok=True)
+        self.sweep()
+
     @contextlib.contextmanager
     def lock(self, runs: Sequence[Run], busy: Callable[[Run], None]) -> Iterator[None]:
         """Lock the runs, in a fixed order so that two processes never wait for each other. Empty folders are removed at the end.
@@ -208,6 +236,14 @@ class Store:
                 stack.enter_context(locked(self.folder(run) / "lock", lambda run=run: busy(run)))  # type: ignore[misc]
                 stack.callback(_remove_empty, self.folder(run))  # runs before the lock is released
             yield
+
+
+class _Busy(Exception):
+    """Another process holds a lock."""
+
+
+def _give_up() -> None:
+    raise _Busy
 
 
 def _read(path: Path) -> Result | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from selfless.inputs import check_result
+from selfless.inputs import check_outcome, check_result
 from selfless.runner.archive import NAME, read_archive
 from selfless.runner.live import is_alive, read_note
 from selfless.runner.store import METRICS
@@ -162,11 +162,11 @@ def _outcome(text: str | bytes) -> dict[str, Any]:
     """Return state, accuracy and reason from the content of a metrics.json; one that cannot be read counts as failed."""
     try:
         values = json.loads(text)
-        check_result(values)
+        check_outcome(values)
     except (ValueError, RecursionError) as error:
         return {"state": "failed", "accuracy": None, "reason": f"its record cannot be read ({error}); train it again with --force"}
     failed = values["status"] != "done"
-    return {"state": "failed" if failed else "done", "accuracy": values.get("summary", {}).get("average"), "reason": values["error"]}
+    return {"state": "failed" if failed else "done", "accuracy": values["summary"].get("average"), "reason": values["error"]}
 
 
 def _names(text: str | bytes) -> dict[str, Any]:
