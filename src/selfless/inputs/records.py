@@ -126,8 +126,20 @@ NULL = type(None)
 NUMBER = (float, NULL)
 SHAPE = [int]
 
+RUN: Schema = {
+    "stream": str,
+    "model": str,
+    "preserve": (str, dict),
+    "sparsify": (str, dict),
+    "seed": int,
+    **dict.fromkeys(("tasks?", "outputs?"), (int, NULL)),
+    **dict.fromkeys(("epochs?", "batch?", "ramp?"), count),
+    **dict.fromkeys(("lr?", "momentum?", "weight_decay?", "held_out?"), float),
+    **dict.fromkeys(("stream_options?", "model_options?"), dict),
+    **{f"{name}?": str for name in "optimizer schedule anchor alpha layers select augment precision scenario parent".split()},
+}
 RESULT: Schema = {
-    "run": {"stream": str, "model": str, "preserve": (str, dict), "sparsify": (str, dict), "seed": int},
+    "run": RUN,
     "status": one_of("done", "failed"),
     "error": str,
     "summary?": numbers,
@@ -175,7 +187,7 @@ EXPERIMENT: Schema = {
         {
             **dict.fromkeys(("row", "column", "value", "heading", "unit", "status", "error", "method"), str),
             **dict.fromkeys(("published", "mean", "std", "difference"), NUMBER),
-            "run": (dict, NULL),
+            "run": lambda run: None if run is None else check(run, RUN, "run"),
             "on_test": bool,
             "runs": [{"seed": int, "key": str, "status": str, "error": str, "value": NUMBER, "detail": _detail}],
         }
