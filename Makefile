@@ -1,6 +1,7 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Both build .venv first; nothing is installed outside it.
 PYTHON ?= python3
 VENV   := .venv
+EXTRAS := .venv-integrations
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 # Real data beside the checkout is used where it is there; otherwise it is fetched once into the user's cache.
@@ -8,9 +9,9 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo check test lint docs fuzz kills bench tables clean help
+.PHONY: setup demo check test test-integrations lint docs fuzz kills bench tables clean help
 help:           ## what the targets do
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## build .venv with everything (idempotent)
 
@@ -38,6 +39,9 @@ check: lint     ## lint, types and the fast tests: before every commit
 test: lint      ## every test, lint and types included
 	@$(PYTEST) --durations=20
 
+test-integrations: $(STAMP) ## callbacks, plugins and trackers, with the real libraries in an environment of their own
+	@$(BIN)/python tests/integrations/environment.py $(EXTRAS)
+
 docs: $(STAMP)  ## run every snippet of README.md and docs/
 	@$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_numbers.py
 
@@ -63,4 +67,4 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md
 
 clean:          ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(EXTRAS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("spec",),
     ("keeper", "engine"),
     ("runner",),
-    ("report", "experiments", "bench"),
+    ("report", "experiments", "bench", "integrations"),
     ("cli",),
 )
 APART = (("report", "experiments"),)  # rooms of one layer that must not import each other in either direction

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,11 @@ assert spec is not None
 assert spec.loader is not None
 rooms = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(rooms)
+
+
+@functools.cache
+def arrows() -> Any:
+    return rooms.arrows_of(SOURCE)
 
 
 def test_imports_go_one_way_from_layer_to_layer() -> None:
@@ -56,9 +63,7 @@ def test_every_folder_says_what_lives_there_and_who_imports_it(folder: Path) -> 
 
 @pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder.parent == SOURCE], ids=lambda folder: folder.name)
 def test_a_room_says_truly_who_imports_it(folder: Path) -> None:
-    assert rooms.sentences(folder.name, rooms.arrows_of(SOURCE)) in docstring(folder), (
-        "write 'Imports x. Imported by y.', then: python docs/rooms.py"
-    )
+    assert rooms.sentences(folder.name, arrows()) in docstring(folder), "write 'Imports x. Imported by y.', then: python docs/rooms.py"
 
 
 def strings(tree: ast.Module) -> list[tuple[int, str]]:
@@ -235,3 +240,5 @@ def test_help_says_what_the_package_is_and_dir_shows_public_names_alone() -> Non
     places = [shown.index(name) for name in in_order]
     assert places == sorted(places)
     assert dir(selfless) == sorted(selfless.__all__)
+    for name in dir(selfless):
+        assert getattr(selfless, name) is not None

@@ -37,13 +37,15 @@ def test_tables_are_those_of_the_recorded_experiments(monkeypatch: pytest.Monkey
     """Run `make tables` after every change of the records or of the report."""
     from typer.testing import CliRunner
 
-    from selfless.cli import app
+    from selfless.cli import app, report
     from selfless.report import experiments
     from selfless.runner.store import Store
 
     results, found = Store(RECORDED).all(), experiments.load(RECORDED)  # read once for the three forms
     monkeypatch.setattr(Store, "all", lambda self: results)
     monkeypatch.setattr(experiments, "load", lambda folder: found)
+    today = {id(record): report.declared_today(record) for record in found}
+    monkeypatch.setattr(report, "declared_today", lambda record: today[id(record)])
     for form, suffix in (("md", "md"), ("csv", "csv"), ("latex", "tex")):
         made = CliRunner().invoke(app, ["report", str(RECORDED), "--format", form])
         assert made.stdout == read(RECORDED / f"tables.{suffix}"), f"run make tables: tables.{suffix} is old"
@@ -56,12 +58,16 @@ def test_claims_on_the_results_page_are_the_generated_ones() -> None:
 
 
 def test_verdicts_on_the_results_page_are_counted_right() -> None:
+    from selfless.report.families import correct
+    from selfless.report.records import tally
+
     page = read("docs/results.md")
     for profile in ("ours", "paper"):
-        claims = [claim for r in records(profile) if not r["name"].startswith("rivals") for claim in r["claims"]]
-        verdicts = [claim["verdict"] for claim in claims if not claim["ours"]]
-        counted = " | ".join(str(verdicts.count(verdict)) for verdict in ("holds", "fails", "undecided"))
-        assert re.search(rf"^\| `{profile}`[^|]*\| {re.escape(counted)} \|$", page, re.M), f"{profile}: {counted}"
+        found = records(profile)
+        ways = {": ": correct(found), ", each alone": found, ", one family": correct(found, as_one_family=True)}
+        for way, those in ways.items():
+            counted = " | ".join(str(tally(those, ours=False)[verdict]) for verdict in ("holds", "fails", "undecided"))
+            assert re.search(rf"^\| `{profile}`{way}[^|]*\| {re.escape(counted)} \|$", page, re.M), f"{profile}{way}: {counted}"
 
 
 def test_times_of_experiments_are_the_recorded_ones() -> None:

@@ -141,3 +141,81 @@ def test_the_chance_of_so_many_hits_is_a_sum_over_all_outcomes() -> None:
         outcomes = [sum(tosses) for tosses in product((0, 0, 1), repeat=5)]  # each toss hits with probability 1/3
         assert chance_of_hits(hits, 5, 1 / 3) == pytest.approx(sum(total >= hits for total in outcomes) / 3**5)
     assert chance_of_hits(1200, 10_000, 0.1) < 1e-9
+
+
+TABLE = {  # t with F(t) = p, from printed tables of Student's distribution
+    (0.975, 1): 12.706,
+    (0.975, 2): 4.303,
+    (0.975, 3): 3.182,
+    (0.975, 4): 2.776,
+    (0.975, 9): 2.262,
+    (0.975, 30): 2.042,
+    (0.995, 4): 4.604,
+    (0.95, 5): 2.015,
+    (0.9995, 4): 8.610,
+}
+
+
+@pytest.mark.parametrize(("p", "dof"), TABLE)
+def test_students_quantiles_are_the_tabulated_ones(p: float, dof: int) -> None:
+    assert metrics.student_quantile(p, dof) == pytest.approx(TABLE[p, dof], abs=5e-4)
+    assert metrics.student_quantile(1 - p, dof) == -metrics.student_quantile(p, dof)
+
+
+@pytest.mark.parametrize("dof", [1, 2, 3, 4, 7, 10, 29])
+def test_students_distribution_is_the_integral_of_its_density(dof: int) -> None:
+    x = np.linspace(0, 3, 20_001)
+    constant = math.gamma((dof + 1) / 2) / (math.sqrt(dof * math.pi) * math.gamma(dof / 2))
+    density = constant * (1 + x**2 / dof) ** (-(dof + 1) / 2)
+    integral = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2 * np.diff(x))])
+    for i in range(0, len(x), 2_500):
+        assert metrics.student_cdf(x[i], dof) == pytest.approx(0.5 + integral[i], abs=1e-8)
+        assert metrics.student_cdf(-x[i], dof) == pytest.approx(0.5 - integral[i], abs=1e-8)
+    assert (metrics.student_cdf(math.inf, dof), metrics.student_cdf(-math.inf, dof)) == (1.0, 0.0)
+
+
+def test_the_t_interval_is_the_formula_and_covers_as_often_as_it_says() -> None:
+    a, b = [5.0, 7.0, 6.0, 8.0, 4.0], [1.0, 2.0, 3.0, 2.0, 2.0]
+    d = np.subtract(a, b)
+    half = 2.776445 * d.std(ddof=1) / math.sqrt(5)
+    assert metrics.paired_t_interval(a, b) == pytest.approx((d.mean() - half, d.mean() + half), rel=1e-6)
+    rng = np.random.default_rng(0)
+    samples = rng.normal(0.7, 1.0, size=(2000, 5))
+    found = [metrics.paired_t_interval(x, np.zeros(5)) for x in samples]
+    assert 0.935 < np.mean([low <= 0.7 <= high for low, high in found]) < 0.965  # of the bootstrap: 0.84
+    assert all(math.isnan(x) for x in metrics.paired_t_interval([1.0], [2.0]))
+    assert metrics.paired_t_interval([3.0, 4.0], [1.0, 2.0]) == (2.0, 2.0)
+
+
+def test_p_values_agree_with_the_interval() -> None:
+    """The margin lies at an end of the interval exactly if twice the smaller p-value is 1 − level."""
+    a, b = [5.0, 7.0, 6.0, 8.0, 4.0], [1.0, 2.0, 3.0, 2.0, 2.0]
+    for level in (0.9, 0.95, 0.99):
+        low, high = metrics.paired_t_interval(a, b, level=level)
+        assert 2 * metrics.paired_p_values(a, b, low)[0] == pytest.approx(1 - level)
+        assert 2 * metrics.paired_p_values(a, b, high)[1] == pytest.approx(1 - level)
+    above, below = metrics.paired_p_values(a, b, 1.0)
+    assert above + below == pytest.approx(1)
+    assert metrics.paired_p_values([1.0, 2.0], [0.0, 1.0], 0.5) == (0.0, 1.0)  # equal differences: nothing varies
+    assert metrics.paired_p_values([1.0, 2.0], [0.0, 1.0], 1.0) == (1.0, 1.0)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_rejects_step_by_step(p: list[float]) -> None:
+    """Slowly: take the smallest p while it is at most α divided by the number of tests that are left; stop at the first that is not."""
+    adjusted = metrics.holm(p)
+    for alpha in (0.01, 0.05, 0.3):
+        left, rejected = sorted(range(len(p)), key=lambda i: p[i]), set()
+        while left and p[left[0]] * len(left) <= alpha:
+            rejected.add(left.pop(0))
+        assert {i for i, q in enumerate(adjusted) if q <= alpha} == rejected
+    assert (adjusted >= np.array(p)).all()
+
+
+def test_the_number_of_seeds_that_decides_is_the_first() -> None:
+    for gap, deviation in ((0.5, 0.4), (-1.0, 3.0), (2.0, 0.1), (0.3, 0.3)):
+        slowly = next(n for n in range(2, 500) if abs(gap) > metrics.student_quantile(0.975, n - 1) * deviation / math.sqrt(n))
+        assert metrics.seeds_to_decide(gap, deviation) == slowly
+    assert metrics.seeds_to_decide(0.0, 1.0) is None
+    assert metrics.seeds_to_decide(0.01, 1.0, most=100) is None
+    assert metrics.seeds_to_decide(0.5, 0.4, level=0.999) > metrics.seeds_to_decide(0.5, 0.4)  # type: ignore[operator]

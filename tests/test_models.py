@@ -237,7 +237,6 @@ def test_a_custom_network_and_its_hidden_layers(build_custom):
         ("text", TypeError, "not a torch.nn.Module"),
         ("wrong_name", ValueError, "'fc9' of hidden is not in the model"),
         ("clash", TypeError, "tuple of module names"),
-        ("functional", ValueError, "no activation modules"),
         ("shared", ValueError, "are the same activation module"),
         ("positional", ValueError, "needs 'num_classes'"),
         ("", ValueError, "module:factory"),
@@ -304,3 +303,7 @@ def test_a_known_network_is_refused(name, shape, options, match):
 def test_names_are_described():
     assert list(names())[:2] == ["mlp-N", "mlp-N-maxout"]
     assert all(about and "\n" not in about for about in names().values())
+
+
+def test_a_custom_network_that_calls_activations_as_functions_has_no_hidden_layers(build_custom):
+    assert build_custom("functional").hidden == ()

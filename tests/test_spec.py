@@ -85,3 +85,12 @@ def test_every_field_describes_itself() -> None:
 def test_fields_can_be_read_without_torch() -> None:
     code = "import sys, selfless.spec; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'typer')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_field_that_does_not_exist_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(TypeError, match=r"^Run has no field 'epoch'; did you mean 'epochs'\?$"):
+        Run(epoch=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="Run has no field 'strem'; did you mean 'stream'"):
+        Run().replace(strem="split-mnist")
+    with pytest.raises(TypeError, match="Run has no field 'zzz'; it has alpha, anchor"):
+        Run(zzz=1)  # type: ignore[call-arg]

@@ -13,11 +13,14 @@ Whole runs, from data to a table:
     run = selfless.Run(stream="permuted-mnist", sparsify="slnid:1e-3", seed=0)   Run        all settings as one value
     result = selfless.train(run, out="results")                                  train      returns a Result, or a list of them
     result.accuracy[t, u], result.summary()                                      Result     accuracy on task u after task t
+    stream = selfless.stream([(train, test), …])                                 stream     your own data sets, for train(run, stream=stream)
+    model = selfless.load("results/KEY").model(task=0)                           load       a recorded result, and its trained network
 
     preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet NoPreserver
+    with old data Replay DERpp
     sparsifiers   SNI SNID SLNI SLNID L1Rep DeCov L1Param L2Param OrthReg NoSparsifier
     activations   Maxout LWTA
-    modules       functional (the formulas), importance, preserve, sparsify, models, data, metrics, capacity
+    modules       functional (the formulas), importance, preserve, sparsify, models, data, trained, metrics, capacity, experiments
 
 The command line is `selfless --help`. Importing the package is fast: torch is loaded when a name that needs it is first used.
 """
@@ -44,12 +47,12 @@ _HOMES = {
     "stream": "data",
     **dict.fromkeys(["Maxout", "LWTA"], "activations"),
 }
-_MODULES = ("functional", "importance", "sparsify", "preserve", "models", "data", "metrics", "capacity")
+_MODULES = ("functional", "importance", "sparsify", "preserve", "models", "data", "trained", "metrics", "capacity", "experiments")
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 
 if TYPE_CHECKING:
-    from selfless import capacity, data, functional, importance, metrics, models, preserve, sparsify
+    from selfless import capacity, data, experiments, functional, importance, metrics, models, preserve, sparsify, trained
     from selfless.activations import LWTA, Maxout
     from selfless.capacity import Capacity
     from selfless.data import stream

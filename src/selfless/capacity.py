@@ -9,13 +9,15 @@ with Ω and α summed over the tasks learnt so far. The threshold τ is 1e-2, as
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 THRESHOLD = 1e-2
-REASONS = {"neurons": "no layer is attached", "parameters": "no preserver measures their importance"}
+REASONS = {"neurons": ": no layer is attached", "parameters": ": no preserver measures their importance"}
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,20 @@ class Capacity:
         width = max((len(name) for name in (*self.neurons, *self.parameters)), default=3)
         for title, rows in (("neurons", self.neurons), ("parameters", self.parameters)):
             if not rows:
-                yield f"  {title:<10}  not measured: {REASONS[title]}"
+                is_early = title == "neurons" and not self.tasks
+                yield f"  {title:<10}  not measured{' yet: consolidate() measures them when a task ends' if is_early else REASONS[title]}"
             for name, free in rows.items():
                 yield f"  {title:<10}  {name:<{width}}  {free}"
             if len(rows) > 1:
                 yield f"  {title:<10}  {'all':<{width}}  {_sum(rows)}"
+
+
+def check_threshold(threshold: Any) -> None:
+    """Raise an error unless the threshold τ is a number ≥ 0."""
+    if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real) or not float(threshold) >= 0:
+        raise ValueError(
+            f"capacity({threshold!r}): the threshold must be a number ≥ 0, such as {THRESHOLD}; what is less important is free"
+        )
 
 
 def _sum(rows: Mapping[str, Free]) -> Free:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar, get_args
 
 from selfless.inputs import is_finite, show
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,23 @@ class Option:
         if self.kind is str and not isinstance(value, str):
             raise TypeError(f"{name} is {shown}; it must be text")
         return value
+
+
+def naming_unknown(kind: type[Kind]) -> type[Kind]:
+    """Return the dataclass with an `__init__` that names the nearest field where a keyword is not a field."""
+    known, make = {f.name for f in fields(kind)}, kind.__init__  # type: ignore[arg-type]
+
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(known))}"
+                raise TypeError(f"{kind.__name__} has no field {name!r}; {hint}")
+        make(self, *args, **given)
+
+    kind.__init__ = init  # type: ignore[method-assign]
+    return kind
 
 
 def option(default: Any, panel: Literal["What", "Training"], help: str, *, kind: type | None = None, shown: str = "", **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Measures of a run, as pure functions of its accuracy matrix.
+"""Measures of a run, as pure functions of its accuracy matrix; intervals and tests over seeds.
 
 A[t, u] is the accuracy on task u after learning task t, t, u = 1 … T. A is (T, T), or (1, T) if all tasks were learnt together.
 
@@ -7,6 +7,7 @@ A[t, u] is the accuracy on task u after learning task t, t, u = 1 … T. A is (T
 - A measure that compares "before" with "after" needs two rows. With one row it is NaN.
 """
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,15 @@ __all__ = [
     "backward_transfer",
     "forgetting",
     "forward_transfer",
+    "holm",
     "learning_accuracy",
     "paired_interval",
+    "paired_p_values",
+    "paired_t_interval",
+    "seeds_to_decide",
     "spread",
+    "student_cdf",
+    "student_quantile",
     "summary",
 ]
 
@@ -111,17 +118,126 @@ def paired_interval(
     This is the percentile bootstrap: each of `resamples` means is taken over n differences drawn with replacement. With few seeds the
     interval is too narrow; if n = 5 differences all have one sign, it never contains zero. One pair gives (NaN, NaN).
     """
-    x, y = _sample(a), _sample(b)
-    if x.shape != y.shape:
-        raise ValueError(f"a and b must be paired, one value per seed in each; they have {len(x)} and {len(y)} values")
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, not {level}")
-    if len(x) == 1:
+    d = _differences(a, b)
+    if len(d) == 1:
         return np.nan, np.nan
-    d = x - y
     means = d[np.random.default_rng(seed).integers(len(d), size=(resamples, len(d)))].mean(1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def student_cdf(t: float, dof: int) -> float:
+    """F(t) of Student's distribution with an integer number of degrees of freedom ν, exactly.
+
+    With θ = atan(t/√ν) and A = P(|T| ≤ |t|), F = (1 ± A)/2:
+    ν even   A = sin θ Σ_{k<ν/2} c_k cos²ᵏθ,  c_0 = 1, c_k = c_{k−1} (2k−1)/2k
+    ν odd    A = 2/π (θ + sin θ Σ_{k<(ν−1)/2} c_k cos²ᵏ⁺¹θ),  c_0 = 1, c_k = c_{k−1} 2k/(2k+1)   (Abramowitz & Stegun 26.7.3, 26.7.4)
+    """
+    if dof < 1:
+        raise ValueError(f"Student's distribution needs at least one degree of freedom, not {dof}: two seeds or more")
+    if math.isinf(t):
+        return float(t > 0)
+    theta, odd = math.atan(t / math.sqrt(dof)), dof % 2
+    term, total = math.cos(theta) if odd else 1.0, 0.0
+    for k in range(1, (dof - odd) // 2 + 1):
+        total += term
+        term *= math.cos(theta) ** 2 * (2 * k / (2 * k + 1) if odd else (2 * k - 1) / (2 * k))
+    inside = 2 / math.pi * (theta + math.sin(theta) * total) if odd else math.sin(theta) * total
+    return (1 + inside) / 2
+
+
+@functools.lru_cache(maxsize=1024)
+def student_quantile(p: float, dof: int) -> float:
+    """Return t with F(t) = p, by bisection."""
+    if not 0 < p < 1:
+        raise ValueError(f"p must lie between 0 and 1, not {p}")
+    if p < 0.5:
+        return -student_quantile(1 - p, dof)
+    low, high = 0.0, 1.0
+    while student_cdf(high, dof) < p:
+        low, high = high, 2 * high
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if student_cdf(middle, dof) < p else (low, middle)
+    return high
+
+
+def paired_t_interval(a: "ArrayLike | Tensor", b: "ArrayLike | Tensor", *, level: float = 0.95) -> tuple[float, float]:
+    """(low, high) = d̄ ∓ t s/√n with t = the quantile (1 + level)/2 of Student's distribution with n − 1 degrees of freedom, d = a − b.
+
+    a and b are paired by seed. One pair gives (NaN, NaN).
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, not {level}")
+    d = _differences(a, b)
+    if len(d) == 1:
+        return np.nan, np.nan
+    half = student_quantile((1 + level) / 2, len(d) - 1) * _deviation(d) / math.sqrt(len(d))
+    return float(d.mean()) - half, float(d.mean()) + half
+
+
+def paired_p_values(a: "ArrayLike | Tensor", b: "ArrayLike | Tensor", margin: float = 0.0) -> tuple[float, float]:
+    """(above, below): one-sided p-values for mean(a − b) > margin and for mean(a − b) < margin, by the paired t test.
+
+    above = 1 − F(t), below = F(t), t = (d̄ − margin) √n / s. If all differences are equal there is nothing to test: the p-values are 0 and
+    1, or 1 and 1 if they equal the margin. One pair gives (NaN, NaN).
+    """
+    d = _differences(a, b)
+    if len(d) == 1:
+        return np.nan, np.nan
+    gap, deviation = float(d.mean()) - margin, _deviation(d)
+    if not deviation:
+        return float(gap <= 0), float(gap >= 0)
+    t = gap * math.sqrt(len(d)) / deviation
+    return student_cdf(-t, len(d) - 1), student_cdf(t, len(d) - 1)
+
+
+def holm(p: "ArrayLike | Tensor") -> Floats:
+    """Return Holm's adjusted p-values of a family of m tests: in ascending order, max_{j ≤ i} min(1, (m − j + 1) p_j).
+
+    Rejecting where the adjusted value is at most 5 % makes one wrong rejection or more in the family with probability at most 5 %.
+    """
+    values = _float64(p)
+    if values.ndim != 1 or not ((values >= 0) & (values <= 1)).all():
+        raise ValueError("p-values must be a list of numbers from 0 to 1")
+    order, adjusted = np.argsort(values, kind="stable"), np.empty_like(values)
+    scaled = np.minimum(1.0, values[order] * np.arange(len(values), 0, -1))
+    adjusted[order] = np.maximum.accumulate(scaled) if len(scaled) else scaled
+    return adjusted
+
+
+def seeds_to_decide(gap: float, deviation: float, *, level: float = 0.95, most: int = 1000) -> int | None:
+    """Return the smallest n ≥ 2 with |gap| > t_{n−1} deviation/√n: how many seeds would decide if mean and deviation stayed as they are.
+
+    gap = d̄ − margin, deviation = s, t the quantile (1 + level)/2. None if `most` seeds would not be enough.
+    """
+    if not gap:
+        return None
+
+    def decides(n: int) -> bool:
+        return abs(gap) > student_quantile((1 + level) / 2, n - 1) * deviation / math.sqrt(n)
+
+    if not decides(most):
+        return None
+    low, high = 1, most  # the width falls with n, so bisect
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return high
+
+
+def _differences(a: "ArrayLike | Tensor", b: "ArrayLike | Tensor") -> Floats:
+    x, y = _sample(a), _sample(b)
+    if x.shape != y.shape:
+        raise ValueError(f"a and b must be paired, one value per seed in each; they have {len(x)} and {len(y)} values")
+    return x - y
+
+
+def _deviation(d: Floats) -> float:
+    """s of the differences; 0 if they are equal up to rounding."""
+    s = float(d.std(ddof=1))
+    return s if s > 1e-12 * max(1.0, float(np.abs(d).max())) else 0.0
 
 
 def _float64(values: "ArrayLike | Tensor") -> Floats:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
 from selfless.inputs import import_custom
-from selfless.network.given import PREFIX, find_factory
+from selfless.network.given import PREFIX, find_factory, network_title
 from selfless.network.hidden import hidden_activations
 
 __all__ = ["Network", "build", "hidden_activations", "hidden_layers", "names"]
@@ -71,9 +71,11 @@ def build(
         except Exception as error:
             if not is_custom:
                 raise
-            raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
+            raise ValueError(f"{network_title(name)} raised {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
+        raise TypeError(
+            f"{network_title(name)} returned {type(model).__name__}, not a torch.nn.Module; return the network from the function"
+        )
     for conv, attribute in ((False, "hidden"), (True, "hidden_conv")):
         layers = hidden_activations(model, conv=conv)
         if getattr(model, attribute, None) != layers:
@@ -101,18 +103,20 @@ def _mlp_lwta(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, wind
     return _perceptron(math.prod(input_shape), n, n, lambda: LWTA(window), layers, outputs)
 
 
-def _mlp_maxout(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, window: int = 2) -> Network:
+def _mlp_maxout(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, window: int = 2, units: int | None = None) -> Network:
     """d–K–…–K–outputs with Maxout: each of the K units is the largest of w = `window` linear units.
 
     P(K) = wK(d+1) + (layers−1)·wK(K+1) + (K+1)·outputs is the number of parameters. K is chosen so that P(K) is nearest to that of `mlp-N`
     (w = 1). Example with d = 784, two layers, ten outputs: N = 128 (118,282) gives K = 69 (118,690), N = 64 (55,050) K = 33 (54,394).
+
+    units   K itself; N/window is the network of the released code, whose N linear units become N/window
     """
     d = math.prod(input_shape)
 
     def parameters(k: int, w: int) -> int:
         return w * k * (d + 1) + (layers - 1) * w * k * (k + 1) + (k + 1) * outputs
 
-    k = min(range(1, n + 1), key=lambda k: abs(parameters(k, window) - parameters(n, 1)))
+    k = units or min(range(1, n + 1), key=lambda k: abs(parameters(k, window) - parameters(n, 1)))
     return _perceptron(d, k, window * k, lambda: Maxout(window), layers, outputs)
 
 
@@ -230,7 +234,7 @@ def _alexnet(
 
 _NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "mlp-N": (_mlp, "two hidden layers of N units, ReLU; option layers"),
-    "mlp-N-maxout": (_mlp_maxout, "the same with Maxout, as many parameters as mlp-N; options layers, window"),
+    "mlp-N-maxout": (_mlp_maxout, "the same with Maxout, as many parameters as mlp-N; options layers, window, units"),
     "mlp-N-lwta": (_mlp_lwta, "the same with local winner-take-all; options layers, window"),
     "cnn-N": (_cnn, "Zenke et al.: conv 32-32-pool-64-64-pool, FC N; options padding, dropout"),
     "vgg-slim": (_vgg_slim, "the paper's Tiny ImageNet network, FC 500-500; options pools, batch_norm, fc_units"),
@@ -342,10 +346,13 @@ def _match_arguments(name: str, factory: Callable[..., Any], standard: dict[str,
         for option in options:
             if option not in accepted:
                 possible = [key for key in accepted if key not in standard]
-                raise ValueError(f"{name} has no option {option!r}; it has {', '.join(possible) or 'none'}")
+                raise ValueError(f"{network_title(name)} has no option {option!r}; it has {', '.join(possible) or 'none'}")
         arguments = {key: value for key, value in arguments.items() if key in accepted}
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for parameter in required:
         if parameter not in accepted or parameter not in arguments:
-            raise ValueError(f"{name} needs {parameter!r}; it is called with outputs=, input_shape= and the given options")
+            raise ValueError(
+                f"{network_title(name)} needs {parameter!r}; it is called with outputs=, input_shape= and model_options: give it there, "
+                f"as model_options={{{parameter!r}: …}}, or a default in its definition"
+            )
     return arguments

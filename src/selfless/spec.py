@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from selfless.fields import chosen_from, option
+from selfless.fields import chosen_from, naming_unknown, option
 from selfless.inputs import check_result, collecting, raise_all
 from selfless.terms import Term, parse, term_dict, term_from_dict
 
@@ -49,6 +49,7 @@ Alpha = Literal["sum", "mean"]
 Layers = Literal["hidden", "all"]
 
 
+@naming_unknown
 @dataclass(frozen=True)
 class Run:
     """One training on a sequence of tasks. Every field is also a flag of `selfless run` and a key of its TOML file.

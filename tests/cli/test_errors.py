@@ -22,10 +22,9 @@ runner = CliRunner()
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_a_warning_is_one_line_without_a_path(stream: str, tmp_path: Path, workers: str) -> None:
-    """Two runs that are no fleet warn twice, in this process or in workers; a person is told once."""
-    words = ["--preserve", "packnet:0.5", "--scenario", "class", "--seeds", "2", "--workers", workers, "--json"]
+def test_a_warning_is_one_line_without_a_path(stream: str, tmp_path: Path) -> None:
+    """Two runs that are no fleet warn twice; a person is told once. The same in workers: tests/runner/test_resuming.py."""
+    words = ["--preserve", "packnet:0.5", "--scenario", "class", "--seeds", "2", "--workers", "1", "--json"]
     done = runner.invoke(app, small(stream, tmp_path, *words))
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["runs"]) == 2

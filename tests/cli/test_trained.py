@@ -101,3 +101,47 @@ def test_unknown_accuracies_are_shown_as_such(stream: str, tmp_path: Path) -> No
     for more in (["report"], ["report", "--format", "md"], ["capacity"]):
         done = runner.invoke(app, [*more, str(tmp_path / "out")])
         assert done.exit_code == 0, done.output
+
+
+def named_tasks(names: list[str], folder: Path, **options: object) -> Path:
+    """Record a run over tasks of the classes off and on with these names; return its folder."""
+    x = np.random.default_rng(0).integers(0, 256, (20, 1, 6, 6), dtype=np.uint8)
+    half = (x, np.arange(20) % 2)
+    stream = selfless.stream([(half, half)] * len(names), names=names, classes=["off", "on"])
+    run = selfless.Run(stream=stream, model="mlp-4", epochs=1, batch=20)
+    selfless.train(run, out=folder)
+    return folder / run.key
+
+
+def test_a_number_that_is_also_a_name_is_not_guessed(picture: Path, tmp_path: Path) -> None:
+    place = named_tasks(["0", "1", "3"], tmp_path)
+
+    def predict(task: str) -> tuple[int, str]:
+        done = runner.invoke(app, ["predict", str(place), str(picture), "--task", task])
+        return done.exit_code, done.stderr
+
+    status, text = predict("1")
+    assert status == 1
+    assert "--task 1 is the number of the task '0', and the name of task 2; write --task number:1 or --task name:1" in text
+    for task, note in (("0", "task 1 of 3: 0"), ("2", "task 2 of 3: 1"), ("3", "task 3 of 3: 3")):
+        assert predict(task) == (0, f"note: {note}\n"), task
+    for task, note in (("number:1", "task 1 of 3: 0"), ("name:1", "task 2 of 3: 1")):
+        assert predict(task) == (0, f"note: {note}\n"), task
+    assert "has no task 'name:7'; its tasks: 1 (0), 2 (1), 3 (3)" in predict("name:7")[1]
+
+
+def test_classes_of_one_name_in_several_tasks_are_told_apart(picture: Path, tmp_path: Path) -> None:
+    place = named_tasks(["day", "night"], tmp_path)
+    found = json.loads(runner.invoke(app, ["predict", str(place), str(picture), "--top", "4", "--json"]).stdout)
+    assert {one["name"] for one in found["pictures"][0]["classes"]} == {"off (day)", "on (day)", "off (night)", "on (night)"}
+    found = json.loads(runner.invoke(app, ["predict", str(place), str(picture), "--task", "night", "--json"]).stdout)
+    assert (found["task"], found["task_number"]) == ("night", 2)
+    assert {one["name"] for one in found["pictures"][0]["classes"]} == {"off", "on"}
+
+
+def test_a_file_that_is_no_picture(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_text("no picture")
+    done = runner.invoke(app, ["predict", str(place), str(tmp_path / "bad.png"), "--task", "1"])
+    assert done.exit_code == 1
+    assert "bad.png is not a readable image: it is in no format that Pillow knows; give a PNG or JPEG file" in done.stderr
+    assert "<" not in done.stderr

@@ -68,3 +68,4 @@ def test_the_order_of_folders_is_said(tmp_path: Path) -> None:
     assert said.endswith("""--stream-option 'task_order=["task10", "task2"]'""")
     assert folder_order(Run(stream=f"folders:{tmp_path}", stream_options={"task_order": ["task10", "task2"]})) == ""
     assert folder_order(Run()) == ""
+    assert folder_order(Run(stream=f"folders:{tmp_path}", tasks=1)) == ""

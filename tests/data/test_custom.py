@@ -179,7 +179,7 @@ def test_folders_malformed(tmp_path: Path, folders: Path) -> None:
     with pytest.raises(MissingData, match="not a folder"):
         stream(f"folders:{tmp_path / 'none'}")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="has the tasks none"):
+    with pytest.raises(DataError, match=r"has no folder of a task; put images into .*/empty/<task>/<class>/\*\.png"):
         stream(f"folders:{tmp_path / 'empty'}")
     (tmp_path / "empty" / "task").mkdir()
     with pytest.raises(DataError, match="0 training and 0 test images"):
@@ -193,9 +193,58 @@ def test_folders_malformed(tmp_path: Path, folders: Path) -> None:
 
 def test_a_class_only_in_the_test_set_is_an_error(folders: Path) -> None:
     picture(folders / "task2" / "test" / "fox" / "1.png", 3)
-    with pytest.raises(ValueError, match="task2 is tested on a class it is not trained on"):
+    with pytest.raises(ValueError, match=r"task2 is tested on the class 'fox', of which it has no training images; add some"):
         stream(f"folders:{folders}")
 
 
 def test_natural_order() -> None:
     assert sorted(["b10", "b9", "a", "10", "9"], key=natural_key) == ["9", "10", "a", "b9", "b10"]
+
+
+X = np.random.default_rng(0).random((24, 5), dtype=np.float32)
+Y = np.arange(24) % 4
+
+
+def test_an_input_that_is_not_finite_is_named_by_task_and_sample() -> None:
+    wrong = X.copy()
+    wrong[7, 2] = np.nan
+    wrong[9, 0] = np.inf
+    with pytest.raises(ValueError, match=r"^x_train: sample 7 \(from 0\), of task 1, contains NaN; leave it out, or replace the values"):
+        from_arrays(wrong, Y, task=Y // 2)
+    with pytest.raises(ValueError, match=r"^x_test: sample 9 \(from 0\) contains infinity"):
+        from_arrays(X, Y, np.nan_to_num(wrong, posinf=np.inf), Y, classes_per_task=2)
+    with pytest.raises(ValueError, match=r"^night, test: sample 7 \(from 0\) contains NaN"):
+        stream([((X, Y), (X, Y)), {"train": (X, Y), "test": (wrong, Y), "name": "night"}])
+    items = [(torch.from_numpy(row), 0) for row in wrong]
+    with pytest.raises(ValueError, match=r"^task 1, train: sample 7"):
+        stream([(items, items)])
+
+
+def test_options_that_a_task_for_each_image_excludes() -> None:
+    for options, name in (({"classes_per_task": 2}, "classes_per_task"), ({"kind": "permuted"}, "kind")):
+        with pytest.raises(
+            ValueError, match=f"has a task number for each image, which decides the tasks, so {name}= cannot; leave out {name}="
+        ):
+            from_arrays(X, Y, task=Y // 2, **options)
+    with pytest.raises(ValueError, match="no kind of stream is called 'spilt'; did you mean 'split'"):
+        from_arrays(X, Y, kind="spilt")
+
+
+def test_names_of_tasks_are_one_for_each_and_differ(folders: Path) -> None:
+    for names in (["a"], ["a", "a"]):
+        with pytest.raises(ValueError, match="give each task a name of its own"):
+            from_arrays(X, Y, task=Y // 2, names=names)
+        with pytest.raises(ValueError, match="give each task a name of its own"):
+            stream([((X, Y), (X, Y))] * 2, names=names)
+    assert stream(f"folders:{folders}", names=["first", "second"]).tasks[0].name == "first"
+
+
+def test_folders_without_tasks_and_streams_without_paths(folders: Path) -> None:
+    with pytest.raises(DataError, match=r"task_order names 'tusk', which is no folder of .*; list its folders once each: task"):
+        stream(f"folders:{folders}", task_order=["tusk"])
+    with pytest.raises(ValueError, match="stream 'folders:' needs a path after the colon: folders:my/tasks"):
+        stream("folders:")
+    with pytest.raises(
+        ValueError, match="class_order: 9 is not a class of arrays; list its classes once each, by name or number from 0: 0, 1"
+    ):
+        from_arrays(X, Y, classes_per_task=2, class_order=[9])

@@ -27,7 +27,7 @@ def test_streams_by_name(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> N
         ("permuted-mnits", "did you mean 'permuted-mnist'"),
         ("split-cifar100", "did you mean 'split-cifar-100'"),
         ("mnist", "known: permuted-mnist"),
-        ("folders:", "known: permuted-mnist"),
+        ("folders:", "needs a path after the colon: folders:my/tasks"),
     ],
 )
 def test_unknown_names_are_met_with_a_suggestion(name: str, message: str) -> None:

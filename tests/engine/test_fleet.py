@@ -136,6 +136,7 @@ def test_a_diverging_member_fails_alone(tasks_npz: str) -> None:
     assert good.status == "done"
     assert bad.status == "failed"
     assert "not finite in epoch" in bad.error
+    assert bad.error.endswith("; use a learning rate below 1e+30")
     assert_allclose(good.accuracy, Learner(runs[:1]).learn()[0].accuracy, atol=0.026)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from selfless import MAS, SLNID, NoSparsifier, Run
 from selfless.experiments.base import Cell, Choice
-from selfless.experiments.choosing import choose, edges, first_tasks, trials
+from selfless.experiments.choosing import choose, first_tasks, trials
+from selfless.experiments.grids import edges
 from selfless.spec import Result
 from tests.fabricated import result
 

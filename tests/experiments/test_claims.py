@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from selfless.experiments.base import Claim, Comparison, at_least, at_most, more
-from selfless.experiments.claims import combine, judge, judge_claim, verdict
+from selfless.experiments.claims import decide, judge, judge_claim
 
 A, B = ("SLNID", "x"), ("No-Reg", "x")
 
@@ -33,8 +33,8 @@ def test_a_value_by_itself() -> None:
     nothing = {A: dict.fromkeys(range(3), 0.0)}
     assert judge(at_most(A, None), nothing).verdict == "holds"
     assert str(at_most(A, None)) == "SLNID ≤ 0 (x)"
-    assert judge(at_most(A, None), {A: {0: 0.1, 1: 0.2}}).verdict == "fails"
-    assert judge(at_least(A, None, 94), {A: {0: 94.5, 1: 94.2}}).verdict == "holds"
+    assert judge(at_most(A, None), {A: {0: 0.1, 1: 0.2, 2: 0.15}}).verdict == "fails"
+    assert judge(at_least(A, None, 94), {A: {0: 94.5, 1: 94.4, 2: 94.6}}).verdict == "holds"
     assert judge(at_least(A, None), {}).verdict == "missing"
 
 
@@ -53,7 +53,7 @@ def test_verdicts_are_mostly_right_and_seldom_wrong(gap: float, right: str) -> N
     rng = np.random.default_rng(2)
     found = [judge(at_least(A, B), drawn(rng, gap, 10)).verdict for _ in range(200)]
     wrong = {"holds": "fails", "fails": "holds"}[right]
-    assert found.count(right) > 150  # type: ignore[arg-type]
+    assert found.count(right) > 130  # type: ignore[arg-type]
     assert found.count(wrong) <= 2  # type: ignore[arg-type]
 
 
@@ -62,7 +62,7 @@ def test_the_interval_covers_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(3)
     inside = 0
     for _ in range(300):
-        found = judge(at_least(A, B), drawn(rng, 0.7, 30))
+        found = judge(at_least(A, B), drawn(rng, 0.7, 5))
         inside += found.low <= 0.7 <= found.high
     assert 0.90 <= inside / 300 <= 0.98
 
@@ -78,21 +78,65 @@ def test_only_seeds_that_both_have_are_paired_and_nothing_is_missing() -> None:
     assert judge(at_least(A, B), {A: {0: 95.0}}).verdict == "missing"
 
 
-def test_edges_of_the_margin() -> None:
-    assert verdict(2.0, 3.0, at_least(A, B, 2)) == "holds"
-    assert verdict(1.0, 2.0, at_least(A, B, 2)) == "undecided"
-    assert verdict(1.0, 2.0, at_most(A, B, 2)) == "holds"
-    assert verdict(2.1, 3.0, at_most(A, B, 2)) == "fails"
-
-
-def test_a_claim_is_as_good_as_its_worst_part() -> None:
-    assert combine(["holds", "holds"]) == "holds"
-    assert combine(["holds", "undecided"]) == "undecided"
-    assert combine(["missing", "undecided"]) == "missing"
-    assert combine(["fails", "missing", "holds"]) == "fails"
-    assert combine([]) == "missing"
+def test_the_verdict_is_where_the_interval_lies() -> None:
+    """Margins just inside and just outside of both ends of the interval, in all three relations."""
     values = drawn(np.random.default_rng(0), 3.0, 5, 0.3)
-    assert judge_claim(Claim("both", (at_least(A, B, 2), at_least(A, B, 4))), values)[0] == "fails"
+    found = judge(at_least(A, B), values)
+    for margin, above, below in ((found.low - 1e-6, "holds", "fails"), (found.low + 1e-6, "undecided", "undecided")):
+        assert judge(at_least(A, B, margin), values).verdict == above
+        assert judge(more(A, B, margin), values).verdict == above
+        assert judge(at_most(A, B, margin), values).verdict == below
+    for margin, above, below in ((found.high + 1e-6, "fails", "holds"), (found.high - 1e-6, "undecided", "undecided")):
+        assert judge(at_least(A, B, margin), values).verdict == above
+        assert judge(at_most(A, B, margin), values).verdict == below
+    low, high = found.bootstrap
+    assert found.low < low < found.mean < high < found.high  # with five seeds the bootstrap is narrower
+
+
+def flat(gap: float, spread: float, seeds: int = 5) -> dict[tuple[str, str], dict[int, float]]:
+    """Two cells whose differences are `gap` ± `spread` in turn."""
+    return {A: {s: gap + spread * (-1) ** s for s in range(seeds)}, B: dict.fromkeys(range(seeds), 0.0)}
+
+
+def test_a_claim_holds_if_all_its_parts_do_and_fails_if_one_surely_does() -> None:
+    values = drawn(np.random.default_rng(0), 3.0, 5, 0.3)
+    none = at_least(("later", "x"), B)
+    assert judge_claim(Claim("both", (at_least(A, B, 2), at_least(A, B, 1))), values).verdict == "holds"
+    assert judge_claim(Claim("both", (at_least(A, B, 2), at_least(A, B, 3))), values).verdict == "undecided"
+    assert judge_claim(Claim("both", (at_least(A, B, 2), at_least(A, B, 6))), values).verdict == "fails"
+    assert judge_claim(Claim("both", (none, at_least(A, B, 3))), values).verdict == "missing"
+    assert judge_claim(Claim("both", (none, at_least(A, B, 6))), values).verdict == "fails"
+    assert judge_claim(Claim("none", ()), values).verdict == "missing"
+
+
+def test_one_of_many_comparisons_fails_by_chance_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty comparisons without a difference: by the worst interval more than half of such claims would fail; corrected, few do."""
+    monkeypatch.setattr("selfless.experiments.claims.paired_interval", lambda *_: (0.0, 0.0))  # slow, and decides nothing
+    rng = np.random.default_rng(4)
+    places = [(f"row {i}", "x") for i in range(20)]
+    claim = Claim("none is behind", tuple(at_least(place, B) for place in places))
+    verdicts, worst = [], []
+    for _ in range(60):
+        values = {place: dict(enumerate(rng.normal(0, 1, 5))) for place in places} | {B: dict.fromkeys(range(5), 0.0)}
+        found = judge_claim(claim, values)
+        verdicts.append(found.verdict)
+        worst.append(any(part.verdict == "fails" for part in found.parts))
+    assert sum(worst) > 15
+    assert verdicts.count("fails") <= 6
+
+
+def test_the_p_value_of_a_claim() -> None:
+    values = flat(1.0, 0.5)
+    one = judge_claim(Claim("one", (at_least(A, B),)), values)
+    assert one.p == pytest.approx(2 * one.parts[0].p_holds)
+    three = judge_claim(Claim("three", (at_least(A, B, 1.8), at_least(A, B, 1.9), at_least(A, B, 2.0))), values)
+    assert three.p == pytest.approx(2 * 3 * min(part.p_fails for part in three.parts))
+    assert (decide(0.025, 0.975), decide(0.9, 0.02), decide(0.03, 0.97), decide(math.nan, math.nan)) == (
+        "holds",
+        "fails",
+        "undecided",
+        "undecided",
+    )
 
 
 def test_the_same_values_give_the_same_interval() -> None:
@@ -101,11 +145,12 @@ def test_the_same_values_give_the_same_interval() -> None:
 
 
 def test_a_tie_is_not_ahead() -> None:
-    a, b = ("a", ""), ("b", "")
-    assert verdict(0.0, 0.0, Comparison(a, b, "≥")) == "holds"
-    assert verdict(0.0, 0.0, Comparison(a, b, ">")) == "fails"
-    assert verdict(0.1, 0.2, Comparison(a, b, ">")) == "holds"
-    assert verdict(-0.1, 0.2, Comparison(a, b, ">")) == "undecided"
+    """Equal runs have no spread: there is nothing to test, and the value decides."""
+    same = {A: dict.fromkeys(range(3), 90.0), B: dict.fromkeys(range(3), 90.0)}
+    assert judge(at_least(A, B), same).verdict == "holds"
+    assert judge(at_most(A, B), same).verdict == "holds"
+    assert judge(more(A, B), same).verdict == "fails"
+    assert judge(more(A, B, -1), same).verdict == "holds"
 
 
 def test_in_every_task_is_told_by_the_worst_one() -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import selfless
 from selfless.cli import app
 from selfless.data import OBJECTS, prepare_objects, verify_objects
+from selfless.data.sources.objects.preparing import Prepared
 from selfless.experiments import experiment
 from selfless.experiments.quick import LIMIT
 from selfless.experiments.reproduce import reproduce
@@ -64,7 +65,10 @@ def recorded(run: Run, out: Path, **about: Any) -> Result:
 
 @pytest.mark.slow
 def test_quick_runs_every_row_that_can_be_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LIMIT, "objects", 1)  # images of 224 × 224 pixels are slow on a CPU
+    monkeypatch.setitem(LIMIT, "objects", 1)
+    whole = Prepared.images  # 224 × 224 pixels, which are slow on a CPU: take the middle
+    monkeypatch.setattr(Prepared, "images", lambda self: whole(self)[..., 64:160, 64:160])
+    monkeypatch.setattr("selfless.data.object_stream.SHAPE", (3, 96, 96))
     monkeypatch.setattr("selfless.experiments.quick.STEPS", 2)
     record = quick(tmp_path / "out")
     column = "2 of 8, fc random: scenes (part), birds (part)"
@@ -124,6 +128,8 @@ def test_the_report_where_the_data_is_not(data: Path, tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 def test_the_list_counts_the_runs_of_what_is_here(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfless.experiments.NAMES", ("fig-4-top", "table-2"))  # counting the runs of the others takes a while
+
     def runs(*more: str) -> dict[str, Any]:
         rows = json.loads(runner.invoke(app, ["reproduce", "--list", "--json", "--seeds", "3", *more]).stdout)["experiments"]
         return next(row for row in rows if row["name"] == "table-2")

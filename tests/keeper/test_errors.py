@@ -113,3 +113,76 @@ def test_an_activation_that_is_not_recognised_is_said_to_be_so() -> None:
     model(batches()[0][0])
     with pytest.raises(RuntimeError, match="no activation function of torch right after any hidden layer"):
         keeper.penalty()
+
+
+@pytest.mark.parametrize("preserve", ["replay:1", "der:1", "ewc:1", "imm:1", "ebll:1"])
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_labels_that_are_no_column_of_the_output(preserve: str, wrong: int) -> None:
+    model, (x, y) = seeded(), batches()[0]
+    keeper = selfless.attach(model, preserve)
+    columns = model(x).shape[1]
+    with pytest.raises(
+        ValueError, match=rf"a label of these batches is {wrong}, but .* {columns} columns, so labels are 0 … {columns - 1}; "
+    ):
+        keeper.consolidate([(x, y), (x, y.clone().index_fill_(0, torch.tensor([2]), wrong))])
+    assert keeper.tasks == 0
+
+
+def test_ignored_positions_are_no_wrong_labels() -> None:
+    model, (x, y) = seeded(), batches()[0]
+    ignored = y.clone().index_fill_(0, torch.tensor([2]), -100)
+    selfless.attach(model, "ewc:1").consolidate([(x, ignored)])
+    with pytest.raises(ValueError, match="is -100"):
+        selfless.attach(seeded(), "replay:1").consolidate([(x, ignored)])
+
+
+def test_arguments_of_a_wrong_kind() -> None:
+    model, (x, y) = seeded(), batches()[0]
+    keeper = selfless.attach(model, MAS(0.1))
+    with pytest.raises(TypeError, match=r"evaluating takes the number of a task, counted from 0, not 'a'; write"):
+        keeper.evaluating("a")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"capacity\('a'\): the threshold must be a number ≥ 0"):
+        keeper.capacity("a")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a function of \(model, batch\), but yours takes \(m\); write forward=lambda model, batch"):
+        keeper.consolidate([(x, y)], forward=lambda m: m)  # type: ignore[arg-type, misc]
+    with pytest.raises(TypeError, match=r"a function of \(model, batch\), not 3"):
+        selfless.importance.mas(model, [(x, y)], forward=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"state_device is 'gpu0', which torch does not know; choose \"cpu\""):
+        selfless.attach(seeded(), MAS(0.1), state_device="gpu0")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="torch finds no GPU on this machine"):
+            selfless.attach(seeded(), MAS(0.1), state_device="cuda")
+
+
+def test_a_wrong_name_of_a_head_is_found_before_training() -> None:
+    with pytest.raises(ValueError, match=r"heads= names 'haeds\.0', but the model has no module 'haeds' to hold it; did you mean 'head'"):
+        selfless.attach(seeded(), MAS(0.1), heads=["haeds.0"])
+    model, (x, _) = seeded(), batches()[0]
+    keeper = selfless.attach(model, MAS(0.1), heads=["haed"])  # a head may be added later
+    model(x)
+    with pytest.raises(ValueError, match=r"names 'haed' for task 1, but no parameter .* add it before the task; did you mean 'head'\?"):
+        keeper.penalty()
+    model.haed = nn.Linear(2, 2)
+    keeper.penalty()
+
+
+def test_capacity_before_the_first_task_ends_says_when_it_is_measured() -> None:
+    model = seeded()
+    keeper = selfless.attach(model, MAS(0.1), SLNID(1e-3), layers=["fc1", "fc2"])
+    assert "neurons     not measured yet: consolidate() measures them when a task ends" in str(keeper.capacity())
+    keeper.consolidate(batches())
+    assert "not measured" not in str(keeper.capacity())
+
+
+def test_gates_name_the_activation_modules_of_a_class() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.act, self.head = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.act(self.fc(x)))  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match=r"no such module is known to follow 'fc': name them: layers=\['act'\]"):
+        selfless.attach(Own(), "hat")
+    assert list(selfless.attach(Own(), "hat", layers=["act"]).taps) == ["act"]

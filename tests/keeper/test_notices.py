@@ -13,7 +13,7 @@ from torch import nn
 
 import selfless
 from selfless import MAS, SLNID, SNI, LwF, PackNet
-from selfless.keeper.notices import SILENT_STEPS
+from selfless.keeper.notices import SILENT_STEPS, Notices
 from tests.keeper.nets import Net, batches, seeded, sequential, train
 
 
@@ -133,7 +133,10 @@ def test_a_strength_that_silences_a_layer(inject: bool) -> None:
 
     for _ in range(SILENT_STEPS - 1):
         step()
-    with pytest.warns(UserWarning, match="no neuron of layer '0'.*lower λ of the sparsifier, or lower the learning rate"):
+    with pytest.warns(
+        UserWarning,
+        match=r"layer '0' is almost silent: in the last 20 steps 0 .*: lower λ of the sparsifier, or lower the learning rate",
+    ):
         step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -155,3 +158,13 @@ def test_float16_without_a_scale() -> None:
         model(batches()[0][0].half())
     keeper.scale = 1024.0
     model(batches()[0][0].half())
+
+
+def test_a_layer_with_a_few_active_neurons_left_is_almost_silent() -> None:
+    notices = Notices([])
+    for step in range(2 * SILENT_STEPS):
+        notices.check_activity({"sparse": 0.3, "one step": 0.0 if step % 4 else 1.0})
+    for step in range(SILENT_STEPS - 1):
+        notices.check_activity({"dying": 0.0 if step % 2 else 0.2})
+    with pytest.warns(UserWarning, match=r"layer 'dying' is almost silent: in the last 20 steps 0\.1 of its neurons were active"):
+        notices.check_activity({"dying": 0.0})

@@ -92,3 +92,11 @@ def test_every_form_takes_every_result(form, results, tmp_path):
     if form == "page":
         reader = Reader(text)
         assert len(reader.ids) == len(set(reader.ids))
+
+
+def test_csv_marks_trials_of_strengths():
+    trial = dataclasses.replace(SPARSE, tasks=1, held_out=0.1)
+    results = [made(PLAIN), made(trial, accuracy=np.array([[0.5]]), baseline=np.array([0.1]), held_out=np.array([[0.75]]))]
+    plain, tried = csv_format.DictReader(io.StringIO(report.csv(results)))
+    assert (plain["trial"], plain["held_out"]) == ("0", "")
+    assert (tried["trial"], tried["held_out"]) == ("1", "0.75")

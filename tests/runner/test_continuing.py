@@ -13,6 +13,7 @@ import torch
 
 import selfless
 from selfless import Result, Run
+from selfless.engine.continuing import distinct_names
 from selfless.functional import scale
 from selfless.trained import read_tensors
 from tests.runner.small_runs import stopping
@@ -192,3 +193,24 @@ def test_what_cannot_go_on_is_said(parts: list[str], tmp_path: Path) -> None:
     digest = "0" * 12
     with pytest.raises(ValueError, match="was trained again since"):
         selfless.train(first.continued(parts[1], parent=f"{first.run.key}@{digest}"), out=tmp_path)
+
+
+def test_a_continued_run_has_no_two_tasks_of_one_name(tasks_npz: str, tmp_path: Path) -> None:
+    first = selfless.train(Run(stream=tasks_npz, **BASE | {"epochs": 1}, tasks=2), out=tmp_path)
+    both = selfless.train(first.continued(tasks_npz, tasks=1), out=tmp_path)
+    assert both.data is not None
+    assert [task.name for task in both.data.tasks] == both.about["tasks"] == ["task 0", "task 1", "task 2"]
+    assert both.model("task 2").columns == range(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        (["task 1", "task 2"], ["task 1", "task 2", "task 3"], ["task 3", "task 4", "task 5"]),
+        (["birds"], ["cars", "birds", "birds"], ["cars", "birds 2", "birds 3"]),
+        (["2024"], ["2024", "2025"], ["2024 2", "2025"]),
+        (["a"], ["b"], ["b"]),
+    ],
+)
+def test_names_of_new_tasks(old: list[str], new: list[str], found: list[str]) -> None:
+    assert distinct_names(old, new) == found

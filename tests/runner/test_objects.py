@@ -156,3 +156,38 @@ def test_wrong_objects_get_one_sentence() -> None:
         run = Run(stream="given:pets:0123456789abcdef")
     with pytest.raises(FileNotFoundError, match=r"pass it again: train\(run, stream=…\)"):
         train(run)
+
+
+def test_a_network_with_other_outputs_than_the_tasks_and_its_remedy(tasks_npz: str) -> None:
+    run = Run(stream=tasks_npz, **SMALL)
+    with pytest.raises(ValueError, match=r"returns \(2, 8\) .*, or keep the other 2 for tasks to come: Run\(outputs=8\)"):
+        train(run, model=build(8, (1, 6, 6)))
+    assert train(run.replace(outputs=8), model=build(8, (1, 6, 6))).status == "done"
+    with pytest.raises(ValueError, match=r"returns \(2, 4\) .*\(2, 6\).*; take the number from the argument outputs: def build\(outputs"):
+        train(run, model=build(4, (1, 6, 6)))
+    with (
+        pytest.warns(UserWarning, match="the network lambda cannot be imported by name, .* and pass that: model="),
+        pytest.raises(TypeError, match=r"^the network lambda returned int, not a torch\.nn\.Module; return the network"),
+    ):
+        train(run, model=lambda: 3)
+
+
+class Functional(nn.Module):
+    """A network that calls its activation as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(36, 8), nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.fc(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+def test_activations_as_functions_are_refused_only_where_they_are_needed(tasks_npz: str) -> None:
+    run = Run(stream=tasks_npz, **SMALL)
+    result = train(run, model=Functional())
+    assert result.status == "done"
+    assert "free_neurons" not in result.summary()
+    for changes, name in (({"sparsify": "slnid"}, "slnid"), ({"preserve": "hat"}, "hat"), ({"preserve": "ebll"}, "ebll")):
+        with pytest.raises(ValueError, match=rf"Functional has no hidden activation module, which {name}.* needs; use .*hidden = \('act1'"):
+            train(run.replace(**changes), model=Functional())

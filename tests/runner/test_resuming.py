@@ -180,17 +180,21 @@ def test_changed_data_and_changed_networks_are_trained_anew(tmp_path: Path, monk
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")
 def test_what_a_factory_prints_is_not_in_the_json(
     tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither what it prints in this process nor, by the file descriptor that workers inherit, in theirs."""
+    """Neither what it prints in this process nor, by the file descriptor that workers inherit, in theirs. A warning is told once."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ournet.py").write_text(NET.format(8))
     words = ["run", "--stream", tasks_npz, "--model", "ournet:build", "--epochs", "1", "--seeds", "2", "--out", "json", "--json"]
+    words += ["--preserve", "packnet:0.5", "--scenario", "class"]  # two runs that are no fleet, and each warns
     done = CliRunner().invoke(app, [*words, "--workers", "2"])
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["runs"]) == 2
     assert capfd.readouterr().out == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("note: PackNet evaluates a task with the parameters it keeps for that task")
     alone = CliRunner().invoke(app, [*words, "--workers", "1", "--force"])
     assert len(json.loads(alone.stdout)["runs"]) == 2
 

@@ -98,6 +98,8 @@ def test_tune_scales_the_parts_of_a_sum_together(tasks_npz: str, tmp_path: Path)
         "1",
         "--strengths",
         "1e-3,1e-2",
+        "--workers",
+        "1",
     ]
     done = runner.invoke(app, [*words, "--sparsify", "slnid:1 + decov:0.1", "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output

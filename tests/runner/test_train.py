@@ -116,13 +116,19 @@ def test_networks_that_do_not_fit_are_named(tasks_npz: str, tmp_path: Path, monk
         with pytest.raises(ValueError, match=message):
             selfless.train(Run(stream=tasks_npz, model=f"oddnets:{name}"))
     runs = [Run(stream=tasks_npz, **(BASE | {"model": "oddnets:normed", "lr": lr})) for lr in (1e30, 0.05)]
-    bad, good = selfless.train(runs, workers=1)
+    with pytest.warns(RuntimeWarning, match=rf"^run {runs[0].key} \(.*, seed 0\) failed: the loss was not finite"):
+        bad, good = selfless.train(runs, workers=1)
     assert (bad.status, good.status) == ("failed", "done")
 
 
 def test_a_diverged_members_log_is_json(tasks_npz: str, tmp_path: Path) -> None:
     run = Run(stream=tasks_npz, **(BASE | {"lr": 1e18}))
-    assert selfless.train(run, out=tmp_path).status == "failed"
+    with pytest.warns(RuntimeWarning, match=r"use a learning rate below 1e\+18"):
+        assert selfless.train(run, out=tmp_path).status == "failed"
+    with pytest.warns(RuntimeWarning, match="2 of 2 runs failed; the first: run"):  # recorded ones are not silent either
+        result = selfless.train([run, run], out=tmp_path)[0]
+    with pytest.raises(ValueError, match="has no trained network, because it failed: the loss was not finite"):
+        result.model()
     lines = [json.loads(line, parse_constant=pytest.fail) for line in next(tmp_path.glob("*/log.jsonl")).read_text().splitlines()]
     assert any(line.get("loss", 0) is None for line in lines)
 

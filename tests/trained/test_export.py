@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import selfless
-from selfless.trained import FORMATS, TrainedNetwork, export, network
+from selfless.trained import FORMATS, TrainedNetwork, export, network, predict
 
 IMAGES = torch.randint(0, 256, (5, 1, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
@@ -69,3 +69,9 @@ def test_a_file_with_other_outputs_is_refused(model: TrainedNetwork, tmp_path: P
     with pytest.raises(ValueError, match="the wrong file gives other outputs than the network"):
         export(model, tmp_path / "model.x", "wrong")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plain_module_is_no_network_of_a_run(tmp_path: Path) -> None:
+    for use in (lambda: export(torch.nn.Linear(2, 2), tmp_path / "a.onnx", "onnx"), lambda: predict(torch.nn.Linear(2, 2), ["a.png"])):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"takes the network of a run, result\.model\(\) .*, not a Linear"):
+            use()

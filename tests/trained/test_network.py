@@ -30,6 +30,18 @@ def accuracy(result: Result, stream: Stream, task: int) -> float:
     return float((logits.argmax(1) + columns.start == part.y).double().mean())
 
 
+def test_task_names_that_repeat_in_an_old_record_are_not_guessed(tasks_npz: str) -> None:
+    result = whole(tasks_npz, "packnet")
+    assert result.data is not None
+    old, _, new = result.data.tasks
+    same = dataclasses.replace(result, data=dataclasses.replace(result.data, tasks=(old, old, new)))
+    with pytest.raises(ValueError, match=rf"has 2 tasks named '{old.name}': 0, 1, from 0; give a number"):
+        same.model(old.name)
+    assert same.model(new.name).classes == new.classes
+    with pytest.raises(ValueError, match=r"has no task 'dusk'; its tasks, from 0: 0 \(task 0\), 1 \(task 1\), 2 \(task 2\)"):
+        result.model("dusk")
+
+
 def check(run: Run, result: Result | None = None) -> None:
     result = selfless.train(run) if result is None else result
     (stream,) = build_streams([run], None)
@@ -93,7 +105,7 @@ def test_what_cannot_be_loaded_is_said(tasks_npz: str, tmp_path: Path) -> None:
 
 def test_wrong_tasks_and_images_are_said(tasks_npz: str) -> None:
     result = whole(tasks_npz, "mas")
-    with pytest.raises(ValueError, match=r"has no task 3; its tasks, from 0: task 0, task 1, task 2"):
+    with pytest.raises(ValueError, match=r"has no task 3; its tasks, from 0: 0 \(task 0\), 1 \(task 1\), 2 \(task 2\)"):
         result.model(3)
     with pytest.raises(ValueError, match=r"takes images \(n, 1, 6, 6\) of uint8 .* not \(1, 6, 6\) uint8"):
         result.model()(torch.zeros(1, 6, 6, dtype=torch.uint8))

@@ -31,12 +31,14 @@ def report(
     with reporting_errors():
         from selfless import report as reporting
         from selfless.report import experiments as experimental
+        from selfless.report.families import correct
         from selfless.runner.store import Store
 
         if other is not None:
             typer.echo(_comparison(folder, other))
             return
-        records = [experimental.marked(record, *_declared_today(record)) for record in sorted(experimental.load(folder), key=_place)]
+        found = sorted(correct(experimental.load(folder)), key=_place)
+        records = [experimental.marked(record, *declared_today(record)) for record in found]
         results = Store(folder).all() if records else load_results(folder)
         if figures is not None:
             _write_figures(records, folder, figures)
@@ -78,7 +80,7 @@ def _place(record: Record) -> tuple[bool, str, int]:
     return record["quick"], record["profile"], NAMES.index(record["name"]) if record["name"] in NAMES else len(NAMES)
 
 
-def _declared_today(record: Record) -> tuple[set[str], dict[tuple[str, str], set[str]]]:
+def declared_today(record: Record) -> tuple[set[str], dict[tuple[str, str], set[str]]]:
     """(keys of the runs that the record's experiment may report as it is written today, keys of the candidates of each cell).
 
     Both are empty for an experiment that does not exist any more.

@@ -193,8 +193,9 @@ def _show(records: Sequence[dict[str, Any]], problems: dict[str, str], out: Path
         return
 
     from selfless.report import experiments as reporting
+    from selfless.report.families import correct
 
-    console = open_console()
+    console, records = open_console(), correct(records)
     for record in records:
         console.print(reporting.terminal(record))
     found = reporting.tally(records)

@@ -23,6 +23,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless run --preserve replay:1,samples=200 --stream split-mnist --scenario class   [dim]# a baseline that uses old data[/dim]
   selfless run --stream folders:my/tasks --model mypkg.nets:build  [dim]# your data and your network[/dim]
   selfless run --continue results/KEY --stream folders:my/next     [dim]# a trained network learns more tasks[/dim]
+  selfless run --log tensorboard                                   [dim]# also wandb, mlflow: files in the folder of results[/dim]
   selfless run --config my.toml --lr 0.03 --json"""
 
 
@@ -53,6 +54,10 @@ def run(
         bool | None,
         typer.Option(help="Record the trained networks too; they are a few times as large as the parameters.", rich_help_panel=HOW),
     ] = None,
+    log: Annotated[
+        str | None,
+        typer.Option(help="Send losses, accuracies, capacity and importances to tensorboard, wandb or mlflow.", rich_help_panel=HOW),
+    ] = None,
     engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=HOW)] = "local",
     force: Force = False,
     as_json: AsJson = False,
@@ -69,6 +74,6 @@ def run(
             raise ValueError(f"engine {engine!r} is not available in this version; use --engine local")
         how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget, "checkpoints": checkpoints}
         planned = plan(config, {**fields, "seeds": seeds, **how}, force=force)
-        results = train_with_progress(planned.runs, planned.options, as_json=as_json)
+        results = train_with_progress(planned.runs, planned.options, as_json=as_json, log=log)
         assert planned.options.out is not None  # `plan` gives every command a folder
         show_results(results, planned.options.out, as_json)

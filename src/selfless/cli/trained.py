@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from selfless.trained import Prediction
 
 Place = Annotated[Path, typer.Argument(metavar="DIR/KEY", help="The folder of a recorded run; selfless run prints it.")]
-TaskOption = Annotated[
-    str | None, typer.Option("--task", metavar="N", help="A task, by its number from 1 or its name.", show_default="all classes")
-]
+TASK_RULE = (
+    "A task, by its number from 1 or its name. Where the number of one task is the name of another: number:1 or name:1. "
+    "In Python, tasks are numbered from 0."
+)
+TaskOption = Annotated[str | None, typer.Option("--task", metavar="N|NAME", help=TASK_RULE, show_default="all classes")]
 
 PREDICT_EXAMPLES = """[bold]Examples[/bold]
 
   selfless predict results/KEY picture.png                  [dim]# among all classes[/dim]
-  selfless predict results/KEY --task 2 a.png b.png --json  [dim]# as task 2 is evaluated, among its classes[/dim]"""
+  selfless predict results/KEY --task 2 a.png b.png --json  [dim]# as task 2 is evaluated, among its classes[/dim]
+  selfless predict results/KEY --task night picture.png     [dim]# a task by its name[/dim]"""
 
 EXPORT_EXAMPLES = """[bold]Examples[/bold]
 
@@ -52,7 +55,8 @@ def predict(
         notes = _check_task(result, chosen)
         found = predict(result.model(chosen), pictures, top=top)
         if as_json:
-            typer.echo(json.dumps({"key": result.run.key, "task": _name(result, chosen), "notes": notes, "pictures": _as_json(found)}))
+            about = {"key": result.run.key, "task": _name(result, chosen), "task_number": None if chosen is None else chosen + 1}
+            typer.echo(json.dumps({**about, "notes": notes, "pictures": _as_json(found)}))
             return
         for note in notes:
             typer.echo(f"note: {note}", err=True)
@@ -96,16 +100,29 @@ def export(
 
 
 def _find_task(result: Result, task: str | None) -> int | None:
-    """Return the number of a task, counted from 0, from its number on the command line, counted from 1, or its name."""
+    """Return the number of a task, counted from 0, from what the command line says of it (`TASK_RULE`)."""
     from selfless.trained import described, find_task
 
+    if task is None:
+        return None
     names = [one.name for one in described(result).tasks]
-    if task is None or task in names:
-        return find_task(result, task)
-    if task.isdigit() and 1 <= int(task) <= len(names):
-        return int(task) - 1
-    shown = ", ".join(f"{n} ({name})" for n, name in enumerate(names, 1))
-    raise ValueError(f"run {result.run.key} has no task {task!r}; its tasks: {shown}")
+    shown = "; its tasks: " + ", ".join(f"{n} ({name})" for n, name in enumerate(names, 1))
+    kind, _, rest = task.partition(":")
+    by_name = rest if kind == "name" else task if kind != "number" else None
+    by_number = rest if kind == "number" else task if kind != "name" else ""
+    named = [t for t, name in enumerate(names) if name == by_name]
+    numbered = [int(by_number) - 1] if by_number.isdecimal() and 1 <= int(by_number) <= len(names) else []
+    found = {*named, *numbered}
+    if len(found) == 1:
+        return find_task(result, found.pop())
+    if named and numbered:
+        raise ValueError(
+            f"--task {task} is the number of the task {names[numbered[0]]!r}, and the name of task {named[0] + 1}; write "
+            f"--task number:{task} or --task name:{task}"
+        )
+    if named:
+        raise ValueError(f"run {result.run.key} has {len(named)} tasks named {by_name!r}; give the number{shown}")
+    raise ValueError(f"run {result.run.key} has no task {task!r}{shown}")
 
 
 def _check_task(result: Result, task: int | None) -> list[str]:
@@ -117,7 +134,7 @@ def _check_task(result: Result, task: int | None) -> list[str]:
     if task is not None:
         if tasks[task].transform:
             raise ValueError(f"{tasks[task].name} was learned on images with {tasks[task].transform}; a plain picture is not one of them")
-        return []
+        return [f"task {task + 1} of {len(tasks)}: {tasks[task].name}"]
     if needy:
         raise ValueError(f"{needy[0]} keeps a network for each task, so a picture needs its task: --task 1 … {len(tasks)}, or a name")
     if len({one.columns for one in tasks}) > 1:

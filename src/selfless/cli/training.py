@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from selfless.cli.terminal import open_console
 
 if TYPE_CHECKING:
+    from selfless.integrations.tracked_runs import TrackedRuns
     from selfless.runner import TrainOptions
     from selfless.spec import Result, Run
 
 
-def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: bool) -> list[Result]:
-    """Train with live progress on standard error, or load the results that are recorded in `options.out`."""
+def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: bool, log: str | None = None) -> list[Result]:
+    """Train with live progress on standard error, or load the results that are recorded in `options.out`. `log`: the name of a tracker."""
 
     from selfless.cli.progress import progress_lines
     from selfless.runner import Store, train_runs
@@ -37,11 +38,25 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
         console.print(f"another process is training {run.method}; waiting for it")
 
     quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()  # a custom network may print
-    with progress_lines(console, len(set(runs) - recorded)) as follow, quiet:
-        results = train_runs(runs, dataclasses.replace(options, follow=follow, waiting=waiting))
+    with track(log, options) as tracked, quiet:
+        with progress_lines(console, len(set(runs) - recorded)) as follow:
+            watch = None if tracked is None else tracked.watch
+            results = train_runs(runs, dataclasses.replace(options, follow=follow, waiting=waiting, watch=watch))
+        if tracked is not None:
+            tracked.finish(dict.fromkeys(results))
     for line in fleet_speeds([r for r in results if r.run not in recorded]):
         console.print(line, style="dim", highlight=False, soft_wrap=True)
     return results
+
+
+def track(log: str | None, options: TrainOptions) -> contextlib.AbstractContextManager[TrackedRuns | None]:
+    """Return the trackers of the runs, in the folder of results; None without --log."""
+    if log is None:
+        return contextlib.nullcontext()
+    from selfless.integrations.tracked_runs import TrackedRuns
+
+    assert options.out is not None
+    return TrackedRuns(log, options.out)
 
 
 def folder_order(run: Run) -> str:
@@ -54,6 +69,8 @@ def folder_order(run: Run) -> str:
     if kind != "folders" or "task_order" in run.stream_options or not Path(place).is_dir():
         return ""
     names = task_folders(Path(place))[: run.tasks]
+    if len(names) < 2:
+        return ""
     other = json.dumps(list(reversed(names)) if len(names) < 4 else [names[-1], "…"], ensure_ascii=False)
     return f"tasks in the order of their names: {', '.join(names)}; for another order: --stream-option 'task_order={other}'"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from selfless.data.sources.arrays import read_arrays, read_npz
-from selfless.data.sources.base import Source
+from selfless.data.sources.base import Source, suggest
 from selfless.data.sources.datasets import Reading, Table, read_dataset
 from selfless.data.sources.folders import read_folders
 from selfless.data.streams import KINDS, grouped
@@ -59,9 +60,16 @@ def from_arrays(
         seed=seed,
     )
     if made.tasks_train is not None and made.tasks_test is not None:
+        known = [p.name for p in inspect.signature(grouped).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        other = next((option for option in options if option not in known), "kind" if kind != "split" else None)
+        if other is not None:
+            raise ValueError(
+                f"{name} has a task number for each image, which decides the tasks, so {other}= cannot; leave out {other}=, or the task "
+                f"numbers (with them there are {', '.join(known)})"
+            )
         return grouped(made.source, made.tasks_train, made.tasks_test, seed=seed, **options)
     if kind not in KINDS:
-        raise ValueError(f"no kind of stream is called {kind!r} (known: {', '.join(KINDS)})")
+        raise ValueError(f"no kind of stream is called {kind!r}{suggest(kind, KINDS)} (known: {', '.join(KINDS)})")
     return KINDS[kind](made.source, seed=seed, **options)
 
 
@@ -113,8 +121,8 @@ def from_datasets(
     if len({len(task.halves) for task in chosen}) > 1:
         raise ValueError("some tasks have a held-out set and others do not; give all of them one, or use held_out= to draw it")
     titles = list(names) if names is not None else [task.name or f"task {t + 1}" for t, task in enumerate(chosen)]
-    if len(titles) != len(chosen):
-        raise ValueError(f"{len(chosen)} tasks have {len(titles)} names; give one name for each task")
+    if len(titles) != len(chosen) or len(set(titles)) < len(titles):
+        raise ValueError(f"{len(chosen)} tasks have the names {', '.join(titles)}; give each task a name of its own")
     how = Reading(input, label, tokens, size, channels)
     tables = {
         half: [read_dataset(task.halves[half], f"{title}, {half}", how) for task, title in zip(chosen, titles, strict=True)]
@@ -168,7 +176,7 @@ def _open_task(task: Any, t: int) -> _Task:
             raise ValueError(f"{form}, and optionally 'held_out', 'name' and 'classes'; it has {', '.join(map(str, task))}")
         return _Task({half: values[half] for half in HALVES if half in values}, values.get("name"), values.get("classes"))
     if not isinstance(task, tuple | list) or len(task) not in (2, 3):
-        raise TypeError(f"{form}, not {type(task).__name__}")
+        raise TypeError(f"{form}, not {type(task).__name__}; a stream is a list of tasks, also of one: [(train, test)]")
     if any(isinstance(half, Tensor | np.ndarray) for half in task):
         raise TypeError(f"{form}; arrays come in pairs: ((x_train, y_train), (x_test, y_test))")
     return _Task(dict(zip(HALVES, task, strict=False)))
@@ -221,6 +229,7 @@ def from_folders(
     channels: int | None = None,
     test_share: float = 0.2,
     task_order: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     seed: int = 0,
@@ -230,9 +239,9 @@ def from_folders(
 
     Without train and test folders, a random `test_share` of each class is for testing. Tasks come in natural order (task2 before
     task10) or in `task_order`. Images keep their size if all have the same, else all get `size` (64 if not given), without distortion.
-    They are grey only if every image is grey.
+    They are grey only if every image is grey. `names` are the names of the tasks, if not those of their folders.
     """
     place = Path(path).expanduser()
     tree = read_folders(place, size=size, channels=channels, test_share=test_share, task_order=task_order, mean=mean, std=std, seed=seed)
-    made = grouped(tree.source, tree.tasks_train, tree.tasks_test, names=tree.names, seed=seed, **options)
+    made = grouped(tree.source, tree.tasks_train, tree.tasks_test, names=names or tree.names, seed=seed, **options)
     return made if tree.note is None else replace(made, notes=(*made.notes, tree.note))

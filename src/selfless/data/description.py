@@ -63,6 +63,19 @@ class DataDescription:
                 found[column][name] = None
         return tuple(" / ".join(names) for names in found)
 
+    def class_names(self, columns: range) -> tuple[str, ...]:
+        """The names of some output columns. Where classes of several tasks have the same name, that of the task follows: "on (night)"."""
+        plain = self.classes
+        titles = [task.name for task in self.tasks]
+        owners: dict[int, list[str]] = {}
+        for t, task in enumerate(self.tasks):
+            for column in task.columns:
+                owners.setdefault(column, []).append(task.name if titles.count(task.name) == 1 else f"task {t + 1}")
+        shown = [plain[c] for c in columns]
+        return tuple(
+            f"{plain[c]} ({owners[c][0]})" if shown.count(plain[c]) > 1 and len(owners.get(c, ())) == 1 else plain[c] for c in columns
+        )
+
     def prepare(self, x: Tensor) -> Tensor:
         """Return images (n, C, H, W) of `image_shape` and `dtype` as the network takes them: cropped, scaled and shifted, in float32."""
         if tuple(x.shape[1:]) != self.image_shape or x.dtype != getattr(torch, self.dtype):

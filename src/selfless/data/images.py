@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from selfless.data.checksums import file_digest
 from selfless.data.errors import Altered
@@ -38,8 +38,10 @@ def decode_image(data: bytes, shape: Shape, what: str) -> Bytes:
     try:
         with Image.open(io.BytesIO(data)) as opened:
             return fit_image(opened, (height, width), channels)
+    except UnidentifiedImageError:  # its text contains the object that was read
+        raise Altered(f"{what} is not a readable image: it is in no format that Pillow knows; give a PNG or JPEG file") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise Altered(f"{what} is not a readable image ({error})") from error
+        raise Altered(f"{what} is not a readable image ({error}); write it again, as a PNG or JPEG file") from error
 
 
 def fit_image(image: Image.Image, size: int | tuple[int, int] | None = None, channels: int | None = None) -> Bytes:

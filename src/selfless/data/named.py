@@ -66,6 +66,8 @@ def stream(
     prefix, _, rest = base.partition(":")
     if prefix == "folders" and shape is not None:
         given = {"size": shape[1:], "channels": shape[0], **given}
+    if prefix in ("folders", "arrays") and not rest:
+        raise ValueError(f"stream {name!r} needs a path after the colon: {'folders:my/tasks' if prefix == 'folders' else 'arrays:my.npz'}")
     if prefix in OTHER_STREAMS and (rest or prefix == "objects"):
         made = OTHER_STREAMS[prefix](base, data_dir, given)
     else:

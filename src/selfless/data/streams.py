@@ -170,6 +170,8 @@ def grouped(
     values = torch.unique(tasks_train).tolist()
     if tasks is not None and not 1 <= tasks <= len(values):
         raise ValueError(f"{source.name} has {len(values)} tasks, so tasks must be from 1 to {len(values)}, not {tasks}")
+    if names is not None and (len(names) != len(values) or len(set(names)) < len(names)):
+        raise ValueError(f"{source.name} has {len(values)} tasks and the names {', '.join(names)}; give each task a name of its own")
     values = values[:tasks]
     strata = tasks_train * len(source.classes) + source.train[1]
     if aside is None:
@@ -191,7 +193,11 @@ def grouped(
         def part(half: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor = columns, title: str = title) -> Part:
             labels = columns[half[1]]
             if bool((labels[rows] < 0).any()):
-                raise ValueError(f"{source.name}: {title} is tested on a class it is not trained on")
+                unknown = source.classes[int(half[1][rows][labels[rows] < 0][0])]
+                raise ValueError(
+                    f"{source.name}: {title} is tested on the class {unknown!r}, of which it has no training images; add some, or leave "
+                    "the class out of its test set"
+                )
             return Part(half[0], labels, rows, mean=source.mean, std=source.std)
 
         train = part(source.train, own_rows)
@@ -208,7 +214,7 @@ def make_stream(name: str, tasks: list[Task], outputs: int, source: Source, seed
 
 def check_tasks(tasks: int) -> int:
     if tasks < 1:
-        raise ValueError(f"a stream has at least one task, not {tasks}")
+        raise ValueError(f"tasks is {tasks}, and a stream has at least one task; give tasks=1 or more")
     return tasks
 
 
@@ -224,7 +230,9 @@ def order_classes(source: Source, order: Sequence[int | str] | str | None, seed:
     numbers = [by_name.get(c, -1) if isinstance(c, str) else int(c) for c in order]
     for given, number in zip(order, numbers, strict=True):
         if not 0 <= number < len(source.classes) or numbers.count(number) > 1:
-            raise ValueError(f"class_order: {given!r} is not a class of {source.name}, or is listed twice")
+            shown = ", ".join(source.classes[:12]) + " …" * (len(source.classes) > 12)
+            wrong = "is listed twice" if 0 <= number < len(source.classes) else f"is not a class of {source.name}"
+            raise ValueError(f"class_order: {given!r} {wrong}; list its classes once each, by name or number from 0: {shown}")
     return numbers
 
 
@@ -239,7 +247,10 @@ def _plan_split(
     order = order_classes(source, class_order, seed)
     step = step or source.classes_per_task or (len(order) // tasks if tasks and len(order) % tasks == 0 else None)
     if step is None:
-        raise ValueError(f"set classes_per_task= for {source.name}: it has {len(order)} classes and no standard split")
+        raise ValueError(
+            f"{source.name} has {len(order)} classes and no standard split into tasks; set classes_per_task=, or give each image its task "
+            "(task=)"
+        )
     most = len(order) // step
     if step < 1 or most < 1 or (tasks is not None and tasks > most):
         raise ValueError(

@@ -17,6 +17,7 @@ from selfless.engine.fleet import AUGMENT, Fleet
 from selfless.engine.native.forward import is_native
 from selfless.engine.stack import Stack
 from selfless.models import build, hidden_activations
+from selfless.network.given import network_title
 from selfless.network.wiring import chain
 from selfless.preserve.capabilities import Encodes, Gated
 from selfless.spec import Run
@@ -56,7 +57,7 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     modules = [build(r.model, outputs=first.outputs, input_shape=shape, seed=r.seed, **options) for r in runs]
     hidden, every = hidden_activations(modules[0]), (*hidden_activations(modules[0], conv=True), *hidden_activations(modules[0]))
     layers = every if run.layers == "all" else hidden
-    _check_layers(runs, layers)
+    _check_layers(runs, layers, every)
     _check_output(modules[0], shape, first.outputs, run.model)
     gated = any(isinstance(term, Gated) for term in run.preserve.parts)
     if gated and run.select != "last":
@@ -91,15 +92,17 @@ def count_parameters(run: Run, stream: Stream) -> int:
     return sum(p.numel() for p in build(run.model, outputs=stream.outputs, input_shape=shape, device="meta", **options).parameters())
 
 
-def _check_layers(runs: Sequence[Run], layers: Sequence[str]) -> None:
+def _check_layers(runs: Sequence[Run], layers: Sequence[str], every: Sequence[str]) -> None:
     """Raise ValueError if the network has no hidden activation modules but a method needs them."""
     run = runs[0]
-    if layers:
-        return
-    if any(term.is_on and term.reads != "parameters" for r in runs for term in r.sparsify.parts):
-        raise ValueError(f"{run.model} has no hidden activation module, which {run.sparsify} needs; use nn.ReLU() modules")
-    if any(isinstance(term, Encodes) for term in run.preserve.parts):
-        raise ValueError(f"{run.model} has no hidden activation module, which {run.preserve} needs; use nn.ReLU() modules")
+    terms = [] if layers else [str(r.sparsify) for r in runs if any(t.is_on and t.reads != "parameters" for t in r.sparsify.parts)]
+    for kind, found in ((Encodes, layers), (Gated, every)):
+        terms += [str(run.preserve)] if not found and any(isinstance(term, kind) for term in run.preserve.parts) else []
+    if terms:
+        raise ValueError(
+            f"{network_title(run.model)} has no hidden activation module, which {terms[0]} needs; use modules such as nn.ReLU() instead of "
+            "functions, right after their layers, or name them in the class of the network: hidden = ('act1', 'act2')"
+        )
 
 
 def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], name: str) -> None:
@@ -107,7 +110,9 @@ def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], n
     if len(modules) == 1:
         return
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules[0].modules()):
-        raise CannotShareFleet(f"{name} has dropout, and members of a fleet would share its random numbers; train its runs one by one")
+        raise CannotShareFleet(
+            f"{network_title(name)} has dropout, and members of a fleet would share its random numbers; train its runs one by one"
+        )
     if not is_native(modules[0]):
         states = [dict(m.state_dict()) for m in modules[:2]]
         stacked = {n: torch.stack([s[n].detach() for s in states]) for n in states[0]}
@@ -117,7 +122,7 @@ def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], n
                 torch.func.vmap(lambda state, x: torch.func.functional_call(probe, state, (x,)))(stacked, torch.zeros(2, 2, *shape))
         except Exception as error:
             raise CannotShareFleet(
-                f"{name} cannot run for several members at once ({str(error).splitlines()[0][:120]}); train its runs one by one"
+                f"{network_title(name)} cannot run several members at once ({str(error).splitlines()[0][:120]}); train its runs one by one"
             ) from error
 
 
@@ -128,11 +133,19 @@ def _check_output(module: nn.Module, shape: tuple[int, int, int], outputs: int, 
         with torch.no_grad():
             output = module.eval()(torch.zeros(2, *shape))
     except Exception as error:
-        raise ValueError(f"{name} cannot run on images of shape {shape} (channels, height, width): {error}") from error
+        raise ValueError(f"{network_title(name)} cannot run on images of shape {shape} (channels, height, width): {error}") from error
     finally:
         module.train(mode)
-    if not isinstance(output, Tensor) or output.shape != (2, outputs):
-        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(
-            f"{name} returns {got} for two inputs of shape {shape}; it must return a tensor of shape (2, {outputs}): (batch, outputs)"
-        )
+    if isinstance(output, Tensor) and output.shape == (2, outputs):
+        return
+    got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    remedy = "return one row of outputs per input: flatten the input first, x.flatten(1)"
+    if isinstance(output, Tensor) and output.dim() == 2 and len(output) == 2:
+        has = output.shape[1]
+        remedy = f"take the number from the argument outputs: def build(outputs, input_shape), or give the network {outputs} outputs"
+        if has > outputs:
+            remedy += f", or keep the other {has - outputs} for tasks to come: Run(outputs={has})"
+    raise ValueError(
+        f"{network_title(name)} returns {got} for two inputs of shape {shape}; it must return a tensor of shape (2, {outputs}): (batch, "
+        f"outputs of all tasks together); {remedy}"
+    )

@@ -66,7 +66,7 @@ def append(stream: Stream, parent: Parent, kind: str) -> Stream:
     """Return the stream with the columns of a network that has learned the tasks of `parent`, in the scenario `kind`.
 
     New classes get new columns. Tasks share the old columns where they share them by definition (the domain scenario), and where all old
-    and new tasks have one head with the same classes. In `evaluate` the old tasks come first.
+    and new tasks have one head with the same classes. In `evaluate` the old tasks come first, and no two tasks have the same name.
     """
     data = parent.data
     _check_inputs(stream, data)
@@ -80,12 +80,26 @@ def append(stream: Stream, parent: Parent, kind: str) -> Stream:
         )
     shift = 0 if kind == "domain" or _share_head(stream, data) else max(task.columns.stop for task in data.tasks)
     old = [_old_task(task, test, data) for task, test in zip(data.tasks, parent.tests, strict=True)]
-    every = (*old, *(_move(task, shift, data) for task in stream.tasks))
+    names = distinct_names([task.name for task in old], [task.name for task in stream.tasks])
+    every = (*old, *(replace(_move(task, shift, data), name=name) for task, name in zip(stream.tasks, names, strict=True)))
     whole = replace(stream, tasks=every, evaluate=every, outputs=max(data.outputs, shift + stream.outputs))
     whole = scenario.arrange(whole, kind) if kind == "class" else whole
     missing = f"accuracy on {', '.join(parent.unknown)} is unknown: the data of old tasks were not found"
     notes = (*stream.notes, missing) if parent.unknown else stream.notes
     return replace(whole, tasks=whole.evaluate[len(old) :], notes=notes, learned=len(old))
+
+
+def distinct_names(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    """Return the new names. One that a task has already gets the next number: after "task 1" and "task 2" follows "task 3"."""
+    used, found = set(old), []
+    for name in new:
+        if name in used:
+            stem = name.rstrip("0123456789").rstrip() or name
+            numbers = [int(end) for other in used if other.startswith(stem) and (end := other.removeprefix(stem).strip()).isdecimal()]
+            name = f"{stem} {max(numbers, default=1) + 1}"
+        used.add(name)
+        found.append(name)
+    return found
 
 
 def _check_inputs(stream: Stream, data: DataDescription) -> None:

@@ -248,7 +248,8 @@ class Learner:
                 entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: score[m] for name, score in scores.items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
                 if not math.isfinite(loss[m]) and m not in progress.failed:
-                    progress.failed[m] = f"the loss was not finite in epoch {epoch + 1} of task {t + 1} ({task.name})"
+                    where = f"in epoch {epoch + 1} of task {t + 1} ({task.name})"
+                    progress.failed[m] = f"the loss was not finite {where}; {_remedy(self.runs[m])}"
             if chosen is not None:
                 self._keep_best(scores[chosen])
             running = self._plateau(scores["held_out"]) if self.run.schedule == "plateau" else True
@@ -268,7 +269,8 @@ class Learner:
             fleet.consolidate()
         for m, finite in enumerate(fleet.finite()):
             if not finite and m not in progress.failed:
-                progress.failed[m] = f"parameters or importances were not finite after task {t + 1} ({task.name})"
+                where = f"after task {t + 1} ({task.name})"
+                progress.failed[m] = f"parameters or importances were not finite {where}; {_remedy(self.runs[m])}"
         self._count_free()
 
     def _after_step(self, t: int, epoch: int) -> None:
@@ -362,6 +364,14 @@ class Learner:
         prefixes = ("params.", "buffers.", "alpha.", "state.", "scale.")
         tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(prefixes)}
         return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
+
+
+def _remedy(run: Run) -> str:
+    """Return what to change in a run that diverged."""
+    remedies = [f"a learning rate below {run.lr:g}"]
+    remedies += [f"a smaller strength than {run.sparsify}"] if run.sparsify.is_on else []
+    remedies += ["anchor='implicit'"] if run.preserve.is_on and run.anchor == "explicit" else []
+    return "use " + " or ".join([", ".join(remedies[:-1]), remedies[-1]] if len(remedies) > 1 else remedies)
 
 
 def _sizes(stream: Stream) -> dict[str, list[int]]:

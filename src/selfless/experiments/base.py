@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from selfless.spec import Run
 
-Profile = Literal["paper", "ours"]
-PROFILES: tuple[Profile, ...] = ("paper", "ours")
+Profile = Literal["paper", "ours", "equal"]
+PROFILES: tuple[Profile, ...] = ("paper", "ours", "equal")
 By = Literal["held-out", "test", "rule-largest", "rule-smallest"]
 Place = tuple[str, str]  # (row, column)
 Figure = Literal["bars", "dots", "pairs", "curves", "histogram", "importance", "rule"]
@@ -29,6 +29,8 @@ class Choice:
     seeds       seeds of the choosing runs; with "test" these are seeds that are also reported, else they are different ones
     tasks       how many of the first tasks to choose by (None: all); ignored with "test", whose runs are reported
     tolerance   for the rules: how many points of accuracy a λ may lose against training without a sparsifier
+    finalists   how many candidates are scored by `more_seeds` too, and chosen from by the mean of all seeds; 0: all by `seeds` alone
+    extend      how many values may be added at each end of a grid of λ_Ω or λ while the best candidate stands there
     """
 
     by: By = "held-out"
@@ -36,11 +38,17 @@ class Choice:
     held_out: float = 0.1
     tasks: int | None = None
     tolerance: float = 0.5
+    finalists: int = 0
+    more_seeds: tuple[int, ...] = ()
+    extend: int = 0
 
     @property
     def on_test(self) -> bool:
         """True if test data decides."""
         return self.by == "test"
+
+
+EQUAL = Choice("held-out", seeds=(100,), finalists=4, more_seeds=(101, 102, 103, 104), extend=4)  # every choice of profile `equal`
 
 
 @dataclass(frozen=True)
@@ -97,11 +105,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper (or ours), which holds if all its comparisons hold."""
+    """A sentence of the paper (or ours), which holds if all its comparisons hold.
+
+    repeats   the experiments that make this claim too, where it is counted; "" if it is counted here
+    """
 
     text: str
     parts: tuple[Comparison, ...]
     ours: bool = False
+    repeats: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,43 @@
-"""Choosing one candidate of a cell: `trials` returns the runs that score the candidates, `choose` picks one by their results."""
+"""Choosing one candidate of a cell: `next_trials` returns the runs that are needed next, `choose` picks a candidate by their results.
+
+Most choices have one round: all candidates are scored by all seeds. A choice with `finalists` and `extend` gives every row equal chances:
+
+    1. all candidates are scored by the first seeds
+    2. while the best stands at an end of its grid of λ_Ω or λ, the next value there is added, at most `extend` values at each end
+    3. the best `finalists` are scored by `more_seeds`; the highest mean over all seeds wins
+    4. if the winner stands at an end that may still be extended, the grid grows there, and steps 1 to 3 are done again
+
+Which runs are needed is a function of the results so far, so that an interrupted choice continues where it stopped.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from selfless.experiments.base import Cell, Choice
+from selfless.experiments.grids import edges, extend
 from selfless.spec import Result, Run
-
-NUMBERS: dict[str, Callable[[Run], float]] = {
-    "λ_Ω": lambda run: run.preserve.fixed_strength,
-    "λ": lambda run: run.sparsify.fixed_strength,
-    "lr": lambda run: run.lr,
-}
 
 
 @dataclass(frozen=True)
 class Selection:
     """The chosen candidate, and the scores of all.
 
-    index    the number of the chosen candidate; None if all failed
-    scores   for each candidate its score by seed, in percent
-    edges    sentences on numbers that were chosen at an end of their grid
+    index        the number of the chosen candidate; None if all failed
+    scores       for each candidate its score by seed, in percent; finalists have more of them
+    edges        sentences on numbers that were chosen at an end of their grid
+    candidates   those of the cell, then those that were added at the ends of its grid
     """
 
     index: int | None
     scores: tuple[tuple[float, ...], ...]
     edges: tuple[str, ...] = ()
+    candidates: tuple[Run, ...] = ()
 
 
 def trial(run: Run, seed: int, choice: Choice) -> Run:
@@ -49,21 +56,59 @@ def first_tasks(cell: Cell) -> int | None:
 
 
 def trials(cell: Cell) -> list[Run]:
-    """Return every run that must be trained to choose; none if there is only one candidate."""
+    """Return the runs of the first round, which depend on no result; none if there is only one candidate."""
     if len(cell.candidates) < 2:
         return []
     return [trial(run, seed, cell.choice) for run in cell.candidates for seed in cell.choice.seeds]
 
 
+def next_trials(cell: Cell, results: Mapping[Run, Result]) -> list[Run]:
+    """Return the runs that must be trained next to choose, given the results so far; none if the choice is made."""
+    found = _proceed(cell, results)
+    return found if isinstance(found, list) else []
+
+
 def choose(cell: Cell, results: Mapping[Run, Result]) -> Selection:
-    """Return the candidate that the results of `trials` choose."""
+    """Return the candidate that the results choose."""
+    found = _proceed(cell, results)
+    if isinstance(found, list):
+        raise KeyError(f"{cell.row}, {cell.column}: {len(found)} runs that choose it are not trained yet")
+    return found
+
+
+def _proceed(cell: Cell, results: Mapping[Run, Result]) -> Selection | list[Run]:
+    """Return the selection, or the runs that are missing for the next step."""
     if len(cell.candidates) < 2:
-        return Selection(0 if cell.candidates else None, ())
-    choice = cell.choice
-    scores = tuple(tuple(_score(results[trial(run, seed, choice)], choice) for seed in choice.seeds) for run in cell.candidates)
-    means = [float(np.mean(row)) for row in scores]  # NaN where a seed failed: such a candidate is never chosen
-    index = _rule(cell.candidates, means, choice) if choice.by.startswith("rule") else _best(means)
-    return Selection(index, scores, edges(cell.candidates, index) if index is not None else ())
+        return Selection(0 if cell.candidates else None, (), candidates=cell.candidates)
+    choice, candidates = cell.choice, cell.candidates
+    while True:
+        first = [trial(run, seed, choice) for run in candidates for seed in choice.seeds]
+        if missing := [run for run in first if run not in results]:
+            return missing
+        scores = [_scores(run, choice.seeds, choice, results) for run in candidates]
+        index = _pick(candidates, _means(scores), choice)
+        if index is not None and (more := extend(cell.candidates, candidates, index, choice.extend)):
+            candidates += more
+            continue
+        if choice.finalists and index is not None:
+            finalists = _best(_means(scores), choice.finalists)
+            second = [trial(candidates[i], seed, choice) for i in finalists for seed in choice.more_seeds]
+            if missing := [run for run in second if run not in results]:
+                return missing
+            for i in finalists:
+                scores[i] += _scores(candidates[i], choice.more_seeds, choice, results)
+            known = [m if i in finalists else math.nan for i, m in enumerate(_means(scores))]
+            index = _pick(candidates, known, choice)
+            if index is not None and (more := extend(cell.candidates, candidates, index, choice.extend)):
+                candidates += more
+                continue
+        limit = choice.extend and " after the most extensions allowed"
+        ends = edges(candidates, index) if index is not None else ()
+        return Selection(index, tuple(scores), tuple(f"{end}{limit or ''}" for end in ends), candidates)
+
+
+def _scores(run: Run, seeds: Sequence[int], choice: Choice, results: Mapping[Run, Result]) -> tuple[float, ...]:
+    return tuple(_score(results[trial(run, seed, choice)], choice) for seed in seeds)
 
 
 def _score(result: Result, choice: Choice) -> float:
@@ -76,9 +121,19 @@ def _score(result: Result, choice: Choice) -> float:
     return 100 * float(result.held_out[-1].mean())
 
 
-def _best(means: Sequence[float]) -> int | None:
+def _means(scores: Sequence[tuple[float, ...]]) -> list[float]:
+    """Return the mean score of each candidate: NaN where a seed failed, so that such a candidate is never chosen."""
+    return [float(np.mean(row)) for row in scores]
+
+
+def _best(means: Sequence[float], count: int) -> list[int]:
+    """Return the numbers of the best `count` candidates, best first; of equals the first."""
     known = [i for i, mean in enumerate(means) if not math.isnan(mean)]
-    return max(known, key=lambda i: means[i]) if known else None
+    return sorted(known, key=lambda i: -means[i])[:count]
+
+
+def _pick(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> int | None:
+    return _rule(candidates, means, choice) if choice.by.startswith("rule") else next(iter(_best(means, 1)), None)
 
 
 def _rule(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> int | None:
@@ -90,13 +145,3 @@ def _rule(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> 
     kept = [i for i in inhibited if means[i] >= reference - choice.tolerance]
     largest = choice.by == "rule-largest" and bool(kept)
     return (max if largest else min)(kept or inhibited, key=lambda i: candidates[i].sparsify.strength, default=None)
-
-
-def edges(candidates: Sequence[Run], index: int) -> tuple[str, ...]:
-    """Return a sentence for each number chosen at an end of its grid, where a wider grid might do better. λ = 0 is not part of a grid."""
-    found = []
-    for name, of in NUMBERS.items():
-        values = sorted({of(run) for run in candidates if name != "λ" or of(run) > 0})
-        if len(values) > 1 and of(candidates[index]) in (values[0], values[-1]):
-            found.append(f"{name} = {of(candidates[index]):g} is an end of its grid")
-    return tuple(found)

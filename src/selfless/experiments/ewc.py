@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from selfless.experiments.base import Claim, Experiment, Profile, at_least, more
-from selfless.experiments.protocols import with_ewc
+import dataclasses
+
+from selfless.experiments.base import Cell, Claim, Experiment, Profile, at_least, more
+from selfless.experiments.protocols import EWC_ANCHORS, PMNIST_INHIBITION, Grid, with_ewc
 
 GAINS = {128: 3.1, 64: 2.8}
+
+
+def _at(width: int, anchor: float) -> str:
+    return f"pMNIST {width}, λ_Ω = {anchor:g}"
+
+
+def _curve(width: int) -> tuple[Cell, ...]:
+    """Return EWC alone and with SLNID at each λ_Ω; λ is chosen at each of them."""
+    plain = with_ewc(width, "equal")
+    return tuple(
+        cell
+        for anchor in EWC_ANCHORS
+        for cell in dataclasses.replace(
+            plain, column=_at(width, anchor), grids={"No-Reg": Grid((anchor,)), "SLNID": Grid((anchor,), PMNIST_INHIBITION)}
+        ).cells(("No-Reg", "SLNID"))
+    )
 
 
 def ewc(profile: Profile) -> Experiment:
@@ -22,6 +40,17 @@ def ewc(profile: Profile) -> Experiment:
         for width in GAINS
     )
     claims += (Claim("SLNID with 64 units does better than EWC alone with 128", (more(at["SLNID", 64], at["No-Reg", 128]),)),)
+    if profile == "equal":
+        cells += tuple(cell for width in GAINS for cell in _curve(width))
+        claims += tuple(
+            Claim(
+                f"Ours: at λ_Ω = {anchor:g} SLNID adds two points or more to EWC, {width} units",
+                (at_least(("SLNID", _at(width, anchor)), ("No-Reg", _at(width, anchor)), 2),),
+                ours=True,
+            )
+            for width in GAINS
+            for anchor in EWC_ANCHORS
+        )
     return Experiment(
         "ewc",
         "SLNID with EWC",

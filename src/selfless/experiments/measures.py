@@ -143,6 +143,21 @@ def reuse(made: FinishedRun) -> float:
     return 100 * float(first @ added / length) if length else 0.0
 
 
+def reuse_by_chance(made: FinishedRun) -> float:
+    """N ā b̄ / (‖a‖ ‖b‖), a = α₁, b = α₃ − α₂: the mean overlap if the third task's importances were spread over neurons at random.
+
+    It is the mean of the cosine over all permutations of b, and rises with the density of a and b.
+    """
+    first, second, third = (np.array(importances(made, t)) for t in (1, 2, 3))
+    return 100 * chance_overlap(first, third - second)
+
+
+def chance_overlap(a: Floats, b: Floats) -> float:
+    """Σa Σb / (N ‖a‖ ‖b‖): the mean of cos(a, b) over all permutations of b."""
+    length = len(a) * np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a.sum() * b.sum() / length) if length else 0.0
+
+
 def _lost(made: FinishedRun) -> float:
     """Return −backward transfer; 0.0, never −0.0, if nothing is lost."""
     return 0.0 - 100 * metrics.backward_transfer(made.result.accuracy)
@@ -169,6 +184,9 @@ MEASURES: dict[str, Measure] = {
     "quiet": Measure(f"neurons with mean activation < {QUIET:g}", quiet, first_activations, from_checkpoint=True),
     "neurons": Measure(
         "effective neurons", lambda m: effective(importances(m, _tasks(m))), lambda m: importances(m, _tasks(m)), "count", True
+    ),
+    "reuse-beyond-chance": Measure(
+        "overlap beyond chance", lambda m: reuse(m) - reuse_by_chance(m), reuse_by_chance, "points", from_checkpoint=True
     ),
     "reuse": Measure("overlap of tasks 1 and 3", reuse, _nothing, from_checkpoint=True),
 }

@@ -25,7 +25,8 @@ def _cell(cell: Cell) -> Cell:
     slow = any(not run.model.startswith("mlp") for run in cell.candidates) and not cell.row.startswith("SLNID")
     ends = cell.candidates if len(cell.candidates) < 3 else (cell.candidates[0], cell.candidates[-1])
     ends = ends[:1] if slow else ends
-    choice = dataclasses.replace(cell.choice, seeds=cell.choice.seeds[:1])
+    rounds = {"finalists": min(2, cell.choice.finalists), "more_seeds": cell.choice.more_seeds[:1], "extend": min(1, cell.choice.extend)}
+    choice = dataclasses.replace(cell.choice, seeds=cell.choice.seeds[:1], **rounds)
     return dataclasses.replace(cell, candidates=tuple(_run(run, cell.then.get("tasks")) for run in ends), choice=choice)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfless.experiments.base import Cell, Claim, Experiment, Place
+from selfless.experiments.base import Cell, Choice, Claim, Experiment, Place
 from selfless.experiments.choosing import Selection, first_tasks, trial
-from selfless.experiments.claims import Judgement, judge_claim
+from selfless.experiments.claims import JudgedClaim, judge_claim
 from selfless.experiments.measures import MEASURES, FinishedRun
 from selfless.metrics import spread
 from selfless.runner.machine import machine
@@ -42,8 +42,8 @@ def fill_cell(
     status = "pending" if not cell.candidates else "failed" if not values else "partly failed" if len(values) < len(rows) else "done"
     error = ""
     if chosen.index is None and cell.candidates:
-        error = f"all {len(cell.candidates)} candidates failed while choosing"
-    picked = cell.candidates[chosen.index] if chosen.index is not None else None
+        error = f"all {len(chosen.candidates)} candidates failed while choosing"
+    picked = chosen.candidates[chosen.index] if chosen.index is not None else None
     return {
         "row": cell.row,
         "column": cell.column,
@@ -56,7 +56,7 @@ def fill_cell(
         "difference": _plain(mean - cell.published) if cell.published is not None else None,
         "status": status,
         "error": error,
-        "method": describe(picked, cell.candidates) if picked else "",
+        "method": describe(picked, chosen.candidates) if picked else "",
         "strength": picked.sparsify.strength if picked else None,
         "run": dataclasses.replace(picked, **cell.then).as_dict() if picked else None,
         "on_test": picked is not None and picked.select == "best-on-test",
@@ -84,20 +84,29 @@ def list_choices(experiment: Experiment, chosen: Mapping[Place, Selection]) -> l
                 "cells": [],
                 "by": cell.choice.by,
                 "seeds": list(cell.choice.seeds),
+                **_rounds(cell.choice, len(cell.candidates)),
                 "tasks": first_tasks(cell),
                 "chosen": pick.index,
                 "edges": list(pick.edges),
                 "candidates": [
                     {
-                        "method": describe(run, cell.candidates),
+                        "method": describe(run, pick.candidates),
                         "scores": [_plain(score) for score in scores],
-                        "keys": [trial(run, seed, cell.choice).key for seed in cell.choice.seeds],
+                        "keys": [trial(run, seed, cell.choice).key for seed in seeds[: len(scores)]],
                     }
-                    for run, scores in zip(cell.candidates, pick.scores, strict=True)
+                    for run, scores in zip(pick.candidates, pick.scores, strict=True)
+                    for seeds in [(*cell.choice.seeds, *cell.choice.more_seeds)]
                 ],
             }
         found[key]["cells"].append([cell.row, cell.column])
     return list(found.values())
+
+
+def _rounds(choice: Choice, declared: int) -> dict[str, Any]:
+    """Return what a choice of two rounds adds: its seeds, its limits, and how many candidates the grid had before it was extended."""
+    if not choice.finalists:
+        return {}
+    return {"more_seeds": list(choice.more_seeds), "finalists": choice.finalists, "extend": choice.extend, "declared": declared}
 
 
 def judge_claims(experiment: Experiment, cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -110,14 +119,16 @@ def judge_claims(experiment: Experiment, cells: Sequence[dict[str, Any]]) -> lis
         {place: {run["seed"]: run["detail"][t] for run in runs} for place, runs in averages if t < len(runs[0]["detail"])}
         for t in range(tasks)
     ]
-    return [_claim(claim, *judge_claim(claim, values, by_task)) for claim in experiment.claims]
+    return [_claim(claim, judge_claim(claim, values, by_task)) for claim in experiment.claims]
 
 
-def _claim(claim: Claim, verdict: str, parts: Sequence[Judgement]) -> dict[str, Any]:
+def _claim(claim: Claim, judged: JudgedClaim) -> dict[str, Any]:
     return {
         "text": claim.text,
         "ours": claim.ours,
-        "verdict": verdict,
+        "repeats": claim.repeats,
+        "verdict": judged.verdict,
+        "p": _plain(judged.p),
         "parts": [
             {
                 "text": str(p.part),
@@ -129,11 +140,14 @@ def _claim(claim: Claim, verdict: str, parts: Sequence[Judgement]) -> dict[str, 
                 "mean": _plain(p.mean),
                 "low": _plain(p.low),
                 "high": _plain(p.high),
+                "std": _plain(p.std),
+                "bootstrap": [_plain(end) for end in p.bootstrap],
                 "seeds": p.seeds,
                 "task": p.task,
+                "of": p.of,
                 "verdict": p.verdict,
             }
-            for p in parts
+            for p in judged.parts
         ],
     }
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from selfless.data import DataError
 from selfless.experiments.base import Cell, Experiment, Place
-from selfless.experiments.choosing import Selection, choose, trials
+from selfless.experiments.choosing import Selection, choose, next_trials, trials
+from selfless.experiments.grids import reachable
 from selfless.experiments.record import describe_runs, fill_cell, judge_claims, list_choices, list_notes
 from selfless.files import write_json
 from selfless.runner import Store, TrainOptions
@@ -42,33 +43,42 @@ def final(cell: Cell, run: Run, seed: int) -> Run:
 def declared(experiment: Experiment, seeds: Iterable[int]) -> set[str]:
     """Return the keys of all runs that the experiment may report as it is written now; a record with others is stale."""
     seeds = list(seeds)
-    return {final(cell, run, seed).key for cell in experiment.cells for run in cell.candidates for seed in seeds}
+    runs = {final(cell, run, seed) for cell in experiment.cells for run in reachable(cell.candidates, cell.choice.extend) for seed in seeds}
+    return {run.key for run in runs}
 
 
 def grids(experiment: Experiment) -> dict[Place, set[str]]:
-    """Return for each cell the keys of the runs that choose it, as the experiment is written now."""
+    """Return for each cell the keys of the runs of its first round of choosing, as the experiment is written now."""
     return {cell.place: {run.key for run in trials(cell)} for cell in experiment.cells if len(cell.candidates) > 1}
 
 
 def count(experiments: Sequence[Experiment], seeds: int) -> int:
-    """Return how many runs the experiments train; shared runs count once."""
+    """Return how many runs the experiments train, if no grid is extended; shared runs count once."""
     tried = {(run, cell.choice.on_test) for e in experiments for cell in e.cells for run in trials(cell)}
+    second = {(cell.candidates, cell.choice) for e in experiments for cell in e.cells if len(cell.candidates) > 1 and cell.choice.finalists}
+    again = sum(min(choice.finalists, len(runs)) * len(choice.more_seeds) for runs, choice in second)
     slots: dict[Any, int] = {}  # a set of candidates, of which one is trained → how many of its seeds are trained while choosing already
     for cell in (cell for e in experiments for cell in e.cells if cell.candidates):
         at = (tuple(final(cell, run, 0) for run in cell.candidates), cell.choice if len(cell.candidates) > 1 else None)
         slots[at] = len([s for s in cell.choice.seeds if s < seeds]) if trials(cell) and cell.choice.on_test and not cell.then else 0
     alone = {runs[0] for runs, choice in slots if choice is None}
-    return len(tried) + sum(seeds - known for (runs, choice), known in slots.items() if choice is None or not alone.issuperset(runs))
+    return (
+        len(tried) + again + sum(seeds - known for (runs, choice), known in slots.items() if choice is None or not alone.issuperset(runs))
+    )
 
 
-def reproduce(experiment: Experiment, *, seeds: int, out: Path, train: Train, data_dir: Path | None = None) -> dict[str, Any]:
+def reproduce(
+    experiment: Experiment, *, seeds: int, out: Path, train: Train, data_dir: Path | None = None, first_seed: int = 0
+) -> dict[str, Any]:
     """Train what is missing, judge the claims, write the record, and return it."""
-    cells = experiment.cells
-    scored = {
-        run: result for place, runs in _trials(cells, out) for run, result in _train(runs, place, f"{experiment.name}: {CHOOSE}", train)
-    }
+    cells, reported = experiment.cells, range(first_seed, first_seed + seeds)
+
+    def train_all(runs: Sequence[Run], place: Path) -> dict[Run, Result]:
+        return dict(_train(runs, place, f"{experiment.name}: {CHOOSE}", train))
+
+    scored, _ = _choose_all(cells, out, train_all)
     chosen = {cell.place: choose(cell, scored) for cell in cells}
-    runs = {cell.place: _finals(cell, chosen[cell.place], seeds) for cell in cells}
+    runs = {cell.place: _finals(cell, chosen[cell.place], reported) for cell in cells}
     wanted = list(dict.fromkeys(run for found in runs.values() for run in found))
     results = dict(_train(wanted, out, f"{experiment.name}: training", train))
     filled = [fill_cell(cell, chosen[cell.place], runs[cell.place], results, out, data_dir) for cell in cells]
@@ -83,7 +93,7 @@ def reproduce(experiment: Experiment, *, seeds: int, out: Path, train: Train, da
         "quick": experiment.quick,
         "figure": experiment.figure,
         "pending": experiment.pending,
-        "seeds": list(range(seeds)),
+        "seeds": list(reported),
         "cells": filled,
         "choices": list_choices(experiment, chosen),
         "claims": judge_claims(experiment, filled),
@@ -98,7 +108,8 @@ def check_together(experiments: Sequence[Experiment], options: TrainOptions) -> 
     """Check every run that these experiments may train, before the first one. Missing data only leaves out its experiment."""
     assert options.out is not None
     cells = [cell for experiment in experiments for cell in experiment.cells]
-    places = [*_trials(cells, options.out), (options.out, [final(cell, run, 0) for cell in cells for run in cell.candidates])]
+    places = [(options.out if cell.choice.on_test else options.out / CHOOSING, trials(cell)) for cell in cells]
+    places += [(options.out, [final(cell, run, 0) for run in cell.candidates]) for cell in cells]
     missing = [run for place, runs in places for run in dict.fromkeys(runs) if not Store(place).has(run.key)]
     found = problems(missing, dataclasses.replace(options, device=resolve_device(options.device)))
     refuse([problem for problem in found if not isinstance(problem.error, DataError)], len(missing))
@@ -109,17 +120,19 @@ def judge_again(record: dict[str, Any], experiment: Experiment) -> dict[str, Any
     return record | {"claims": judge_claims(experiment, record["cells"])}
 
 
-def train_together(experiments: Sequence[Experiment], *, seeds: int, out: Path, train: Train) -> None:
+def train_together(experiments: Sequence[Experiment], *, seeds: int, out: Path, train: Train, first_seed: int = 0) -> None:
     """Train what these experiments need, one stream at a time: first the runs that choose strengths, then the reported runs.
 
     A stream whose data is missing is skipped; the experiment that needs it reports that later.
     """
-    cells = [cell for experiment in experiments for cell in experiment.cells]
-    scored: dict[Run, Result] = {}
-    for place, runs in _trials(cells, out):
-        scored |= _by_stream(runs, place, f"all: {CHOOSE}", train)
-    ready = [cell for cell in cells if all(run in scored for run in trials(cell))]
-    _by_stream([run for cell in ready for run in _finals(cell, choose(cell, scored), seeds)], out, "all: training", train)
+    train_cells([cell for experiment in experiments for cell in experiment.cells], seeds=seeds, out=out, train=train, first_seed=first_seed)
+
+
+def train_cells(cells: Sequence[Cell], *, seeds: int, out: Path, train: Train, first_seed: int = 0) -> None:
+    """Train what these cells need: all rounds of choosing, then the reported runs; one stream at a time."""
+    scored, ready = _choose_all(cells, out, lambda runs, place: _by_stream(runs, place, f"all: {CHOOSE}", train))
+    reported = range(first_seed, first_seed + seeds)
+    _by_stream([run for cell in ready for run in _finals(cell, choose(cell, scored), reported)], out, "all: training", train)
 
 
 def _by_stream(runs: Iterable[Run], place: Path, what: str, train: Train) -> dict[Run, Result]:
@@ -134,15 +147,27 @@ def _by_stream(runs: Iterable[Run], place: Path, what: str, train: Train) -> dic
     return found
 
 
-def _trials(cells: Sequence[Cell], out: Path) -> Iterator[tuple[Path, list[Run]]]:
-    """Yield the runs that score candidates, and where they are recorded."""
+def _choose_all(
+    cells: Sequence[Cell], out: Path, train: Callable[[Sequence[Run], Path], dict[Run, Result]]
+) -> tuple[dict[Run, Result], list[Cell]]:
+    """Train the rounds of choosing of all cells together; return the results, and the cells whose choice is made.
+
+    A cell is left out if `train` does not return a run that it needs. Runs on test data are recorded with the reported ones.
+    """
+    scored: dict[Run, Result] = {}
+    ready: list[Cell] = []
     for on_test, place in ((False, out / CHOOSING), (True, out)):
-        yield place, list(dict.fromkeys(run for cell in cells if cell.choice.on_test is on_test for run in trials(cell)))
+        waiting = [cell for cell in cells if cell.choice.on_test is on_test]
+        while needs := [(cell, runs) for cell in waiting if (runs := next_trials(cell, scored))]:
+            scored |= train(list(dict.fromkeys(run for _, runs in needs for run in runs)), place)
+            waiting = [cell for cell in waiting if all(run in scored for other, runs in needs if other is cell for run in runs)]
+        ready += waiting
+    return scored, ready
 
 
 def _train(runs: Sequence[Run], place: Path, what: str, train: Train) -> Iterator[tuple[Run, Result]]:
     return zip(runs, train(runs, place, what), strict=True) if runs else iter(())
 
 
-def _finals(cell: Cell, chosen: Selection, seeds: int) -> list[Run]:
-    return [] if chosen.index is None else [final(cell, cell.candidates[chosen.index], seed) for seed in range(seeds)]
+def _finals(cell: Cell, chosen: Selection, seeds: Iterable[int]) -> list[Run]:
+    return [] if chosen.index is None else [final(cell, chosen.candidates[chosen.index], seed) for seed in seeds]

@@ -50,10 +50,19 @@ NOTES = (
 
 def rivals(profile: Profile) -> Experiment:
     """Every preserver on permuted MNIST and on split CIFAR-100, alone and with SLNID."""
-    on_mnist, on_cifar = permuted_mnist(128, "ours"), _on_cifar()
+    equal = profile == "equal"
+    on_mnist, on_cifar = permuted_mnist(128, "equal" if equal else "ours"), _on_cifar(equal=equal)
     where = (on_mnist.column, on_cifar.column)
-    cells = [*_cells(on_mnist, MNIST_STRENGTHS, (1e-4, 3e-4, 1e-3), published=TABLE_1[on_mnist.column])]
-    cells += _cells(on_cifar, CIFAR_STRENGTHS, (3e-3,), methods=ON_CIFAR, choose_alpha=True)
+    published = TABLE_1[on_mnist.column]
+    if equal:
+        methods = METHODS | {"LwF": LwF(), "EBLL": EBLL()}  # damped: no strength diverges
+        spared = {"EWC": EWC(alpha="function"), "IMM-mean": IMM(merge="mean", alpha="function")}
+        spared |= {"IMM-mode": IMM(merge="mode", alpha="function"), "HAT": HAT(s_max=50.0)}
+        cells = _cells(on_mnist, EQUAL_MNIST, EQUAL_INHIBITION, methods=methods, published=published)
+        cells += _cells(on_cifar, EQUAL_CIFAR, EQUAL_INHIBITION, methods=methods | spared)
+    else:
+        cells = _cells(on_mnist, MNIST_STRENGTHS, (1e-4, 3e-4, 1e-3), published=published)
+        cells += _cells(on_cifar, CIFAR_STRENGTHS, (3e-3,), methods=ON_CIFAR, choose_alpha=True)
     helped = [(column, row) for column in where for row in METHODS]
     claims = [Claim(f"{column}: leaving room helps {row}", (more((row, _inhibited(column)), (row, column)),)) for column, row in helped]
     lost = [name(_lost(column)) for column in where for name in (str, _inhibited)]
@@ -97,10 +106,38 @@ CIFAR_STRENGTHS: dict[str, tuple[float, ...]] = {
 }
 
 
-def _on_cifar() -> Protocol:
-    """Return the protocol of split CIFAR-100: half of table 1's epochs, and four tasks to choose by; a run takes seconds of a GPU."""
-    plain = cifar(256, "ours")
+# Profile `equal`: five strengths for every method, times three λ with SLNID; grids grow by themselves.
+EQUAL_INHIBITION = (3e-4, 1e-3, 3e-3)
+EQUAL_MNIST: dict[str, tuple[float, ...]] = {
+    "Finetune": (0.0,),
+    "LwF": (0.1, 0.3, 1.0, 3.0, 10.0),
+    "EBLL": (0.1, 0.3, 1.0, 3.0, 10.0),
+    "IMM-mean": (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
+    "IMM-mode": (1e-4, 1e-3, 1e-2, 1e-1, 1.0),
+    "SI": (0.1, 0.3, 1.0, 3.0, 10.0),
+    "RWalk": (0.3, 1.0, 3.0, 10.0, 30.0),
+    "EWC": (1.0, 3.0, 10.0, 30.0, 100.0),
+    "online EWC": (1.0, 3.0, 10.0, 30.0, 100.0),
+    "MAS": (0.001, 0.003, 0.01, 0.03, 0.1),
+    "local MAS": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "HAT": (0.1, 0.3, 0.75, 2.0, 5.0),
+    "PackNet": (0.5, 0.65, 0.75, 0.85, 0.9),
+}
+EQUAL_CIFAR = EQUAL_MNIST | {
+    "IMM-mean": (1e-3, 1e-2, 1e-1, 1.0, 10.0),
+    "IMM-mode": (1e-3, 1e-2, 1e-1, 1.0, 10.0),
+    **dict.fromkeys(("SI", "RWalk", "EWC", "online EWC"), (1e2, 3e2, 1e3, 3e3, 1e4)),
+    "MAS": (0.3, 1.0, 3.0, 10.0, 30.0),
+    "local MAS": (0.03, 0.1, 0.3, 1.0, 3.0),
+}
+
+
+def _on_cifar(*, equal: bool = False) -> Protocol:
+    """Return the protocol of split CIFAR-100: half of table 1's epochs, and four tasks to choose by (`equal`: all ten)."""
+    plain = cifar(256, "equal" if equal else "ours")
     shorter = dataclasses.replace(plain.base, epochs=25, lr=0.05)
+    if equal:
+        return dataclasses.replace(plain, base=shorter)
     return dataclasses.replace(plain, base=shorter, choice=dataclasses.replace(plain.choice, tasks=4))
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from selfless.experiments.base import Claim, Comparison, Experiment, Profile, at_least, at_most, more
+import dataclasses
+
+from selfless.experiments.base import Cell, Claim, Comparison, Experiment, Profile, at_least, at_most, more
+from selfless.experiments.fig_3 import EVERYWHERE, claims_everywhere
 from selfless.experiments.protocols import (
     ALL_LAYERS,
     CIFAR_128,
+    CIFAR_ANCHORS,
     CIFAR_EVERYWHERE,
     CIFAR_IMPLICIT,
+    CIFAR_INHIBITION,
     INHIBITION,
+    Grid,
+    Protocol,
     cifar,
     cifar_best,
     permuted_mnist,
@@ -16,6 +23,7 @@ from selfless.experiments.protocols import (
 )
 
 ROWS = ("No-Reg", *INHIBITION)
+EQUAL_ANCHOR, EQUAL_STRENGTHS = 10.0, (1e-3, 3e-3)  # of the ablation at equal strengths
 PUBLISHED = {
     "pMNIST 128": {"No-Reg": 92.67, "SNI": 95.79, "SNID": 95.90, "SLNI": 95.95, "SLNID": 95.83, "joint": 97.30},
     "pMNIST 64": {"No-Reg": 90.72, "SNI": 94.89, "SNID": 93.82, "SLNI": 94.87, "SLNID": 93.89, "joint": 96.80},
@@ -33,6 +41,11 @@ def table_1(profile: Profile) -> Experiment:
     if profile == "ours":
         cells += [*permuted_mnist_best(128), *permuted_mnist_best(64)]
         cells += [*(p.everywhere(CIFAR_EVERYWHERE) for p in protocols[2:]), *cifar_best(256)]
+    if profile == "equal":
+        wide = Grid(CIFAR_ANCHORS, CIFAR_INHIBITION)
+        cells += [p.everywhere(wide, row) for p in protocols[2:] for row in EVERYWHERE]
+        cells += [*protocols[2].augmented(ROWS), dataclasses.replace(protocols[2].joint(augment=["crop-flip"]), row="joint, augmented")]
+        cells += [cell for p in protocols[2:] for cell in _same_strengths(p)]
     notes = ["Joint training sees all tasks at once: an upper bound, not a method"]
     notes += [CIFAR_IMPLICIT, CIFAR_128] if profile == "paper" else []
     return Experiment(
@@ -41,9 +54,35 @@ def table_1(profile: Profile) -> Experiment:
         "table 1",
         "dots",
         tuple(cells),
-        _claims() + (_everywhere() if profile == "ours" else ()),
+        _claims() + {"paper": (), "ours": _everywhere(), "equal": claims_everywhere(CIFAR, 7) + _ablation()}[profile],
         notes=tuple(notes),
         profile=profile,
+    )
+
+
+def _same(column: str, strength: float) -> str:
+    return f"{column}, λ = {strength:g} for all"
+
+
+def _same_strengths(protocol: Protocol) -> tuple[Cell, ...]:
+    """Return the ablation at equal strengths: each variant with the same λ_Ω and λ; nothing is chosen."""
+    return tuple(
+        cell
+        for strength in EQUAL_STRENGTHS
+        for cell in dataclasses.replace(protocol, grids=dict.fromkeys(INHIBITION, Grid((EQUAL_ANCHOR,), (strength,)))).cells(
+            INHIBITION, column=_same(protocol.column, strength)
+        )
+    )
+
+
+def _ablation() -> tuple[Claim, ...]:
+    """Return our claims at equal strengths, where the paper's are at those of each row."""
+    columns = [_same(column, strength) for column in CIFAR for strength in EQUAL_STRENGTHS]
+    discount = tuple(more((a, column), (b, column)) for column in columns for a, b in (("SNID", "SNI"), ("SLNID", "SLNI")))
+    local = tuple(more((a, column), (b, column)) for column in columns for a, b in (("SLNI", "SNI"), ("SLNID", "SNID")))
+    return (
+        Claim("Ours: on CIFAR the discount helps at equal λ and λ_Ω", discount, ours=True),
+        Claim("Ours: on CIFAR locality helps at equal λ and λ_Ω", local, ours=True),
     )
 
 
@@ -63,10 +102,14 @@ def _claims() -> tuple[Claim, ...]:
 
     return (
         Claim(
-            "On permuted MNIST every variant works alone: each is two points or more above No-Reg",
-            tuple(above(row, "No-Reg", column, 2) for column in MNIST for row in INHIBITION),
+            "On permuted MNIST every other variant works alone too: SNI, SNID and SLNI are two points or more above No-Reg",
+            tuple(above(row, "No-Reg", column, 2) for column in MNIST for row in INHIBITION if row != "SLNID"),
         ),
-        Claim("On CIFAR SLNID is four points or more above No-Reg", tuple(above("SLNID", "No-Reg", column, 4) for column in CIFAR)),
+        Claim(
+            "On CIFAR SLNID is four points or more above No-Reg",
+            tuple(above("SLNID", "No-Reg", column, 4) for column in CIFAR),
+            repeats="fig-3a and fig-3a-128",
+        ),
         Claim(
             "On CIFAR inhibition without the discount does not help: SNI and SLNI at most two points above No-Reg",
             tuple(at_most((row, column), ("No-Reg", column), 2, gap(row, "No-Reg", column)) for column in CIFAR for row in ("SNI", "SLNI")),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from selfless.data import find_pretrained as pretrained
 from selfless.data import prepare_objects as load
 from selfless.data import prepared_objects as ready
 from selfless.data import present_objects as present
-from selfless.experiments.base import Cell, Choice, Claim, Experiment, Profile, more
+from selfless.experiments.base import EQUAL, Cell, Choice, Claim, Experiment, Place, Profile, more
 from selfless.preserve import EBLL, EWC, IMM, MAS, SI, LwF, NoPreserver, Preserver
 from selfless.sparsify import SLNID
 from selfless.spec import Run
@@ -126,13 +126,15 @@ def table_2(profile: Profile, found: Here | None = None) -> Experiment:
     """Table 2 with the data that is here, or that `found` describes."""
     found = here() if found is None else found
     runs = candidates(profile, found) if found.sets and found.weights else {}
-    choice = Choice("test", seeds=(0,)) if profile == "paper" else Choice("held-out", seeds=(100,), tasks=2)
+    choice = {"paper": Choice("test", seeds=(0,)), "ours": Choice("held-out", seeds=(100,), tasks=2), "equal": EQUAL}[profile]
     published = [Cell(row, COLUMN, runs.get(row, ()) if found.published else (), value, choice=choice) for row, value in PUBLISHED.items()]
     others = [Cell(row, found.column, some, choice=choice) for row, some in runs.items() if not found.published or row not in PUBLISHED]
     claims = [_ahead(row, "MAS", COLUMN, round(PUBLISHED[row] - PUBLISHED["MAS"], 2)) for row in PUBLISHED if row.startswith("SLNID")]
     for row in (row for row in runs if row.startswith("SLNID")):
         rivals = ["MAS", UNDROPPED] if UNDROPPED in runs else ["MAS"]
         claims += [_ahead(row, other, found.column) for other in rivals if not found.published or other == UNDROPPED]
+    if profile == "equal":
+        claims += _pairs(runs, found.column, {(part.a, part.b) for claim in claims for part in claim.parts})
     return Experiment(
         "table-2",
         "Object-recognition tasks from a pretrained AlexNet",
@@ -158,6 +160,13 @@ def _ahead(row: str, other: str, column: str, gain: float | None = None) -> Clai
     return Claim(f"{what}{row} is ahead of {other}", (more((row, column), (other, column), 0, gain),), ours=column != COLUMN)
 
 
+def _pairs(rows: Iterable[str], column: str, known: Collection[tuple[Place, Place | None]]) -> list[Claim]:
+    """Return a claim for each other pair of rows: the one with the higher published average is ahead."""
+    ranked = sorted((row for row in rows if row in PUBLISHED), key=lambda row: -PUBLISHED[row])
+    pairs = [(a, b) for i, a in enumerate(ranked) for b in ranked[i + 1 :] if ((a, column), (b, column)) not in known]
+    return [_ahead(a, b, column, round(PUBLISHED[a] - PUBLISHED[b], 2) if column == COLUMN else None) for a, b in pairs]
+
+
 # --------------------------------------------------------------------------------------------------------------------- the runs
 def candidates(profile: Profile, found: Here) -> dict[str, tuple[Run, ...]]:
     """Return row → its candidates, for the rows that can be run on this machine.
@@ -172,11 +181,11 @@ def candidates(profile: Profile, found: Here) -> dict[str, tuple[Run, ...]]:
         base = dataclasses.replace(run, epochs=8, batch=64, lr=0.003, schedule="cosine")
     weights = {"weights": found.weights}
     usual = weights | {"fc": "random" if found.convolutions_alone else "pretrained"}
-    grids, dropout = _grids(profile), 0.0 if found.convolutions_alone and profile == "ours" else 0.5
+    grids, dropout = _grids(profile), 0.0 if found.convolutions_alone and profile != "paper" else 0.5
     rows = {name: _over(base, usual | {"dropout": dropout}, some) for name, some in grids.items()}
     anchors, strengths = _inhibition(profile)
     slnid = [dataclasses.replace(base, preserve=anchor, sparsify=SLNID(strength)) for anchor in anchors for strength in strengths]
-    if profile == "ours" and dropout:
+    if profile != "paper" and dropout:
         rows[UNDROPPED] = _over(base, usual | {"dropout": 0.0}, grids["MAS"])
     if not found.convolutions_alone:
         rows["SLNID, fc pretrained"] = tuple(dataclasses.replace(run, model_options=usual | {"dropout": 0.0}) for run in slnid)
@@ -191,6 +200,8 @@ def _over(base: Run, options: dict[str, Any], preservers: Sequence[Preserver]) -
 
 def _grids(profile: Profile) -> dict[str, tuple[Preserver, ...]]:
     """Return each row's preservers. Strengths differ by a factor of ten or more, because a network of this size allows only few runs."""
+    if profile == "equal":
+        return _equal_grids()
     distilled = (1.0,) if profile == "paper" else (1.0, 3.0)
     others: dict[str, tuple[Preserver, ...]] = {"Finetune": (NoPreserver(),)}
     warmup = 1 if profile == "paper" else 0  # a head trained alone on 4,096 features diverged at lr 0.01 (docs/lab-notes.md)
@@ -203,11 +214,28 @@ def _grids(profile: Profile) -> dict[str, tuple[Preserver, ...]]:
     return others | {"IMM": (IMM(),) if profile == "paper" else (IMM(1e-3), IMM(1e-1)), "SI": (SI(1.0), SI(100.0)), **measured}
 
 
+def _equal_grids() -> dict[str, tuple[Preserver, ...]]:
+    """Return nine strengths for each method, as SLNID has three anchors times three λ; LwF and EBLL are damped and warm their heads up."""
+
+    def decades(low: int, mantissas: tuple[int, ...] = (1, 3)) -> tuple[float, ...]:
+        return tuple(float(f"{m}e{k}") for k in range(low, low + 9) for m in mantissas)[:9]
+
+    return {
+        "Finetune": (NoPreserver(),),
+        "LwF": tuple(LwF(s, warmup=1) for s in decades(-2)),  # 0.01 … 100
+        "EBLL": tuple(EBLL(s, warmup=1) for s in decades(-2)),
+        "IMM": tuple(IMM(s) for s in decades(-4)),  # 10⁻⁴ … 1
+        "SI": tuple(SI(s) for s in decades(2)),  # 10² … 10⁶
+        "EWC": tuple(EWC(s) for s in decades(3)),  # 10³ … 10⁷
+        "MAS": tuple(MAS(s) for s in decades(-3)),  # 10⁻³ … 10
+    }
+
+
 def _inhibition(profile: Profile) -> tuple[tuple[Preserver, ...], tuple[float, ...]]:
     """Return the anchors and λ of SLNID. With 4,096 neurons R is in the millions, so λ is smaller than on small networks."""
     if profile == "paper":
         return (MAS(1.0, estimator="per-batch"),), (1e-8, 1e-7, 1e-6)
-    return (MAS(0.01), MAS(0.1), MAS(1.0)), (3e-8, 1e-7, 3e-7)
+    return (MAS(0.01), MAS(0.1), MAS(1.0)), (3e-8, 1e-7, 3e-7)  # nine candidates, as the others in profile `equal`
 
 
 # ---------------------------------------------------------------------------------------------------------------------- in words

@@ -23,7 +23,7 @@ from selfless.importance.layerwise import Layerwise
 from selfless.importance.loop import Estimator, Importance, Pairs, Sums, accumulate, add_sum
 from selfless.importance.objectives import Fisher, FunctionNorm, LogLikelihood, Loss, Objective, OwnLoss, is_by_layer, with_loss
 from selfless.importance.reducer import MEMORY, Reducer
-from selfless.network.calling import CalledModel, Forward, check_batches, evaluating, labels_of, run_batch, to_device, unwrap
+from selfless.network.calling import CalledModel, Forward, check_batches, evaluating, labels_of, run_batch, to_device, token_mask, unwrap
 from selfless.network.layers import Layers, Tap, resolve
 
 
@@ -89,7 +89,7 @@ def measure(
         alpha_objective = spares
     if estimator not in ("per-sample", "per-batch"):
         raise ValueError(f"estimator is {estimator!r}; choose 'per-sample' (exact) or 'per-batch' (the authors' estimate)")
-    check_batches(batches)
+    check_batches(batches, forward)
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "importance needs gradients, but torch.inference_mode() is on; call this outside of it, or use torch.no_grad() instead"
@@ -121,7 +121,7 @@ class _Eager:
     def forward(self, batch: Any) -> tuple[Tensor, Any, int]:
         """Run the model on a batch; return its output, the labels (for the user's own loss: the batch) and the number of samples."""
         self.batch = to_device(batch, self.model)
-        self.reducer.listen()
+        self.reducer.listen(token_mask(self.batch) if self.call is None else None)
         output = run_batch(self.model, self.batch, self.call, keep_shape=self.own_loss)
         return output, self.batch if self.own_loss else labels_of(self.batch), len(output)
 
@@ -137,6 +137,8 @@ class _Eager:
         retain: bool,
     ) -> None:
         """Add the sums of `Backend.reduce`, exact per sample or from the gradient of the batch."""
+        if isinstance(objective, LogLikelihood):
+            objective.check_target(output, target)
         values, power = objective.value(output, target), objective.power
         if omega is None:
             self.reducer.neurons(values, weight, retain, alpha={} if alpha is None else alpha)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from selfless.network.calling import labels_of
+from selfless.network.calling import IGNORED, check_labels, labels_of
 
 Fisher = Literal["empirical", "sampled", "exact"]
 Loss = Callable[[Any, Any], Tensor]  # (output, batch) → one loss per sample, (M,)
@@ -86,7 +86,10 @@ class LogLikelihood:
             if labels is None:
                 raise ValueError("EWC's empirical Fisher needs labels: yield (x, y) pairs or dicts with 'labels', or use fisher='sampled'")
             if labels.is_floating_point():
-                raise ValueError(f"EWC's labels must be class numbers (integers), not {labels.dtype}; convert them with y.long()")
+                raise ValueError(
+                    f"EWC's labels must be class numbers (integers), not {labels.dtype}; convert them with y.long(), or, if they are no "
+                    "classes (regression, several labels), pass the loss: consolidate(…, loss=lambda output, batch: <one loss per sample>)"
+                )
             return [(labels, None)]
         p = output.detach().softmax(-1)
         if self.fisher == "sampled":
@@ -99,10 +102,21 @@ class LogLikelihood:
     def value(self, output: Tensor, target: Tensor | None) -> Tensor:
         """log p(y_m|x_m), summed over positions, (M,)."""
         assert target is not None
-        if (output.dim() > 2 and output.shape[:-1] != target.shape) or (output.dim() > 3 and output.shape[2:] == target.shape[1:]):
-            output = output.movedim(1, -1)  # (M, C, H, W) with labels (M, H, W), as for F.cross_entropy
-        losses = F.cross_entropy(output.flatten(0, -2), target.flatten().long(), reduction="none", ignore_index=-100)
+        output = _classes_last(output, target)
+        losses = F.cross_entropy(output.flatten(0, -2), target.flatten().long(), reduction="none", ignore_index=IGNORED)
         return -losses.view(len(output), -1).sum(1)
+
+    def check_target(self, output: Tensor, target: Tensor) -> None:
+        """Raise ValueError for a label of the data that is no column of the output."""
+        if self.fisher == "empirical":
+            check_labels(target, _classes_last(output, target).shape[-1])
+
+
+def _classes_last(output: Tensor, target: Tensor) -> Tensor:
+    """Return outputs (M, C, H, W) with labels (M, H, W), as F.cross_entropy takes them, as (M, H, W, C); others are (M, …, C) already."""
+    if (output.dim() > 2 and output.shape[:-1] != target.shape) or (output.dim() > 3 and output.shape[2:] == target.shape[1:]):
+        return output.movedim(1, -1)
+    return output
 
 
 @dataclass(frozen=True)

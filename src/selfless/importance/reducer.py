@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -57,6 +58,7 @@ class Reducer:
     _edges: dict[str, list[tuple[GradientEdge, int]]] = field(default_factory=dict)
     _handles: list[Any] = field(default_factory=list)
     _listening: bool = False
+    _mask: Tensor | None = None  # (M, positions): the tokens that count; None: all
     _exactness: Exactness = field(init=False)
     _fallback: Fallback = field(init=False)
     _modules: dict[str, nn.Module] = field(init=False)
@@ -88,10 +90,10 @@ class Reducer:
         self._handles.clear()
         self.clear()
 
-    def listen(self) -> None:
-        """Forget the last forward pass and collect from the next one."""
+    def listen(self, mask: Tensor | None = None) -> None:
+        """Forget the last forward pass and collect from the next one; `mask` (M, positions) says which tokens count."""
         self.clear()
-        self._listening = True
+        self._listening, self._mask = True, mask
 
     def clear(self) -> None:
         """Forget the last forward pass."""
@@ -248,12 +250,16 @@ class Reducer:
 
         def receive(i: int, axis: int, delta: Tensor) -> None:
             size = wide(delta).abs().movedim(axis, -1)  # (M, positions…, N)
-            found[i] = size.flatten(1, -2).mean(1) if size.dim() > 2 else size
+            if self._mask is not None and size.dim() == 3 and size.shape[:2] == self._mask.shape:
+                counted = self._mask.to(size.dtype)
+                found[i] = torch.einsum("mtn,mt->mn", size, counted) / counted.sum(1, keepdim=True).clamp(min=1)
+            else:
+                found[i] = size.flatten(1, -2).mean(1) if size.dim() > 2 else size
 
         return [(edge, partial(receive, i, axis)) for i, (_, edge, axis) in enumerate(self._tap_edges())]
 
     def _sum_by_tap(self, found: Mapping[int, Tensor], weights: Tensor | None, alpha: Sums) -> None:
-        """Add Σ_m w_m |δ_m| by tap; |δ_m| is averaged over positions."""
+        """Add Σ_m w_m |δ_m| by tap; |δ_m| is averaged over positions, without padded tokens."""
         total: Sums = {}
         for i, (name, _, _) in enumerate(self._tap_edges()):
             if i not in found and self.lenient:

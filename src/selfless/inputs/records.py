@@ -180,7 +180,7 @@ DATA: Schema = {
 PLACE = [str]
 EXPERIMENT: Schema = {
     **dict.fromkeys(("name", "title", "source", "figure", "pending"), str),
-    "profile": one_of("ours", "paper"),
+    "profile": str,
     "quick": bool,
     "seeds": [int],
     "cells": [

@@ -2,7 +2,8 @@
 
 A pass counts if it is in training mode and gradients are on. Passes in eval mode or under no_grad, passes that activation checkpointing
 repeats inside backward, and passes of a deep copy of the model do not count. If a layer has an activation module, h is the output of that
-module. If its activation is a function, n is copied at the output of the module before it, and `take` applies the function.
+module. If its activation is a function, n is copied at the output of the module before it, and `take` applies the function. Padded tokens
+are left out (`selfless.keeper.padding`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.keeper.hook import Hook, is_forward_pass
+from selfless.keeper.padding import Counted, Padding
 from selfless.network.calling import Forward, evaluating, run_batch, to_device
 from selfless.network.discovery import Discovery
 from selfless.network.layers import Layers, Tap, is_automatic, resolve
@@ -56,10 +58,11 @@ class Collector:
     def __init__(self, model: nn.Module, taps: dict[str, Tap], auto: bool, activations: bool, weights: bool) -> None:
         self.model, self.taps, self.auto = model, taps, auto
         self._activations, self._weights = activations, weights
-        self._passes: dict[str, list[tuple[Tensor, Activation | None]]] = {}
+        self.padding = Padding(model) if activations else None
+        self._passes: dict[str, list[tuple[Tensor, Activation | None, Counted | None]]] = {}
         self.reached: set[str] = set()
         self.paused = False  # True while the keeper itself runs the model
-        self.on_pass: Callable[[str, Tensor, Activation | None], None] | None = None  # takes the passes instead of `take`
+        self.on_pass: Callable[[str, Tensor, Activation | None, Counted | None], None] | None = None  # takes the passes instead of `take`
         self.on_left_out: Callable[[list[str], int], None] | None = None  # is told which layers "auto" left out
         self.silent: str | None = None  # a layer of layers=[…] without an activation after it
         self._watch: Discovery | None = None
@@ -91,6 +94,8 @@ class Collector:
         for handle in self._handles.values():
             handle.remove()
         self._remove_model_hooks()
+        if self.padding is not None:
+            self.padding.stop()
         self._handles, self._passes = {}, {}
 
     def _remove_model_hooks(self) -> None:
@@ -117,7 +122,7 @@ class Collector:
         self.learn(watch)
         for name, (tensor, activation) in watch.seen.items():
             if name in self.taps and name not in hooked and self._activations and self.model.training and torch.is_grad_enabled():
-                self._add(name, tensor, activation)
+                self._add(name, tensor, activation, None if self.padding is None else self.padding.last)
 
     def learn(self, watch: Discovery) -> None:
         """Complete the taps after a discovery. "auto" removes layers that ran without an activation; layers that did not run stay."""
@@ -156,14 +161,19 @@ class Collector:
 
         def hook(module: nn.Module, _inputs: Any, output: Tensor) -> None:
             if module.training and torch.is_grad_enabled() and not self.paused and is_forward_pass():
-                self._add(name, output if tap.activation is None else output.clone(), tap.activation)
+                self._add(
+                    name,
+                    output if tap.activation is None else output.clone(),
+                    tap.activation,
+                    None if self.padding is None else self.padding.now,
+                )
 
         return hook
 
-    def _add(self, name: str, tensor: Tensor, activation: Activation | None) -> None:
-        """Keep one pass of a layer: h, or n and the activation to apply."""
+    def _add(self, name: str, tensor: Tensor, activation: Activation | None, counted: Counted | None) -> None:
+        """Keep one pass of a layer: h, or n and the activation to apply; and the tokens that count."""
         if self.on_pass is not None:
-            self.on_pass(name, tensor, activation)
+            self.on_pass(name, tensor, activation, counted)
             return
         passes = self._passes.setdefault(name, [])
         if len(passes) == MOST_PASSES:
@@ -172,7 +182,7 @@ class Collector:
                 stacklevel=2,
             )
             passes.clear()
-        passes.append((tensor, activation))
+        passes.append((tensor, activation, counted))
 
     def drop(self) -> None:
         """Drop what was collected so far: the step is over."""
@@ -184,11 +194,12 @@ class Collector:
         self.reached |= set(passes)
         return {name: self.join(name, parts) for name, parts in passes.items()}
 
-    def join(self, name: str, parts: list[tuple[Tensor, Activation | None]]) -> Tensor:
+    def join(self, name: str, parts: list[tuple[Tensor, Activation | None, Counted | None]]) -> Tensor:
         """Return several passes of one layer as one tensor (samples, neurons)."""
         tap = self.taps[name]
-        hs = [tensor if activation is None else activation(tensor) for tensor, activation in parts]
-        rows = [h if h.dim() == 2 else h.movedim(neuron_axis(h, tap.axis), -1).flatten(0, -2) for h in hs]
+        hs = [tensor if activation is None else activation(tensor) for tensor, activation, _ in parts]
+        hs = [h if h.dim() == 2 else h.movedim(neuron_axis(h, tap.axis), -1) for h in hs]
+        rows = [h.flatten(0, -2) if counted is None else counted.select(h) for h, (_, _, counted) in zip(hs, parts, strict=True)]
         if len({r.shape[1] for r in rows}) > 1:
             sizes = ", ".join(str(r.shape[1]) for r in rows)
             raise RuntimeError(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfless.keeper.hook import Hook
-from selfless.network.calling import Forward, call_with, evaluating, labels_of, run_batch, to_device
+from selfless.network.calling import Forward, call_with, check_labels, evaluating, labels_of, run_batch, to_device
 from selfless.preserve.base import widened
 from selfless.preserve.capabilities import Distils, Encodes, Features, State
 
@@ -43,7 +43,7 @@ def task_features(model: nn.Module, term: Encodes, batches: Iterable[Any], forwa
         if labels is None:
             raise ValueError(f"{type(term).__name__} needs labels: call consolidate() with (x, y) pairs or dicts with 'labels'")
         with torch.no_grad(), evaluating(model), HeadInput(model) as head_input:
-            run_batch(model, batch, forward)
+            check_labels(labels, run_batch(model, batch, forward).shape[-1])
         yield widened(head_input.features).unsqueeze(0), _loss_of_features(model, batch, labels, head_input.head, forward)
 
 

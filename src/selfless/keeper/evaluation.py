@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from selfless.keeper.part import Part
+
+
+def check_task(task: Any, tasks: int) -> None:
+    """Raise an error unless `task` is the number of a task that has ended; before the first one has, 0 is the current one."""
+    if isinstance(task, bool) or not isinstance(task, numbers.Integral):
+        raise TypeError(f"keeper.evaluating takes the number of a task, counted from 0, not {task!r}; write keeper.evaluating(0)")
+    if not 0 <= int(task) < max(tasks, 1):
+        raise ValueError(f"task {task} has not ended yet: {tasks} tasks were consolidated so far; count from 0")
 
 
 @contextmanager

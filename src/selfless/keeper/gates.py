@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from selfless.keeper.hook import Hook
 from selfless.network.layers import Tap
-from selfless.network.roles import neuron_axis
+from selfless.network.roles import is_known_activation, neuron_axis
 from selfless.network.wiring import chain
 from selfless.preserve.capabilities import Gated, State
 
@@ -25,10 +25,11 @@ class Gates:
     def __init__(self, model: nn.Module, taps: Mapping[str, Tap], term: Gated) -> None:
         without_module = [name for name, tap in taps.items() if not tap.at_input]
         if without_module:
-            name = without_module[0]
+            name, known = without_module[0], [n for n, module in model.named_modules() if is_known_activation(module)]
+            remedy = f"name them: layers={known}" if known else 'use nn.ReLU() modules and name them: layers=["act1", …]'
             raise ValueError(
-                f"gates need activation modules, but no such module is known to follow {name!r}: use nn.ReLU() modules and name them: "
-                f'layers=["act1", …]. If {name!r} is the output layer of a task, name these layers: heads=["{name}", …]'
+                f"gates need activation modules, but no such module is known to follow {name!r}: {remedy}. If {name!r} is the output layer "
+                f'of a task, name these layers: heads=["{name}", …]'
             )
         self.term = term
         self.wiring = chain(model, {name: tap.module for name, tap in taps.items()})

@@ -106,7 +106,7 @@ def check_step(total: Tensor, found: Mapping[str, Tensor], has_explicit_anchor: 
     values = torch.stack([v.detach().double().reshape(()).to(total.device) for v in (total, *activity.values())]).tolist()
     if not math.isfinite(values[0]):
         explain_infinite(found, has_explicit_anchor)
-    notices.check_activity(dict(zip(activity, values[1:], strict=True)))
+    notices.check_activity({name: share * found[name].shape[1] for name, share in zip(activity, values[1:], strict=True)})
 
 
 def explain_infinite(found: Mapping[str, Tensor], has_explicit_anchor: bool) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from selfless.keeper.activations import MOST_PASSES, Activation
 from selfless.keeper.hook import Hook, is_forward_pass
 from selfless.keeper.inhibition import check_layers, layer_cost, layer_sizes, weight_costs
+from selfless.keeper.padding import Counted
 from selfless.network.calling import to_device
 from selfless.preserve.capabilities import Distils, Gated
 
@@ -47,6 +48,7 @@ class _Pass:
     layer: str
     tensor: Tensor
     activation: Activation | None
+    counted: Counted | None
     version: int
     gradient: Tensor | None = None
     batch: list[_Pass] | None = None  # the passes that are one batch with this one
@@ -130,7 +132,7 @@ class Injector:
         return own if gradient is None else own + gradient  # a sparse gradient has to come second
 
     # --------------------------------------------------------------------------------------------------------------- activations
-    def _note_pass(self, layer: str, tensor: Tensor, activation: Activation | None) -> None:
+    def _note_pass(self, layer: str, tensor: Tensor, activation: Activation | None, counted: Counted | None) -> None:
         """Collect one forward pass of a layer. A tensor with an activation is a copy of n; its only input is n itself."""
         keeper = self._active
         if keeper is None or not tensor.requires_grad or tensor.grad_fn is None:
@@ -151,7 +153,7 @@ class Injector:
         node, index = (tensor.grad_fn, tensor.output_nr) if activation is None else tensor.grad_fn.next_functions[0]
         if node is None:
             return
-        one = _Pass(layer, tensor, activation, tensor._version)
+        one = _Pass(layer, tensor, activation, counted, tensor._version)
         passes.append(one)
         node.register_prehook(self._hook_pass(one, index))
 
@@ -183,7 +185,7 @@ class Injector:
         collector = keeper.collector
         with torch.enable_grad():
             check_layers(collector)
-            joined = [(leaf, each.activation) for leaf, each in zip(leaves, batch, strict=True)]
+            joined = [(leaf, each.activation, each.counted) for leaf, each in zip(leaves, batch, strict=True)]
             h = collector.join(one.layer, joined)
             sizes = layer_sizes(keeper.sparsifiers, h, keeper.alpha.get(one.layer))
             cost = layer_cost(keeper.sparsifiers, one.layer, h, sizes, keeper.step_log)

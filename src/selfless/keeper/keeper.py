@@ -22,22 +22,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.capacity import THRESHOLD, Capacity, count_free
+from selfless.capacity import THRESHOLD, Capacity, check_threshold, count_free
 from selfless.importance.objectives import Loss
 from selfless.importance.reducer import MEMORY
 from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
 from selfless.keeper.anchor import has_parameters
 from selfless.keeper.deprecated import OldNames
-from selfless.keeper.evaluation import evaluated, write
+from selfless.keeper.evaluation import check_task, evaluated, write
 from selfless.keeper.footprint import Footprint, measure_footprint
+from selfless.keeper.heads import check_head, check_heads
 from selfless.keeper.inhibition import check_step, inhibition
 from selfless.keeper.inject import Injector
 from selfless.keeper.log import Log
 from selfless.keeper.measuring import Measuring, measure_task, several_reads
 from selfless.keeper.notices import Notices
 from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, watch_optimizers
-from selfless.keeper.part import Part, check_head
+from selfless.keeper.part import Part
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.keeper.storage import Choice, Storage
 from selfless.network.calling import Forward, check_batches, unwrap
@@ -45,7 +46,7 @@ from selfless.network.describing import Description, describe_taps
 from selfless.network.layers import Layers, Tap, is_automatic
 from selfless.preserve import State
 from selfless.preserve.base import importance_of
-from selfless.preserve.capabilities import Anchored, Distils, Replays
+from selfless.preserve.capabilities import Anchored, Distils, KnowsHeads, Replays
 from selfless.terms import Term
 
 
@@ -69,11 +70,9 @@ class Keeper(OldNames):
         choice: Choice | None = None,
         inject: bool = False,
     ) -> None:
-        if isinstance(heads, str):
-            raise TypeError(f"heads= takes a list of names, one per task, not {heads!r}; write heads=[{heads!r}]")
         self.model = unwrap(model)
         self.preserve, self.sparsify, self.check_finite = preserve, sparsify, check_finite
-        self.heads = tuple(heads)
+        self.heads = check_heads(heads, self.model)
         self.forwards: list[Forward | None] = []  # the forward= of each task that has ended, for distillation
         self.alpha: dict[str, Tensor] = {}
         self.tasks = 0
@@ -160,6 +159,8 @@ class Keeper(OldNames):
     def begin_penalty(self) -> dict[str, nn.Parameter]:
         """Begin the penalty of one backward pass: start a new log, follow the model; return the preserved parameters."""
         parameters = self.preserved()
+        if not self._has_penalty:
+            check_head(self.heads, self.model, self.tasks)
         self.follow_device()
         self.step_log.begin()
         for part in self.parts:
@@ -183,14 +184,14 @@ class Keeper(OldNames):
         per-sample gradients may take at a time. If an error is raised, the keeper is unchanged.
         """
         self._check_attached()
-        check_batches(batches)
+        check_batches(batches, forward)
         self.follow_device()
         parameters = self.preserved()
         for part in self.parts:
             part.watch_path(parameters)
             part.place_heads(parameters)
         self.collector.drop()
-        check_head(self.heads, self.parts, parameters, self.tasks)
+        check_head(self.heads, self.model, self.tasks, parameters if any(isinstance(p.term, KnowsHeads) for p in self.parts) else None)
         if iter(batches) is batches and several_reads(self.parts):
             batches = list(batches)  # a generator can be used only once
         how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice)
@@ -241,13 +242,13 @@ class Keeper(OldNames):
 
         Use it in eval mode or under no_grad: in training mode with gradients on, HAT uses the gates of training.
         """
-        if not 0 <= task < max(self.tasks, 1):
-            raise ValueError(f"task {task} has not ended yet: {self.tasks} tasks were consolidated so far; count from 0")
+        check_task(task, self.tasks)
         self.follow_device()
         return evaluated(self.model, self.parts, self.preserved(), task, self.tasks)
 
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Return the free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
+        check_threshold(threshold)
         self.follow_device()
         omega = importance_of([part.term for part in self.parts], self.states)
         named = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (omega and n in omega)}

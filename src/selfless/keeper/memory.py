@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfless.functional import reservoir
-from selfless.network.calling import Forward, evaluating, labels_of, run_batch, to_device
+from selfless.network.calling import Forward, check_labels, evaluating, labels_of, run_batch, to_device
 from selfless.preserve.base import widened
 from selfless.preserve.capabilities import Replays, State
 
@@ -36,6 +36,7 @@ def fill_memory(model: nn.Module, term: Replays, state: State, batches: Iterable
                 f"{type(term).__name__} replays samples with one label each, but the outputs have the shape {tuple(outputs.shape)}; "
                 "pass consolidate(…, forward=…) that returns (samples, classes)"
             )
+        check_labels(labels, outputs.shape[1], ignored=None)
         span = (("first", 0), ("last", outputs.shape[1]), ("task", task))
         rows |= {name: torch.full_like(rows["key"], value) for name, value in span}
         if term.keeps_logits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from selfless.network.calling import Forward
 from selfless.preserve.capabilities import Phased
 from selfless.sparsify import Sparsifier
 
-SILENT_STEPS = 20  # warn if a layer had no active neuron for so many steps in a row
+SILENT_STEPS, SILENT = 20, 0.2  # warn if a layer has fewer active neurons per sample than this, on average over so many steps
 FAR = 0.9  # warn if loaded weights are so far from θ*, as a share of ‖θ*‖; two networks from different seeds are at about 1.4
 
 
@@ -27,7 +28,7 @@ class Notices:
         self._terms = terms
         self._given: set[str] = set()
         self._looked_in = -1  # the task in which running statistics were checked last
-        self._silent: dict[str, int] = {}
+        self._active: dict[str, deque[float]] = {}  # active neurons per sample in the last steps, by layer
         self._unsigned: set[str] = set()  # layers whose sign was looked at
 
     def once(self, key: str, message: str, stacklevel: int = 4) -> None:
@@ -51,15 +52,17 @@ class Notices:
                 f"For GELU, SiLU or tanh write {name}({strength}, absolute=True)",
             )
 
-    def check_activity(self, shares: Mapping[str, float]) -> None:
-        """Warn of a layer that has had no active neuron for many steps."""
-        for name, share in shares.items():
-            self._silent[name] = self._silent.get(name, 0) + 1 if share == 0 else 0
-            if self._silent[name] == SILENT_STEPS:
+    def check_activity(self, active: Mapping[str, float]) -> None:
+        """Warn of a layer that has been almost silent for many steps; `active` is its number of active neurons per sample."""
+        for name, neurons in active.items():
+            last = self._active.setdefault(name, deque(maxlen=SILENT_STEPS))
+            last.append(neurons)
+            if len(last) == SILENT_STEPS and (mean := sum(last) / SILENT_STEPS) < SILENT:
                 self.once(
                     f"silent {name}",
-                    f"no neuron of layer {name!r} was active in the last {SILENT_STEPS} steps, so it learns nothing: "
-                    "lower λ of the sparsifier, or lower the learning rate",
+                    f"layer {name!r} is almost silent: in the last {SILENT_STEPS} steps {mean:.2g} of its neurons were active per sample, so "
+                    "it hardly learns: lower λ of the sparsifier, or lower the learning rate",
+                    stacklevel=6,
                 )
 
     def check_statistics(self, model: nn.Module, tasks: int) -> None:

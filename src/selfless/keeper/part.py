@@ -314,12 +314,5 @@ class Part:
                 hooks.stop()
 
 
-def check_head(heads: Sequence[str], parts: Iterable[Part], parameters: Iterable[str], task: int) -> None:
-    """Raise ValueError if the head of the current task is not in the model."""
-    knows_heads = task < len(heads) and any(isinstance(part.term, KnowsHeads) for part in parts)
-    if knows_heads and not any(within(name, heads[task]) for name in parameters):
-        raise ValueError(f"heads= names {heads[task]!r} for task {task + 1}, but no trainable parameter of the model is in it")
-
-
 def _values(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: p.detach() for n, p in parameters.items()}

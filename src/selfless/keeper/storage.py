@@ -66,7 +66,19 @@ def resolve_storage(dtype: torch.dtype | None, device: torch.device | str | None
     """Return the storage that `state_dtype=` and `state_device=` of `attach` stand for."""
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"state_dtype is {dtype}; choose torch.bfloat16 (half of the memory for Ω) or torch.float32")
-    return Storage(dtype, None if device is None else torch.device(device))
+    return Storage(dtype, None if device is None else _device(device))
+
+
+def _device(given: torch.device | str) -> torch.device:
+    """Return a device that exists on this machine."""
+    remedy = 'choose "cpu", or leave state_device out to keep the state with the model'
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"state_device is {given!r}, which torch does not know; {remedy}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"state_device is {str(device)!r}, but torch finds no GPU on this machine; {remedy}")
+    return device
 
 
 def resolve_choice(parameters: Choice | str | Iterable[str] | None, model: nn.Module) -> Choice | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+IGNORED = -100  # the label of positions that do not count, as in F.cross_entropy
 Forward = Callable[[nn.Module, Any], Any]
 
 
@@ -23,8 +25,9 @@ class CalledModel(nn.Module):
         return run_batch(self.model, batch, self.call, keep_shape=self.keep_shape)
 
 
-def check_batches(batches: Any) -> None:
-    """Raise TypeError unless `batches` is an iterable of batches. A single batch is refused too."""
+def check_batches(batches: Any, forward: Any = None) -> None:
+    """Raise TypeError unless `batches` is an iterable of batches, and `forward` None or a function. A single batch is refused too."""
+    _check_forward(forward)
     if isinstance(batches, Tensor):
         raise TypeError("batches must be an iterable of batches, not one tensor; wrap a single batch as [x]")
     if (
@@ -38,10 +41,42 @@ def check_batches(batches: Any) -> None:
         raise TypeError(f"batches must be an iterable of batches, not {batches!r}; pass the task's DataLoader")
 
 
+def _check_forward(forward: Any) -> None:
+    """Raise TypeError unless `forward` is None or a function of (model, batch)."""
+    if forward is None:
+        return
+    wrong = f"not {forward!r}"
+    if callable(forward):
+        try:
+            signature = inspect.signature(forward)
+        except ValueError:  # a built-in function without a signature
+            return
+        try:
+            signature.bind(None, None)
+            return
+        except TypeError:
+            wrong = f"but yours takes {signature}"
+    raise TypeError(f"forward= must be a function of (model, batch), {wrong}; write forward=lambda model, batch: model(batch[0])")
+
+
+def check_labels(labels: Tensor, classes: int, *, ignored: int | None = IGNORED) -> None:
+    """Raise ValueError for a label that is no column of an output with so many `classes`; labels of `ignored` do not count."""
+    kept = labels if ignored is None else labels[labels != ignored]
+    if not kept.numel():
+        return
+    low, high = kept.aminmax()
+    if int(low) < 0 or int(high) >= classes:
+        wrong, many = int(low if int(low) < 0 else high), f"{classes} column{'s' * (classes != 1)}"
+        raise ValueError(
+            f"a label of these batches is {wrong}, but the model's output has {many}, so labels are 0 … {classes - 1}; number the classes "
+            "of each head from 0, or pass forward=lambda model, batch: <the output over all classes>"
+        )
+
+
 def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None, *, keep_shape: bool = False) -> Tensor:
     """Return the output on a batch: model(x) for x or (x, y, …), model(**batch) for a dict, or `.logits` of what that returns.
 
-    An output (M,) becomes (M, 1), unless `keep_shape`.
+    An output (M,) becomes (M, 1), unless `keep_shape`. An output (M, T, …) is 0 at padded tokens, where the dict has an `attention_mask`.
     """
     if forward is not None:
         output = forward(model, batch)
@@ -56,6 +91,9 @@ def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None, *, k
         output = output["logits"] if isinstance(output, dict) else getattr(output, "logits", None)
         if not isinstance(output, Tensor):
             raise TypeError("the model's output is not a tensor and has no .logits; pass forward=lambda model, batch: <the output tensor>")
+    mask = token_mask(batch) if forward is None and isinstance(batch, dict) and output.dim() > 2 else None
+    if mask is not None and mask.shape == output.shape[:2]:
+        output = output.masked_fill(~mask.view(*mask.shape, *[1] * (output.dim() - 2)), 0.0)
     if output.dim() < 2 and not keep_shape:
         output = output.unsqueeze(-1) if output.dim() == 1 else output.view(1, 1)
     return output
@@ -76,6 +114,12 @@ def labels_of(batch: Any) -> Tensor | None:
     else:
         found = batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
     return found if isinstance(found, Tensor) else None
+
+
+def token_mask(values: Any) -> Tensor | None:
+    """Return where tokens are no padding, (samples, tokens): the `attention_mask` of a dict; None if there is none."""
+    mask = values.get("attention_mask") if isinstance(values, dict) else None
+    return mask != 0 if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 def to_device(batch: Any, model: nn.Module) -> Any:

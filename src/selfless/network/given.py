@@ -52,6 +52,11 @@ def name_network(network: Any) -> tuple[str, Any]:
     return _ONCE[network], network
 
 
+def network_title(name: str) -> str:
+    """Return a name of a network for messages: that of its function or class, if it was passed as an object."""
+    return f"the network {name.split(':')[1]}" if name.startswith(PREFIX) else name
+
+
 def is_unnamed(name: str) -> bool:
     """True if the name says nothing about the network, so that its results cannot be looked up."""
     return name.startswith(PREFIX) and name.rpartition(":")[2].startswith(ONCE)

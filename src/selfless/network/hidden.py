@@ -18,7 +18,7 @@ def hidden_activations(model: nn.Module, *, conv: bool = False) -> tuple[str, ..
     """Return the names in `model.hidden` (with conv=True in `model.hidden_conv`), after checking them.
 
     For a model without that attribute, return the activation modules after each Linear (with conv=True: each convolution), except after
-    the last Linear. Normalisation and dropout may be in between.
+    the last Linear. Normalisation and dropout may be in between. A model that calls activations as functions has none.
     """
     attribute = "hidden_conv" if conv else "hidden"
     declared = getattr(model, attribute, None)
@@ -52,9 +52,4 @@ def _find_hidden(model: nn.Module, conv: bool) -> tuple[str, ...]:
             if module in found:
                 raise ValueError(f"{found[module]!r} and {key!r} are the same activation module; give each layer its own module")
             found[module], expects_activation = key, False
-    if not found and not conv and len(linears) > 1:
-        raise ValueError(
-            f"{type(model).__name__} has hidden Linear layers, but no activation modules are defined right after them. Use modules such as "
-            "nn.ReLU instead of functions and name them in the class: hidden = ('act1', 'act2'), or hidden = () for none"
-        )
     return tuple(found.values())

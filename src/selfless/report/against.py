@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from selfless.report.families import correct
 from selfless.report.records import Cell, Record, judged, load, read
 from selfless.report.tables import line_of
 from selfless.report.wording import text, value
@@ -28,6 +29,7 @@ def against(ours: Sequence[Record], theirs: Sequence[Record], names: tuple[str, 
     """Return Markdown: how many values and verdicts agree, the verdicts that differ, the values that moved or have another choice."""
     others = {_name(record): record for record in theirs}
     pairs = [(record, others[_name(record)]) for record in ours if _name(record) in others]
+    pairs = list(zip(correct([_shared(a, b) for a, b in pairs]), correct([_shared(b, a) for a, b in pairs]), strict=True))
     if not pairs:
         raise ValueError(f"{names[0]} and {names[1]} have no experiment in common, of the same profile and both quick or both not")
     cells = [(a["name"], *both) for a, b in pairs for both in _cells(a, b)]
@@ -55,6 +57,12 @@ def against(ours: Sequence[Record], theirs: Sequence[Record], names: tuple[str, 
 
 def _name(record: Record) -> tuple[str, str, bool]:
     return record["name"], record["profile"], record["quick"]
+
+
+def _shared(a: Record, b: Record) -> Record:
+    """Return record a with the claims that b makes too, so that both are corrected for the same number of claims."""
+    texts = {claim["text"] for claim in b["claims"]}
+    return a | {"claims": [claim for claim in a["claims"] if claim["text"] in texts]}
 
 
 def _cells(a: Record, b: Record) -> Iterator[tuple[Cell, Cell]]:
@@ -85,7 +93,8 @@ def _why(a: Cell, b: Cell) -> str:
 def _claims(a: Record, b: Record) -> list[tuple[str, str, str]]:
     """Return (claim, verdict, verdict) for the claims of both records."""
     other = {claim["text"]: claim["verdict"] for claim in judged(b)}
-    return [(claim["text"], claim["verdict"], other[claim["text"]]) for claim in judged(a) if claim["text"] in other]
+    counted = [claim for claim in judged(a) if claim["text"] in other and not claim.get("repeats")]
+    return [(claim["text"], claim["verdict"], other[claim["text"]]) for claim in counted]
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -17,35 +17,50 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfless.report.families import correct, what_would_change
 from selfless.report.records import VERDICTS, Record, by_place, is_ours, judged, load, rows_and_columns
 from selfless.report.tables import line_of
 from selfless.report.wording import beside, text, value
 
 PLACES = ("figure", "table", "section", "appendix")  # the order of the table; experiments that are not in the paper come last
-PROFILES = ("ours", "paper")
+PROFILES = ("equal", "ours", "paper")
 WORST_FIRST = ("fails", "missing", "undecided", "holds")
 EXPLANATION = """\
-Differences are in points, with their 95 % bootstrap interval over seeds. Of several comparisons the worst is shown.
-`ours` chooses strengths on held-out data; `paper` has the authors' settings and chooses on test data.
+Differences are in points, with their 95 % interval over seeds by the paired t test. Of several comparisons the worst is
+shown. `ours` chooses strengths on held-out data; `paper` has the authors' settings and chooses on test data.
 
-- ✓ holds: the whole interval lies on the claimed side of the margin
-- ✗ fails: none of it does
-- ? undecided: the margin lies within the interval
-- – not tested: a value that the claim needs is missing"""
+Verdicts are corrected for the number of claims of an experiment (Holm, 5 % for all of them together), so that an
+interval which excludes the margin is not always enough. A claim that two experiments make is counted once.
+
+- ✓ holds: the corrected test shows the claimed side of the margin
+- ✗ fails: it shows the other side
+- ? undecided: it shows neither; "alone: …" is the verdict without the correction
+- – not tested: a value that the claim needs is missing
+
+The last column says what would change the verdict: the margin at which it would be undecided, or how many seeds would
+decide if mean and spread stayed as they are."""
 
 
 def claims_table(records: Sequence[Record]) -> str:
     """Return two Markdown tables: the claims of the paper, then our own. Quick versions judge no claims and are left out."""
     rows: dict[bool, list[list[str]]] = {False: [], True: []}
+    profiles_shown = [profile for profile in PROFILES if profile != "equal" or any(r["profile"] == profile for r in records)]
     for name, profiles in by_experiment(records).items():
         found = {profile: {claim["text"]: claim for claim in judged(record)} for profile, record in profiles.items()}
         record = next(iter(profiles.values()))
         for claim in (claim for claims in found.values() for claim in claims.values()):
             both = {profile: claims[claim["text"]] for profile, claims in found.items() if claim["text"] in claims}
-            row = [claim["text"], f"{record['source']} (`{name}`)", *_evidence(both), _verdict(both)]
+            counted = f"; counted in {claim['repeats']}" if claim.get("repeats") else ""
+            row = [
+                claim["text"],
+                f"{record['source']} (`{name}`{counted})",
+                *_evidence(both, profiles_shown),
+                _verdict(both),
+                _change(both),
+            ]
             if row not in rows[is_ours(record, claim)]:
                 rows[is_ours(record, claim)].append(row)
-    head = ["claim", "where", "published", "`ours`", "`paper`", "verdict"]
+    head = ["claim", "where", "published", *(f"`{profile}`" for profile in profiles_shown), "verdict", "what would change it"]
     titles = {False: "Claims of the paper", True: "Our own claims"}
     parts = [f"## {titles[ours]}\n\n{_table(head, found)}" for ours, found in rows.items() if found]
     return "\n\n".join([EXPLANATION, *parts]) + "\n"
@@ -80,11 +95,11 @@ def _order(record: Record) -> tuple[int, list[str | int], int]:
     return PLACES.index(first) if first in PLACES else len(PLACES), parts, PROFILES.index(record["profile"])
 
 
-def _evidence(claims: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the columns published, ours and paper of one claim."""
+def _evidence(claims: Mapping[str, Mapping[str, Any]], profiles: Sequence[str]) -> list[str]:
+    """Return the columns of one claim: published, and one for each profile."""
     worst = {profile: decisive(claim) for profile, claim in claims.items()}
     known = [part["published"] for part in worst.values() if part["published"] is not None]
-    return [text(known[0], 2, signed=True) if known else "–", *(_compared(claims.get(profile)) for profile in PROFILES)]
+    return [text(known[0], 2, signed=True) if known else "–", *(_compared(claims.get(profile)) for profile in profiles)]
 
 
 def _compared(claim: Mapping[str, Any] | None) -> str:
@@ -98,6 +113,8 @@ def _compared(claim: Mapping[str, Any] | None) -> str:
     shown = f"{VERDICTS[claim['verdict']]} {text(part['mean'], 2, signed)}"
     if part["low"] is not None:
         shown += f" [{text(part['low'], 2, signed)}, {text(part['high'], 2, signed)}]"
+    if claim.get("alone", claim["verdict"]) != claim["verdict"]:
+        shown += f", alone: {claim['alone']}"
     task = f", task {part['task']}" if part.get("task") else ""
     if len(claim["parts"]) > 1:
         return f"{shown} ({part['text']}{task}; worst of {len(claim['parts'])})"
@@ -125,6 +142,17 @@ def _verdict(claims: Mapping[str, Mapping[str, Any]]) -> str:
     return ", ".join(f"`{profile}`: {verdict}" for profile, verdict in verdicts.items())
 
 
+def _change(claims: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what would change the verdict in each profile."""
+    found = {
+        profile: what_would_change(part, claim["verdict"], claim.get("level", 0.95), len(claim["parts"]) * part.get("of", 1))
+        for profile, claim in claims.items()
+        for part in [decisive(claim)]
+        if claim["verdict"] != "missing"
+    }
+    return "; ".join(f"`{profile}`: {change}" if len(claims) > 1 else change for profile, change in found.items() if change)
+
+
 def _value(cell: Mapping[str, Any] | None) -> str:
     if cell is None:
         return ""
@@ -142,7 +170,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="a folder of results")
     parser.add_argument("--values", action="store_true", help="print one small table per experiment instead")
     given = parser.parse_args()
-    records = load(given.folder)
+    records = correct(load(given.folder))
     if not records:
         sys.exit(f"{given.folder} holds no record of an experiment. Make one: selfless reproduce fig-2 --out {given.folder}")
     made = values_tables(records) if given.values else claims_table(records)

@@ -98,6 +98,11 @@ class Group:
         return self.value("average")
 
     @cached_property
+    def held_out(self) -> Value:
+        """Average accuracy on the held-out data of the tasks, after the last one."""
+        return over_seeds([float(r.held_out[-1].mean()) for r in self.done if r.held_out is not None])
+
+    @cached_property
     def per_task(self) -> tuple[Value, ...]:
         """Accuracy on each task after the last one."""
         return tuple(over_seeds(self.accuracy[:, -1, u]) for u in range(self.tasks)) if self.done else (Value(math.nan),) * self.tasks

@@ -47,7 +47,9 @@ def marked(record: Record, declared: set[str] | None = None, grids: Mapping[Plac
     grids      for each cell, the keys of the runs that it is chosen by today
     """
     tried = {
-        tuple(place): {key for c in choice["candidates"] for key in c["keys"]} for choice in record["choices"] for place in choice["cells"]
+        tuple(place): {key for c in choice["candidates"][: choice.get("declared")] for key in c["keys"][: len(choice["seeds"])]}
+        for choice in record["choices"]
+        for place in choice["cells"]
     }
     chosen_on_test = {tuple(place) for choice in record["choices"] if choice["by"] == "test" for place in choice["cells"]}
     cells = []
@@ -116,6 +118,11 @@ def is_ours(record: Record, claim: Mapping[str, Any]) -> bool:
 
 
 def tally(records: Sequence[Record], ours: bool | None = None) -> dict[str, int]:
-    """Count verdicts: of all claims, of ours (ours=True), or of the paper's (ours=False)."""
-    found = [claim["verdict"] for record in records for claim in judged(record) if ours is None or is_ours(record, claim) is ours]
+    """Count verdicts: of all claims, of ours (ours=True), or of the paper's (ours=False). A claim that repeats another is not counted."""
+    found = [
+        claim["verdict"]
+        for record in records
+        for claim in judged(record)
+        if not claim.get("repeats") and (ours is None or is_ours(record, claim) is ours)
+    ]
     return {verdict: found.count(verdict) for verdict in VERDICTS}

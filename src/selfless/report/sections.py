@@ -44,9 +44,8 @@ def support_sentence(experiments: Sequence[Record]) -> str:
     if own and any(tally(experiments, ours=False).values()):
         summary += f" Of our own claims {own}."
     return (
-        f"{summary} A claim holds when the 95 % bootstrap interval of "
-        "the paired difference over seeds lies wholly on the claimed side; with few seeds such an interval is narrow: "
-        "over three it is the smallest and the largest difference."
+        f"{summary} A claim holds if the paired t test over seeds, corrected for the number of claims (Holm), "
+        "shows that the difference lies on the claimed side of its margin; intervals are those of a single comparison, 95 %."
     )
 
 

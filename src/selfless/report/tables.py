@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from selfless.report.groups import Group, best, footnotes, groups, measured, number, over_seeds
-from selfless.report.places import divide, is_numbered, task_heading, task_names, trial_rows
+from selfless.report.places import divide, is_numbered, is_trial, task_heading, task_names, trial_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -104,20 +104,24 @@ def _latex(results: Sequence[Result]) -> str:
 
 
 def csv(results: Sequence[Result]) -> str:
-    """Return one line per group: fractions at full precision, named as in metrics.json; unknown values are empty."""
+    """Return one line per group: fractions at full precision, named as in metrics.json; unknown values are empty.
+
+    `trial` is 1 for a trial of a strength, as `selfless tune` trains them, else 0; such a group is judged by its `held_out` accuracy.
+    """
     found = groups(results)
     tasks = _tasks(found)
     file = io.StringIO()
     rows = csv_format.writer(file, lineterminator="\n")
-    values = [f"{name}{end}" for name in MEASURES for end in ("", "_std")] + [
+    values = [f"{name}{end}" for name in ("held_out", *MEASURES) for end in ("", "_std")] + [
         f"task_{u + 1}{e}" for u in range(tasks) for e in ("", "_std")
     ]
-    rows.writerow(["label", "method", "stream", "model", "tasks", "scenario", "seeds", "failed", "select", "notes", *values])
+    rows.writerow(["label", "method", "stream", "model", "tasks", "scenario", "seeds", "failed", "select", "trial", "notes", *values])
     for g in found:
-        pairs = [g.value(name) for name in MEASURES] + list(g.per_task)
+        pairs = [g.held_out, *(g.value(name) for name in MEASURES), *g.per_task]
         shares = ["" if math.isnan(x) else repr(x) for pair in pairs for x in pair] + [""] * 2 * (tasks - g.tasks)
         what = [*map(defuse, (g.label, g.run.method, g.run.stream, g.run.model)), g.tasks, g.run.scenario]
-        rows.writerow([*what, len(g.done), len(g.failures), g.select, defuse("; ".join(g.notes)), *shares])
+        notes = defuse("; ".join(g.notes))
+        rows.writerow([*what, len(g.done), len(g.failures), g.select, int(is_trial(g.results[0])), notes, *shares])
     return file.getvalue()
 
 

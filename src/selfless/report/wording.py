@@ -49,11 +49,13 @@ def beside(cell: Cell) -> str:
 
 
 def interval(part: Mapping[str, Any]) -> str:
-    """Return a comparison's difference: "+3.12 [+2.80, +3.44]; published +3.10"."""
+    """Return a comparison's difference: "+3.12 [+2.80, +3.44] (bootstrap +2.91 … +3.30); published +3.10"."""
     if part["mean"] is None:
         return "–"
     signed = part["b"] is not None  # a difference, not a value
     span = f" [{text(part['low'], 2, signed)}, {text(part['high'], 2, signed)}]" if part["low"] is not None else " (one seed: no interval)"
+    if part["low"] is not None and "bootstrap" in part:
+        span += f" (bootstrap {text(part['bootstrap'][0], 2, signed)} … {text(part['bootstrap'][1], 2, signed)})"
     where = f" on task {part['task']}, the worst" if part.get("task") else ""
     published = f"; published {text(part['published'], 2, True)}" if part["published"] is not None else ""
     return text(part["mean"], 2, signed) + span + where + published

@@ -21,8 +21,8 @@ def check_objects(runs: Sequence[Run]) -> None:
         given.check_unchanged(model)
         if given.is_unnamed(model):
             warnings.warn(
-                f"the network {model.split(':')[1]} cannot be imported by name, so it is trained each time, in this process, and its "
-                "records are not looked up; put a function that makes it into a module (mynet.py)",
+                f"{given.network_title(model)} cannot be imported by name, so it is trained each time, in this process, and its records "
+                "are not looked up; put a function that makes it into a module (mynet.py) and pass that: model=mynet.build",
                 stacklevel=4,
             )
 
@@ -32,7 +32,7 @@ def can_travel(runs: Sequence[Run]) -> bool:
     held = sorted({run.model for run in runs if run.model.startswith(given.PREFIX)})
     if held and not given.is_unnamed(held[0]):  # `check_objects` warned about the others
         warnings.warn(
-            f"the network {held[0].split(':')[1]} was passed as an object, which worker processes cannot build: all runs train in this "
+            f"{given.network_title(held[0])} was passed as an object, which worker processes cannot build: all runs train in this "
             "process; put a function that makes it into a module (mynet.py) to use every core",
             stacklevel=5,
         )

@@ -106,7 +106,17 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         raise TypeError(f"train takes a Run or a list of runs, not {wrong!r}; write selfless.train(Run(...))")
     several = [run.replace(**changes) for run in listed]
     results = train_runs(several, options)
+    _warn_failed(results)
     return results[0] if isinstance(runs, Run) else results
+
+
+def _warn_failed(results: Sequence[Result]) -> None:
+    """Warn once about runs that failed. A command prints every one of them instead."""
+    failed = [result for result in results if result.status != "done"]
+    if failed:
+        run, several = failed[0].run, f"{len(failed)} of {len(results)} runs failed; the first: " if len(failed) > 1 else ""
+        message = f"{several}run {run.key} ({run.method}, seed {run.seed}) failed: {failed[0].error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.files import write_atomically
-from selfless.trained.network import TrainedNetwork
+from selfless.trained.network import TrainedNetwork, check_network
 
 IMAGES = 3  # random images whose outputs are compared
 INSTALL = "pip install 'selfless-learning[onnx]'"
@@ -29,6 +29,7 @@ def export(model: TrainedNetwork, path: Path | str, form: str) -> float:
     """Write the network as `form`, one of FORMATS; return the largest difference between its outputs and those of the file, read again."""
     if form not in FORMATS:
         raise ValueError(f"there is no format {form!r}; choose one of {', '.join(FORMATS)}")
+    check_network(model, "export")
     write, read = FORMATS[form][1:]
     file, difference = Path(path), float("nan")
     generator = torch.Generator().manual_seed(0)

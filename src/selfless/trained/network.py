@@ -23,7 +23,7 @@ class TrainedNetwork(nn.Module):
     x is uint8, 0 … 255, or float32, 0 … 1, if the data set stores bytes; float32 as stored otherwise. It is cropped, scaled and shifted
     here, as in training. `network` is the plain network, which takes inputs that are prepared already and returns all columns.
 
-    classes   the names of the outputs, in order
+    classes   the names of the outputs, in order; with the name of the task, "on (night)", where classes of several tasks have one name
     columns   the output columns of `network` that are returned
     """
 
@@ -34,7 +34,7 @@ class TrainedNetwork(nn.Module):
     def __init__(self, network: nn.Module, data: DataDescription, columns: range) -> None:
         super().__init__()
         self.network, self.data, self.columns = network, data, columns
-        self.classes = tuple(data.classes[c] for c in columns)
+        self.classes = data.class_names(columns)
         for name, dtype in (("scale", torch.float32), ("byte_scale", torch.uint8)):
             scale, shift = _affine(data, dtype)
             self.register_buffer(name, scale, persistent=False)
@@ -58,6 +58,15 @@ class TrainedNetwork(nn.Module):
         if self.data.input_shape != self.data.image_shape:
             x = Augment(centre=self.data.input_shape[1])(x)
         return x.to(torch.float32) * (self.byte_scale if x.dtype == torch.uint8 else self.scale) - self.shift
+
+
+def check_network(model: object, function: str) -> None:
+    """Raise TypeError unless the model is the network of a run, which knows its inputs and classes."""
+    if not isinstance(model, TrainedNetwork):
+        raise TypeError(
+            f"{function} takes the network of a run, result.model() or selfless.load('results/KEY').model(), not a "
+            f"{type(model).__name__}: it knows the shape of its inputs and the names of its classes"
+        )
 
 
 def _affine(data: DataDescription, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

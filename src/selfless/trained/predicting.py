@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from selfless.data.images import decode_image
-from selfless.trained.network import TrainedNetwork
+from selfless.trained.network import TrainedNetwork, check_network
 
 AT_ONCE = 64  # pictures in one forward pass
 
@@ -37,6 +37,7 @@ class Prediction:
 
 def predict(model: TrainedNetwork, paths: Sequence[Path | str], *, top: int = 3) -> list[Prediction]:
     """Return softmax f(x) of every picture, its `top` largest entries."""
+    check_network(model, "predict")
     if model.data.dtype != "uint8":
         raise ValueError("this network was trained on arrays of floats, not on pictures; call it on a tensor: result.model()(x)")
     if top < 1:

@@ -12,7 +12,7 @@ from selfless.data import DataDescription, checksum
 from selfless.network.given import PREFIX, name_network
 from selfless.trained.network import TrainedNetwork, restore
 
-AGAIN = "train it again with selfless run --force, or train(run, force=True)"
+AGAIN = "train it again with selfless run --force --checkpoints, or train(run, out=DIR, force=True, checkpoints=True)"
 
 
 class Record(Protocol):
@@ -48,10 +48,19 @@ def model_of(record: Record, task: int | str | None = None, network: Any = None)
 def find_task(record: Record, task: int | str | None) -> int | None:
     """Return the number of a task, counted from 0, from its number or name; None for None."""
     names = [one.name for one in described(record).tasks]
-    found = names.index(task) if isinstance(task, str) and task in names else task
+    if isinstance(task, str):
+        same = [t for t, name in enumerate(names) if name == task]
+        if len(same) > 1:
+            raise ValueError(
+                f"run {record.run.key} has {len(same)} tasks named {task!r}: {', '.join(map(str, same))}, from 0; give a number"
+            )
+        found: Any = same[0] if same else task
+    else:
+        found = task
     if found is None or (isinstance(found, int) and not isinstance(found, bool) and 0 <= found < len(names)):
         return found
-    raise ValueError(f"run {record.run.key} has no task {task!r}; its tasks, from 0: {', '.join(names)}")
+    shown = ", ".join(f"{t} ({name})" for t, name in enumerate(names))
+    raise ValueError(f"run {record.run.key} has no task {task!r}; its tasks, from 0: {shown}")
 
 
 def described(record: Record) -> DataDescription:
@@ -63,10 +72,10 @@ def described(record: Record) -> DataDescription:
 
 def digest(record: Record) -> str:
     """Return the first twelve digits of the SHA-256 of the file of a run's tensors."""
-    if isinstance(record.weights, Mapping):
+    if record.status == "done" and isinstance(record.weights, Mapping):
         raise ValueError(f"run {record.run.key} is not recorded, so it cannot be continued; train it with out=DIR")
     read_tensors(record)  # says why, if there are none
-    assert record.weights is not None
+    assert isinstance(record.weights, Path)
     return checksum(record.weights)[:12]
 
 
@@ -74,7 +83,7 @@ def read_tensors(record: Record) -> Mapping[str, Tensor]:
     """Return the recorded parameters, buffers, states and α by name. Raise ValueError if there are none."""
     key = record.run.key
     if record.status != "done":
-        raise ValueError(f"run {key} failed ({record.error}), so it has no trained network")
+        raise ValueError(f"run {key} has no trained network, because it failed: {record.error}")
     if record.weights is None:
         raise ValueError(f"run {key} has no recorded weights: packed results and checkpoints=False keep none; {AGAIN}")
     if isinstance(record.weights, Mapping):

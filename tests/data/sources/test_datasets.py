@@ -128,11 +128,15 @@ WRONG: dict[str, tuple[Any, str]] = {
     "shapes": ([([(X[0], 0), (X[0, :2], 1)], GOOD)], r"input 1 has the shape \(2, 5, 3\), input 0 \(4, 5, 3\); give size="),
     "shapes of tasks": ([(GOOD, GOOD), ((X[:, :2], Y), GOOD)], r"agree in shape and type: task 1, train .* task 2, train \(3, 2, 5\)"),
     "types of tasks": ([(GOOD, GOOD), ((X / 255, Y), GOOD)], "uint8, task 2, train .* float32"),
-    "new class": ([((X[::2], Y[::2]), GOOD)], "task 1 is tested on a class it is not trained on"),
+    "new class": ([((X[::2], Y[::2]), GOOD)], "task 1 is tested on the class '1', of which it has no training images"),
     "text": ([([("a word", 0)], GOOD)], "an input is text; tokenize it to one length first"),
     "triple": ([([(X[0], 0, 1)], GOOD)], "an item must be .* not a tuple of 3"),
     "which": ([([{"a": X[0], "b": X[0], "label": 0}], GOOD)], "which of a, b, label is the input. Say so with input="),
     "bare arrays": ([GOOD], r"arrays come in pairs: \(\(x_train, y_train\), \(x_test, y_test\)\)"),
+    "one task": (
+        (TensorDataset(torch.zeros(2, 3), torch.arange(2)), GOOD),
+        r"a stream is a list of tasks, also of one: \[\(train, test\)\]",
+    ),
     "one half": ([(GOOD,)], r"task 1 must be \(train, test\)"),
     "unknown key": ([{"train": GOOD, "test": GOOD, "tests": GOOD}], "it has train, test, tests"),
     "some held out": ([(GOOD, GOOD), (GOOD, GOOD, GOOD)], "some tasks have a held-out set"),
@@ -152,7 +156,7 @@ def test_what_cannot_be_read_is_said_in_a_sentence(case: str) -> None:
 
 def test_wrong_options_are_said() -> None:
     for options, message in (
-        ({"names": ["a", "b"]}, "1 tasks have 2 names"),
+        ({"names": ["a", "b"]}, "1 tasks have the names a, b; give each task a name of its own"),
         ({"classes": ["a"]}, "labels up to 1 and 1 different class names"),
         ({"clases": ["a", "b"]}, "no option 'clases'; did you mean 'classes'"),
         ({"head": "all"}, "head must be 'own'"),

@@ -20,10 +20,8 @@ from selfless.data.sources.base import Source
 
 UNREADABLE = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError)
 UNREADABLE += (MemoryError, SyntaxError)  # type: ignore[assignment]  # a header that promises terabytes, or is no Python literal
+AT_ONCE = 2**22  # numbers that are checked at a time
 NPZ_ARRAYS = {"x_train", "y_train", "x_test", "y_test", "task", "task_test"}
-
-
-ROWS = 4096  # images that are checked at a time
 
 
 class GroupedSource(NamedTuple):
@@ -56,6 +54,7 @@ def read_arrays(
     """
     x, y = as_images(x_train, "x_train"), as_labels(y_train, "y_train")
     tasks = None if task is None else as_labels(task, "task")
+    check_finite(x, "x_train", tasks)
     if len(x) != len(y) or (tasks is not None and len(tasks) != len(x)):
         raise ValueError(
             f"{len(x)} images, {len(y)} labels and {len(x if tasks is None else tasks)} task numbers; their numbers must be equal"
@@ -73,6 +72,7 @@ def read_arrays(
             raise ValueError(f"the test data have {counts}; their numbers must be equal")
         if test[0].shape[1:] != x.shape[1:]:
             raise ValueError(f"x_train holds images {tuple(x.shape[1:])} and x_test {tuple(test[0].shape[1:])}; they must be equal")
+        check_finite(test[0], "x_test", tasks_test)
     known = torch.unique(torch.cat((y, test[1])))
     names = tuple(classes) if classes is not None else tuple(str(int(c)) for c in known)
     if classes is None:  # labels may be any whole numbers: they are numbered anew, in order
@@ -105,20 +105,21 @@ def as_images(x: Any, what: str = "images") -> Tensor:
         t = t.permute(0, 3, 1, 2)
     if t.ndim != 4 or 0 in t.shape:
         raise ValueError(f"{what} must be (n, d), (n, H, W) or (n, C, H, W) with at least one image, not {tuple(t.shape)}")
-    _check_finite(t, what)
     return t.contiguous()
 
 
-def _check_finite(t: Tensor, what: str) -> None:
-    """Raise ValueError for images with NaN or infinity, before anything is trained on them."""
-    if t.is_floating_point():
-        for start in range(0, len(t), ROWS):
-            good = torch.isfinite(t[start : start + ROWS]).flatten(1).all(1)
-            if not bool(good.all()):
-                row = start + int((~good).nonzero()[0])
-                raise ValueError(
-                    f"{what} hold NaN, infinity, or a number too large for float32, first in image {row}; remove or replace it"
-                )
+def check_finite(x: Tensor, what: str, tasks: Tensor | None = None) -> None:
+    """Raise ValueError for the first input with NaN or infinity. `tasks` (n,) has the number of its task, if tasks are given."""
+    if not x.is_floating_point():
+        return
+    rows = max(1, AT_ONCE // max(1, x[:1].numel()))
+    for start in range(0, len(x), rows):
+        wrong = ~x[start : start + rows].flatten(1).isfinite().all(1)
+        if bool(wrong.any()):
+            i = start + int(wrong.nonzero()[0])
+            task = f", of task {int(tasks[i])}," if tasks is not None and i < len(tasks) else ""
+            kind = "NaN" if bool(x[i].isnan().any()) else "infinity"
+            raise ValueError(f"{what}: sample {i} (from 0){task} contains {kind}; leave it out, or replace the values: numpy.nan_to_num(x)")
 
 
 def as_labels(y: Any, what: str = "labels") -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from selfless.data.images import fit_image
-from selfless.data.sources.arrays import as_images, as_labels
+from selfless.data.sources.arrays import as_images, as_labels, check_finite
 
 LABELS = ("label", "labels", "target", "targets", "y")  # usual names of the column of labels
 INPUTS = ("input_ids", "pixel_values", "image", "img", "x")  # usual names of the column of inputs
@@ -74,7 +74,7 @@ def _is_pair(dataset: Any) -> bool:
 def _as_inputs(x: Any, what: str, tokens: bool) -> Tensor:
     """Return inputs (n, C, H, W). Token ids become float32, which is exact; the network converts them back with `.long()`."""
     if not len(x):
-        raise ValueError(f"{what} is empty")
+        raise ValueError(f"{what} is empty; give it at least one sample of each class, or leave the task out")
     if tokens:
         try:
             numbers = torch.as_tensor(x)
@@ -83,7 +83,9 @@ def _as_inputs(x: Any, what: str, tokens: bool) -> Tensor:
         if numbers.is_floating_point() or int(numbers.max()) > LARGEST:
             raise ValueError(f"{what}: token ids must be integers up to {LARGEST}, not {numbers.dtype} up to {numbers.max()}")
         x = numbers.float()
-    return as_images(x, what)
+    images = as_images(x, what)
+    check_finite(images, what)
+    return images
 
 
 def _check_labels(y: Any, n: int, what: str) -> Tensor:
@@ -106,7 +108,7 @@ def _read_items(dataset: Any, what: str, how: Reading) -> tuple[Any, Any]:
             "(inputs, labels), or the list of the items: list(dataset)"
         )
     if not len(dataset):
-        raise ValueError(f"{what} is empty")
+        raise ValueError(f"{what} is empty; give it at least one sample of each class, or leave the task out")
     first = _split_item(dataset[0], dataset, what, how)
     x, fitted = _as_array(first[0], what, how), None
     if not _is_same(x, _as_array(_split_item(dataset[0], dataset, what, how)[0], what, how)):
@@ -198,7 +200,7 @@ def _read_hugging_face(dataset: Any, what: str, how: Reading) -> Table:
     if kinds[column] == "Image":
         pairs = _Renamed(dataset.select_columns([column, label]).with_format(None), column, label)
         x, y = _read_items(pairs, what, how)
-        return Table(as_images(x, what), _check_labels(y, len(x), what), names)
+        return Table(_as_inputs(x, what, tokens=False), _check_labels(y, len(x), what), names)
     arrays = dataset.select_columns([column, label]).with_format("numpy")[:]
     values = arrays[column]
     if isinstance(values, list) or values.dtype == object:

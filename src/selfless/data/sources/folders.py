@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from selfless.data.errors import DataError, MissingData
@@ -53,8 +53,12 @@ def read_folders(
         raise MissingData(f"{place} is not a folder; folders:PATH needs PATH/<task>/<train|test>/<class>/*.png")
     found = task_folders(place)
     names = list(task_order) if task_order is not None else found
-    if not names or set(names) - set(found):
-        raise DataError(f"{place} has the tasks {', '.join(found) or 'none'}, not {', '.join(names) or 'any folder'}")
+    if not found:
+        raise DataError(f"{place} has no folder of a task; put images into {place}/<task>/<class>/*.png")
+    unknown = [name for name in names if name not in found]
+    if not names or unknown or len(set(names)) < len(names):
+        wrong = f"names {unknown[0]!r}, which is no folder of" if unknown else "names a folder twice, or none, of"
+        raise DataError(f"task_order {wrong} {place}; list its folders once each: {', '.join(found)}")
     train, test = _list_images(place, names, test_share, seed)
     files = [file for file, _, _ in (*train, *test)]
     mark = hashlib.sha256()
@@ -111,8 +115,8 @@ def _list_images(place: Path, names: list[str], share: float, seed: int) -> tupl
             rows, aside = [every[i] for i in kept], [every[i] for i in taken]
         if not rows or not aside:
             raise DataError(
-                f"{folder} has {len(rows)} training and {len(aside)} test images; expected "
-                f"{name}/<train|test>/<class>/*.png or {name}/<class>/*.png"
+                f"{folder} has {len(rows)} training and {len(aside)} test images; put them into {name}/<train|test>/<class>/*.png or "
+                f"{name}/<class>/*.png, one folder per class inside the folder of each task"
             )
         train, test = [*train, *rows], [*test, *aside]
     return train, test
@@ -135,6 +139,10 @@ def _choose_shape(
                 with Image.open(place / file) as image:
                     sizes.add((image.height, image.width))
                     grey = grey and image.mode in GREY
+            except UnidentifiedImageError:
+                raise DataError(
+                    f"{place / file} is not a readable image: it is in no format that Pillow knows; remove or replace it"
+                ) from None
             except (OSError, SyntaxError, ValueError) as error:
                 raise DataError(f"{place / file} is not a readable image ({error}); remove or replace it") from error
         seen = {"sizes": [list(one) for one in sorted(sizes)], "grey": grey}

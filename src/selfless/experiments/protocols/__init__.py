@@ -5,6 +5,7 @@ modules of the experiments import it.
 paper   the authors' settings: Ω from batch gradients, the epoch that is best on the test data, published strengths where there are any,
         for competitors "from 10⁻² to 10⁻⁹, the best one reported", evaluated on test data
 ours    exact Ω, an implicit anchor, the last epoch, strengths chosen on held-out data
+equal   as ours, with the same grid for every row of a table and `base.EQUAL`: two rounds, grids that grow while the best stands at an end
 
 The strength of the anchor is chosen separately for each method.
 """
@@ -12,28 +13,44 @@ The strength of the anchor is chosen separately for each method.
 from selfless.experiments.protocols.cifar_100 import (
     BLURRED_IMPLICIT,
     CIFAR_128,
+    CIFAR_ANCHORS,
     CIFAR_EVERYWHERE,
     CIFAR_IMPLICIT,
+    CIFAR_INHIBITION,
     blurred_cifar,
     cifar,
     cifar_best,
 )
-from selfless.experiments.protocols.mnist import permuted_mnist, permuted_mnist_best, with_ewc
+from selfless.experiments.protocols.mnist import EWC_ANCHORS, PMNIST_INHIBITION, permuted_mnist, permuted_mnist_best, with_ewc
 from selfless.experiments.protocols.protocol import ALL_LAYERS, COMPETITORS, DECADES, INHIBITION, KINDS, Grid, Protocol, over
-from selfless.experiments.protocols.tiny import TINY_ASIDE, TINY_IMPLICIT, TINY_PLAIN, tiny_best, tiny_imagenet
+from selfless.experiments.protocols.tiny import (
+    TINY_ANCHORS,
+    TINY_ASIDE,
+    TINY_IMPLICIT,
+    TINY_INHIBITION,
+    TINY_PLAIN,
+    tiny_best,
+    tiny_imagenet,
+)
 
 __all__ = [
     "ALL_LAYERS",
     "BLURRED_IMPLICIT",
     "CIFAR_128",
+    "CIFAR_ANCHORS",
     "CIFAR_EVERYWHERE",
     "CIFAR_IMPLICIT",
+    "CIFAR_INHIBITION",
     "COMPETITORS",
     "DECADES",
+    "EWC_ANCHORS",
     "INHIBITION",
     "KINDS",
+    "PMNIST_INHIBITION",
+    "TINY_ANCHORS",
     "TINY_ASIDE",
     "TINY_IMPLICIT",
+    "TINY_INHIBITION",
     "TINY_PLAIN",
     "Grid",
     "Protocol",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from selfless.experiments.base import Cell, Choice, Profile
-from selfless.experiments.protocols.protocol import Grid, Protocol
+from selfless.experiments.base import EQUAL, Cell, Choice, Profile
+from selfless.experiments.protocols.protocol import Grid, Protocol, equal_grids
 from selfless.preserve import MAS
 from selfless.spec import Run
 
@@ -19,6 +19,7 @@ CIFAR_128 = (
 BLURRED_IMPLICIT = (
     "The anchor is implicit, not the authors' explicit one, which would probably survive at these strengths (docs/lab-notes.md)"
 )
+CIFAR_ANCHORS, CIFAR_INHIBITION = (1.0, 3.0, 10.0), (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of every row in profile `equal`
 CIFAR_EVERYWHERE = Grid((1.0, 3.0), (1e-3, 3e-3))
 NATURAL = {"class_order": "natural"}  # the paper has "the first 10 classes", then "classes 11-20"
 
@@ -49,6 +50,8 @@ def cifar(width: int, profile: Profile) -> Protocol:
             grids |= {"L1-Rep": Grid((30.0,), (1e-5,)), "DeCov": Grid((30.0,), (1e-2,))}
         return Protocol(column, base, grids, Choice("test", seeds=(0,)))
     base = dataclasses.replace(run, lr=0.03, schedule="cosine")
+    if profile == "equal":
+        return Protocol(column, base, equal_grids(CIFAR_ANCHORS, CIFAR_INHIBITION), EQUAL)
     others = Grid((10.0,), (1e-3, 3e-3))
     grids = dict.fromkeys(("SNID", "SLNI"), others) | {"SNI": Grid((10.0,), (3e-4, 1e-3)), "L1-Rep": Grid((10.0,), (1e-4, 1e-3))}
     grids |= {"No-Reg": Grid((1.0, 3.0, 10.0)), "SLNID": Grid((3.0, 10.0), (1e-3, 2e-3, 3e-3)), "DeCov": Grid((10.0,), (1e-3, 1e-2))}
@@ -60,12 +63,7 @@ def cifar_best(width: int) -> tuple[Cell, ...]:
     plain = cifar(width, "ours")
     grids = {"No-Reg": Grid((1.0, 3.0)), "SLNID": Grid((0.3, 1.0), (3e-4, 1e-3))}
     ours = dataclasses.replace(plain, base=dataclasses.replace(plain.base, augment="crop-flip"), grids=grids)
-    return (*augmented(ours), ours.joint(row="joint, augmented"))
-
-
-def augmented(protocol: Protocol) -> tuple[Cell, ...]:
-    """Return the cells of No-Reg and SLNID, named as augmented."""
-    return tuple(dataclasses.replace(cell, row=f"{cell.row}, augmented") for cell in protocol.cells(("No-Reg", "SLNID")))
+    return (*ours.augmented(("No-Reg", "SLNID")), ours.joint(row="joint, augmented"))
 
 
 def blurred_cifar(profile: Profile) -> Protocol:
@@ -83,6 +81,8 @@ def blurred_cifar(profile: Profile) -> Protocol:
         base = dataclasses.replace(run, preserve=MAS(0.1, estimator="per-batch"), select="best-on-test")
         grids = {"No-Reg": Grid((0.01, 0.1))} | dict.fromkeys(("SLNI", "SLNID"), Grid((0.01, 0.1), (1e-3,)))
         return Protocol("", base, grids, Choice("test", seeds=(0,)))
+    if profile == "equal":
+        return Protocol("", run, equal_grids((0.001, 0.003, 0.01, 0.03, 0.1), CIFAR_INHIBITION), EQUAL)
     anchors = (0.001, 0.01, 0.1)
     grids = {"No-Reg": Grid(anchors), "SLNI": Grid(anchors, (3e-4, 1e-3)), "SLNID": Grid(anchors, (3e-4, 1e-3, 3e-3))}
     return Protocol("", run, grids, Choice("held-out", seeds=(100,)))

@@ -29,6 +29,7 @@ INHIBITION = ("SNI", "SNID", "SLNI", "SLNID")
 COMPETITORS = ("DeCov", "L1-Rep", "OrthReg", "L2-WD", "L1-Param")
 ACTIVATIONS = {"Maxout": "maxout", "LWTA": "lwta"}  # replace ReLU; they have no penalty
 ALL_LAYERS = "SLNID, all layers"
+HALF_DECADES = (*(float(f"{m}e-{k}") for k in range(9, 2, -1) for m in (1, 3)), 1e-2)  # 10⁻⁹ … 10⁻², for all rows alike
 DECADES = tuple(float(f"1e-{k}") for k in range(2, 10))  # the paper's grid for the competitors
 
 
@@ -71,15 +72,25 @@ class Protocol:
             for row in rows
         )
 
-    def everywhere(self, grid: Grid) -> Cell:
-        """Return the cell of SLNID that also acts between the channels of convolutions, which the paper leaves to future work."""
-        ours = dataclasses.replace(self, grids={"SLNID": grid})
-        return Cell(ALL_LAYERS, self.column, ours.candidates("SLNID", layers="all"), choice=self.choice)
+    def everywhere(self, grid: Grid, row: str = "SLNID") -> Cell:
+        """Return the cell of a method that also acts between the channels of convolutions, which the paper leaves to future work."""
+        ours = dataclasses.replace(self, grids={row: grid})
+        return Cell(f"{row}, all layers", self.column, ours.candidates(row, layers="all"), choice=self.choice)
+
+    def augmented(self, rows: Sequence[str], **changes: Any) -> tuple[Cell, ...]:
+        """Return the cells of these methods with shifted and mirrored images, named as augmented."""
+        ours = dataclasses.replace(self, base=dataclasses.replace(self.base, augment="crop-flip", **changes))
+        return tuple(dataclasses.replace(cell, row=f"{cell.row}, augmented") for cell in ours.cells(rows))
 
     def joint(self, published: float | None = None, row: str = "joint", **grid: Sequence[Any]) -> Cell:
         """Return the cell of joint training: all tasks at once, the upper bound. `grid` names fields to choose from."""
         base = dataclasses.replace(self.base, stream=f"joint-{self.base.stream}", preserve=NoPreserver(), sparsify=NoSparsifier())
         return Cell(row, self.column, over(base, **grid), published, choice=self.choice)
+
+
+def equal_grids(anchors: tuple[float, ...], strengths: tuple[float, ...]) -> dict[str, Grid]:
+    """Return the same grid for every method: the same anchors times the same λ; the anchors alone for those without a penalty."""
+    return {row: Grid(anchors, strengths if row in KINDS and row != "No-Reg" else ()) for row in (*KINDS, *ACTIVATIONS)}
 
 
 def over(base: Run, **grid: Sequence[Any]) -> tuple[Run, ...]:

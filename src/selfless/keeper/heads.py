@@ -1,0 +1,44 @@
+"""Checks of `heads=`: a wrong name is found when the keeper is attached or in the first step of its task, not when the task ends."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from selfless.network.roles import within
+
+
+def check_heads(heads: Sequence[str], model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the heads. A head may be added to the model later, but the module that will contain it must be there."""
+    if isinstance(heads, str):
+        raise TypeError(f"heads= takes a list of names, one per task, not {heads!r}; write heads=[{heads!r}]")
+    names = tuple(heads)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"heads= takes names of modules, as ['heads.0', 'heads.1'], not {name!r}")
+        parent = name.rpartition(".")[0]
+        if parent not in dict(model.named_modules()):
+            raise ValueError(f"heads= names {name!r}, but the model has no module {parent!r} to hold it{_hint(parent, model)}")
+    return names
+
+
+def check_head(heads: Sequence[str], model: nn.Module, task: int, trained: Iterable[str] | None = None) -> None:
+    """Raise ValueError if the head of the current task is not in the model, or not among the `trained` parameters if these are given."""
+    if task >= len(heads):
+        return
+    if trained is not None and not any(within(name, heads[task]) for name in trained):
+        what = "no trainable parameter of the model is in it"
+    elif not any(within(name, heads[task]) for name, _ in model.named_parameters()):
+        what = "no parameter of the model is in it"
+    else:
+        return
+    raise ValueError(f"heads= names {heads[task]!r} for task {task + 1}, but {what}; add it before the task{_hint(heads[task], model)}")
+
+
+def _hint(name: str, model: nn.Module) -> str:
+    """Return the nearest name of a module, or the modules that there are, as the end of a sentence."""
+    known = [other for other, _ in model.named_modules() if other]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; its modules are {', '.join(known[:8])}{' …' * (len(known) > 8)}"

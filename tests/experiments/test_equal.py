@@ -1,0 +1,159 @@
+"""Equal chances: the same budget for every row, two rounds of choosing, grids that grow while the best stands at an end."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from selfless import MAS, SLNID, Run
+from selfless.experiments import NAMES, experiment
+from selfless.experiments.base import EQUAL, Cell, Experiment
+from selfless.experiments.choosing import choose, next_trials
+from selfless.experiments.grids import beyond, reachable
+from selfless.experiments.record import list_choices
+from selfless.experiments.reproduce import declared, reproduce
+from selfless.preserve import PackNet
+from selfless.spec import Result
+from tests.fabricated import result
+
+ANCHORS, STRENGTHS = (0.01, 0.03, 0.1), (1e-4, 3e-4, 1e-3)
+GRID = tuple(Run(preserve=MAS(a), sparsify=SLNID(s)) for a in ANCHORS for s in STRENGTHS)
+
+
+def peak(anchor: float, strength: float, luck: Callable[[Run], float] = lambda run: 0.0) -> Callable[[Run], float]:
+    """Return a held-out accuracy that falls from (anchor, strength) by the logarithmic distance."""
+
+    def score(run: Run) -> float:
+        far = abs(math.log10(run.preserve.strength / anchor)) + abs(math.log10(run.sparsify.strength / strength))
+        return 0.9 - 0.05 * far + luck(run)
+
+    return score
+
+
+def chosen(cell: Cell, score: Callable[[Run], float]) -> tuple[Run, dict[Run, Result], list[list[Run]]]:
+    """(the chosen candidate, all results, the runs of each round) with a fake trainer."""
+    results: dict[Run, Result] = {}
+    rounds = []
+    while runs := next_trials(cell, results):
+        assert not set(runs) & results.keys(), "a run was asked for twice"
+        rounds.append(runs)
+        results |= {run: result(run, 0.5, held_out=score(run)) for run in runs}
+    found = choose(cell, results)
+    assert found.index is not None
+    return found.candidates[found.index], results, rounds
+
+
+def test_two_rounds_inside_the_grid() -> None:
+    """Nine candidates by one seed, the best four by four more; test data is never used."""
+    best, _, rounds = chosen(Cell("SLNID", "x", GRID, choice=EQUAL), peak(0.03, 3e-4))
+    assert (best.preserve.strength, best.sparsify.strength) == (0.03, 3e-4)
+    assert [len(runs) for runs in rounds] == [9, 16]
+    assert {run.seed for run in rounds[0]} == {100}
+    assert collections.Counter(run.seed for run in rounds[1]) == {101: 4, 102: 4, 103: 4, 104: 4}
+    assert all(run.held_out == 0.1 for runs in rounds for run in runs)
+
+
+def test_the_mean_of_all_five_seeds_decides() -> None:
+    """A candidate that is lucky with the first seed is a finalist, and loses by the others."""
+    score = peak(0.03, 3e-4, lambda run: 0.04 if run.seed == 100 and run.sparsify.strength == 1e-3 and run.preserve.strength == 0.03 else 0)
+    best, results, _ = chosen(Cell("SLNID", "x", GRID, choice=EQUAL), score)
+    assert best.sparsify.strength == 3e-4
+    first = max((run for run in results if run.seed == 100), key=score)
+    assert first.sparsify.strength == 1e-3
+
+
+@pytest.mark.parametrize(("where", "added"), [((0.3, 3e-4), 3), ((1.0, 3e-4), 6), ((0.03, 3e-5), 3), ((0.3, 3e-3), 7)])
+def test_a_grid_grows_until_the_best_is_inside(where: tuple[float, float], added: int) -> None:
+    """The best is outside by one value (one more column is needed to see that it is inside), by two, below, or at a corner."""
+    best, results, _ = chosen(Cell("SLNID", "x", GRID, choice=EQUAL), peak(*where))
+    assert (best.preserve.strength, best.sparsify.strength) == where
+    first = {(run.preserve.strength, run.sparsify.strength) for run in results if run.seed == 100}
+    assert len(first) >= 9 + added
+    assert max(a for a, _ in first) > where[0] > min(a for a, _ in first)
+    assert max(s for _, s in first) > where[1] > min(s for _, s in first)
+    assert len([run for run in results if run.seed != 100]) >= 16
+
+
+def test_the_limit_is_kept_and_said() -> None:
+    cell = Cell("SLNID", "x", GRID, choice=EQUAL)
+    best, results, _ = chosen(cell, peak(1e6, 3e-4))
+    assert best.preserve.strength == 10.0  # 0.3, 1, 3, 10: four values beyond 0.1
+    assert choose(cell, results).edges == ("λ_Ω = 10 is an end of its grid after the most extensions allowed",)
+    made = Experiment("fig-2", "x", "figure 2", "bars", (cell,), profile="equal")
+    record = list_choices(made, {cell.place: choose(cell, results)})[0]
+    assert (record["declared"], record["extend"], record["finalists"], record["more_seeds"]) == (9, 4, 4, [101, 102, 103, 104])
+    assert len(record["candidates"]) == 9 + 4 * 3
+    assert {len(c["scores"]) for c in record["candidates"]} == {1, 5}
+    assert all(len(c["scores"]) == len(c["keys"]) for c in record["candidates"])
+    assert dataclasses.replace(best, seed=3).key in declared(made, range(5))  # an added candidate is not stale
+    assert set(choose(cell, results).candidates) <= set(reachable(GRID, 4))
+
+
+def test_values_beyond_an_end() -> None:
+    assert (beyond((0.1, 0.3, 1.0), up=True), beyond((0.1, 0.3, 1.0), up=False)) == (3.0, 0.03)
+    assert (beyond((0.01, 0.1), up=True), beyond((1e3, 1e4), up=False)) == (1.0, 1e2)
+    assert beyond((0.3, 0.75, 2.0), up=True) == 10.0  # values that are no half decades lead to the next one
+    shares = tuple(Run(preserve=PackNet(s)) for s in (0.75, 0.85))
+    assert reachable(shares, 4) == shares  # a share cannot be raised by decades
+
+
+def test_failed_candidates_neither_win_nor_extend() -> None:
+    def trained(run: Run) -> Result:
+        return result(run, 0.5, held_out=peak(0.3, 3e-4)(run), status="failed" if run.preserve.strength >= 0.1 else "done")
+
+    cell, results = Cell("SLNID", "x", GRID, choice=EQUAL), {}
+    while runs := next_trials(cell, results):
+        results |= {run: trained(run) for run in runs}
+    found = choose(cell, results)
+    assert found.index is not None
+    assert found.candidates[found.index].preserve.strength == 0.03
+    assert choose(cell, {run: dataclasses.replace(r, status="failed") for run, r in results.items()}).index is None
+
+
+def test_rows_have_equal_budgets_by_counting_runs(tmp_path: Path) -> None:
+    """Whatever their scores, rows of equal grids train as many runs if their best is inside; the reported seeds are apart."""
+    trained: list[Run] = []
+
+    def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
+        trained.extend(runs)
+        return [result(run, 0.5, held_out=peak(0.01 if "decov" in run.method else 0.003, 1e-5)(run)) for run in runs]
+
+    made = experiment("fig-2", "equal")
+    rows = ("SLNID", "DeCov", "L1-Rep")
+    cells = tuple(cell for cell in made.cells if cell.row in rows and cell.value == "average")
+    reproduce(dataclasses.replace(made, cells=cells, claims=()), seeds=3, out=tmp_path, train=train)
+    counts = collections.Counter((run.sparsify.name, run.held_out > 0) for run in trained)
+    assert set(counts.values()) == {5 * 15 + 4 * 4, 3}
+    assert {run.seed for run in trained if run.held_out} == {100, 101, 102, 103, 104}
+    assert {run.seed for run in trained if not run.held_out} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "table-2"])
+def test_every_table_gives_its_rows_the_same_grid(name: str) -> None:
+    """In a column, rows with a penalty have equally many candidates, and rows without one have all of their anchors."""
+    by_column: dict[str, dict[str, tuple[Run, ...]]] = {}
+    for cell in experiment(name, "equal").cells:
+        if len(cell.candidates) > 1 and cell.choice == EQUAL and not cell.row.startswith("joint"):
+            kind = " w/o MAS" if "w/o" in cell.row else ", augmented" if "augmented" in cell.row else ""
+            by_column.setdefault(cell.column + kind, {})[cell.row] = cell.candidates
+    for column, rows in by_column.items():
+        if all(run.preserve.name == "none" for runs in rows.values() for run in runs):
+            assert len({len(runs) for runs in rows.values()}) == 1
+            continue
+        penalised = {row: runs for row, runs in rows.items() if runs[0].sparsify.is_on and row != "Finetune"}
+        assert len({len(runs) for runs in penalised.values()}) <= 1, column
+        if len({runs[0].preserve.name for runs in rows.values()}) == 1:
+            grids = {frozenset(run.preserve.strength for run in runs) for runs in rows.values()}
+            assert len(grids) == 1, column
+            assert len({frozenset(run.sparsify.strength for run in runs) for runs in penalised.values()}) <= 1, column
+
+
+def test_reported_runs_of_tiny_imagenet_use_all_training_images() -> None:
+    made = experiment("fig-3b", "equal")
+    assert {run.held_out for cell in made.cells for run in cell.candidates} == {0.0}
+    assert {run.held_out for cell in experiment("fig-3b", "ours").cells for run in cell.candidates} == {0.1}  # as recorded

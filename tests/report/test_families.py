@@ -1,0 +1,105 @@
+"""Families of claims: corrected verdicts, each claim counted once, and what would change a verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from selfless.experiments.base import at_least, at_most
+from selfless.experiments.claims import judge
+from selfless.report.claims import claims_table
+from selfless.report.families import correct, what_would_change
+from selfless.report.records import tally
+
+A, B = ("SLNID", "x"), ("No-Reg", "x")
+
+
+def claim(text: str, p: float | None, verdict: str = "holds", **fields: Any) -> dict[str, Any]:
+    part = {"text": "a ≥ b", "a": A, "b": B, "relation": "≥", "margin": 0.0, "published": None, "task": None, "verdict": verdict}
+    numbers = {"mean": 2.0, "low": 1.0, "high": 3.0, "std": 0.8, "bootstrap": [1.2, 2.8], "seeds": 5}
+    return {"text": text, "ours": False, "verdict": verdict, "p": p, "parts": [part | numbers], **fields}
+
+
+def record(name: str, *claims: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"name": name, "profile": "ours", "quick": False, "source": "figure 1", "claims": list(claims), **fields}
+
+
+def verdicts(*records: dict[str, Any], **options: bool) -> list[str]:
+    return [c["verdict"] for r in correct(records, **options) for c in r["claims"]]
+
+
+def test_a_family_is_the_claims_of_an_experiment() -> None:
+    a = record("fig-2", claim("1", 0.01), claim("2", 0.04), claim("3", 0.02, "fails"))
+    b = record("fig-3a", claim("4", 0.04))
+    assert verdicts(a, b) == ["holds", "holds", "fails", "holds"]  # 3 · 0.01, 2 · 0.02 and 0.04 are below 5 %
+    assert verdicts(record("fig-2", claim("1", 0.02), claim("2", 0.04))) == ["holds", "holds"]
+    assert verdicts(record("fig-2", claim("1", 0.03), claim("2", 0.04))) == ["undecided", "undecided"]  # the first stops Holm's steps
+    assert verdicts(a, b, as_one_family=True) == ["holds", "undecided", "undecided", "undecided"]
+    own = record("fig-2", claim("1", 0.03), claim("2", 0.04, ours=True))
+    assert verdicts(own) == ["holds", "holds"]  # the paper's and ours are two families
+    paper = record("fig-2", claim("2", 0.04)) | {"profile": "paper"}
+    assert verdicts(record("fig-2", claim("1", 0.03)), paper) == ["holds", "holds"]
+
+
+def test_what_was_not_tested_or_is_quick_is_left_alone() -> None:
+    made = record("fig-2", claim("1", None, "missing"), claim("2", 0.04))
+    assert verdicts(made) == ["missing", "holds"]
+    assert verdicts(record("fig-2", claim("1", 0.9, "holds")) | {"quick": True}) == ["holds"]
+    assert correct([made])[0]["claims"][1]["alone"] == "holds"
+
+
+def test_a_claim_of_two_experiments_counts_once() -> None:
+    made = correct([record("fig-3a", claim("1", 0.04)), record("table-1", claim("1 again", 0.04, repeats="fig-3a"), claim("2", 0.04))])
+    assert tally(made) == {"holds": 2, "fails": 0, "undecided": 0, "missing": 0}
+    assert "counted in fig-3a" in claims_table(made)
+
+
+@pytest.mark.parametrize("relation", ["≥", "≤"])
+@pytest.mark.parametrize("mean", [-1.0, 0.3, 1.0])
+def test_what_is_said_to_change_a_verdict_does(mean: float, relation: str) -> None:
+    """Judge again with the margin, the mean or the number of seeds that the sentence names."""
+    make = at_least if relation == "≥" else at_most
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=6)
+    noise = 0.5 * (noise - noise.mean()) / noise.std(ddof=1)
+
+    def judged(mean: float, margin: float = 0.0, copies: int = 1) -> Any:
+        return judge(make(A, B, margin), {A: dict(enumerate(np.tile(mean + noise, copies))), B: dict.fromkeys(range(6 * copies), 0.0)})
+
+    one = judged(mean)
+    part = {"mean": one.mean, "std": one.std, "seeds": one.seeds, "margin": 0.0, "relation": relation, "b": B}
+    said = what_would_change(part, one.verdict)
+    number, side = float(said.split()[-1].replace("−", "-")), {"above": 0.02, "below": -0.02}[said.split()[-2]]
+    if one.verdict != "undecided":
+        assert judged(mean, number + side).verdict == "undecided"
+        assert judged(mean, number - side).verdict == one.verdict
+        return
+    assert judged(number + side).verdict != "undecided"
+    assert judged(number - side).verdict == "undecided"
+    seeds = int(said.split()[0])
+    assert judged(mean, copies=-(-seeds // 6) + 1).verdict != "undecided"
+
+
+def test_one_seed_asks_for_a_second_and_many_comparisons_for_more() -> None:
+    part = {"mean": -0.5, "std": 0.5, "seeds": 5, "margin": 0.0, "relation": "≥", "b": B}
+    few, many = (int(what_would_change(part, "undecided", among=k).split()[0]) for k in (1, 18))
+    assert few < many
+    assert what_would_change(part | {"mean": 0.0}, "undecided").startswith("more than 1,000 seeds")
+    assert what_would_change(part | {"std": None, "seeds": 1}, "undecided") == "a second seed"
+    assert what_would_change(part | {"mean": None}, "missing") == ""
+
+
+def test_no_comparison_of_the_paper_is_counted_twice() -> None:
+    """Across all experiments, a comparison of the same measure of the same candidates belongs to one counted claim."""
+    from selfless.experiments import PAPER, experiment
+
+    counted: dict[Any, str] = {}
+    for name in PAPER:
+        made = experiment(name, "ours", record={"cells": []})
+        cells = {cell.place: (cell.candidates, cell.value, tuple(cell.then.items())) for cell in made.cells}
+        for part in (part for one in made.claims if not one.repeats for part in one.parts):
+            ends = tuple(cells[place] if cells.get(place, ((), ""))[0] else place for place in (part.a, part.b) if place is not None)
+            what = (ends, part.relation, part.margin, part.every_task)
+            assert counted.setdefault(what, name) == name, f"{name} and {counted[what]} both count {part}"
