@@ -32,25 +32,24 @@ class Option:
         """Return the value in the type of the field. Raise an error that names the field and the values it accepts."""
         if self.optional and value is None:
             return None
-        shown = show(value)
         if self.choices and (not isinstance(value, str) or value not in self.choices):
-            raise ValueError(f"{name} is {shown}; choose one of {', '.join(self.choices)}")
+            raise ValueError(f"{name} is {show(value)}; choose one of {', '.join(self.choices)}")
         if self.kind is dict:
             if not isinstance(value, Mapping):
-                raise TypeError(f"{name} is {shown}; it must be a table of options, such as {{classes_per_task = 5}}")
+                raise TypeError(f"{name} is {show(value)}; it must be a table of options, such as {{classes_per_task = 5}}")
             return dict(value)
         if self.kind is int:
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < self.low:
-                raise ValueError(f"{name} is {shown}; it must be a whole number ≥ {self.low}")
+                raise ValueError(f"{name} is {show(value)}; it must be a whole number ≥ {self.low}")
             value = int(value)
         if self.kind is float:
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not is_finite(value) or value < self.low:
-                raise ValueError(f"{name} is {shown}; it must be a number ≥ {self.low}")
+                raise ValueError(f"{name} is {show(value)}; it must be a number ≥ {self.low}")
             value = float(value)
         if self.below is not None and value >= self.below:
             raise ValueError(f"{name} is {show(value)}; it must be below {self.below}")
         if self.kind is str and not isinstance(value, str):
-            raise TypeError(f"{name} is {shown}; it must be text")
+            raise TypeError(f"{name} is {show(value)}; it must be text")
         return value
 
 

@@ -163,8 +163,10 @@ class Run:
                 if not isinstance(getattr(self, name), Term) or getattr(self, name).role != what:
                     raise TypeError(f"{name}= takes a {what}, or its text form name:strength, not {getattr(self, name)!r}")
         for f in dataclasses.fields(self):
-            with collecting(problems):
+            try:
                 put(f.name, f.metadata["option"].check(f.name, getattr(self, f.name)))
+            except (ValueError, TypeError) as error:
+                problems.append(error)
         raise_all(problems)
         if self.parent and not PARENT.fullmatch(self.parent):
             raise ValueError(f"parent is {self.parent!r}; load('DIR/KEY').continued(stream=…) makes the run that continues DIR/KEY")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from selfless.inputs import describe_error, import_custom, is_finite, show
+from selfless.inputs import check_recorded, describe_error, import_custom, is_finite, show
 
 Strength: TypeAlias = float | Literal["auto"]
 
@@ -330,7 +330,10 @@ def term_from_dict(values: Mapping[str, Any] | str, kinds: Mapping[str, type[Ter
             f'a sum is {field} = "lwf:1+mas:0.1" or {field} = {{sum = ["lwf:1", "mas:0.1"]}}'
         )
     options = dict(values)
-    kind = type(parse(str(options.pop("name")), kinds, field))
+    name = str(options.pop("name"))
+    if recorded and ":" in name:
+        check_recorded(":".join(name.split(":")[:2]))
+    kind = type(parse(name, kinds, field))
     known = [f.name for f in dataclass_fields(kind)]
     unknown = [k for k in options if k not in known]
     if unknown:

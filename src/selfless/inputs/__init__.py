@@ -3,10 +3,10 @@
 Lives here: `values` checks numbers and lists several problems at once, `custom` imports a user's module, `records` checks what was read
 from a file against its schema.
 
-Imports nothing. Imported by cli, fields, models, report, runner, spec and terms.
+Imports nothing. Imported by cli, fields, models, report, runner, spec, terms and trained.
 """
 
-from selfless.inputs.custom import NotHere, describe_error, import_custom, own_place
+from selfless.inputs.custom import NotHere, check_recorded, describe_error, import_custom, own_place, trust
 from selfless.inputs.records import check_experiment, check_note, check_outcome, check_result, check_seal, seal
 from selfless.inputs.values import collecting, is_finite, raise_all, show
 
@@ -15,6 +15,7 @@ __all__ = [
     "check_experiment",
     "check_note",
     "check_outcome",
+    "check_recorded",
     "check_result",
     "check_seal",
     "collecting",
@@ -25,4 +26,5 @@ __all__ = [
     "raise_all",
     "seal",
     "show",
+    "trust",
 ]

@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
 from operator import attrgetter
 from typing import Any
 
+STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep  # the folder of Python's own modules
+
 
 class NotHere(ValueError):
     """The module of a custom class or network cannot be imported here."""
 
 
+_TRUSTED: set[str] = set()  # module:attribute that the user's own command or program named
+
+
+def trust(name: str) -> None:
+    """Note that the user named `module:attribute`, so that a record may name it, too."""
+    _TRUSTED.add(name)
+
+
+def check_recorded(name: str) -> None:
+    """Raise ValueError for a `module:attribute` that only a record names, unless the module is the user's own.
+
+    A record can come from a stranger. It may name a module of the working directory or of PYTHONPATH, but not call, with arguments of its
+    choice, whatever is installed: `torch.hub:load` would run code from the network.
+    """
+    module_name = name.partition(":")[0]
+    if name in _TRUSTED or os.environ.get("SELFLESS_TRUST") == module_name.partition(".")[0]:
+        return
+    try:
+        place = importlib.util.find_spec(module_name.partition(".")[0])  # importing a package to find a module in it would run it
+    except (ImportError, ValueError, AttributeError):
+        place = None
+    origin = None if place is None else place.origin or next(iter(place.submodule_search_locations or ()), None)
+    parts = set(os.path.normpath(origin or "").split(os.sep))
+    is_installed = origin is None or not os.path.isabs(origin) or origin.startswith(STANDARD) or parts & {"site-packages", "dist-packages"}
+    if place is not None and is_installed:
+        package = module_name.partition(".")[0]
+        raise ValueError(
+            f"a record names {name}, which is an installed module; if you trust this record, allow it: SELFLESS_TRUST={package}"
+        )
+
+
 def import_custom(name: str) -> Any:
     """Import the object `module:attribute`. The working directory is searched first, as with `python -m`."""
+    trust(name)
     module_name, _, attribute = name.partition(":")
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)

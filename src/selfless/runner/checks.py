@@ -88,8 +88,9 @@ def problems(runs: Sequence[Run], options: TrainOptions) -> list[Problem]:
         except (ValueError, TypeError, OSError, RuntimeError, MemoryError, ArithmeticError) as error:
             known = found.get(str(error))
             found[str(error)] = Problem((*(known.runs if known else ()), *group), known.error if known else error)
-    if options.out is not None and (error := _check_folder(options, sizes)) is not None:
-        found[str(error)] = Problem(tuple(runs), error)
+    refusal = None if options.out is None else _check_folder(options, sizes)
+    if refusal is not None:
+        found[str(refusal)] = Problem(tuple(runs), refusal)
     return list(found.values())
 
 

@@ -39,6 +39,7 @@ from selfless.runner.options import TrainOptions, Watch
 from selfless.runner.plan import fleets, split_evenly
 from selfless.runner.store import Store
 from selfless.spec import Result, Run
+from selfless.terms import Term
 from selfless.workers import Pool
 
 
@@ -165,13 +166,18 @@ def _keep_weights(result: Result) -> Result:
 
 def _check_importable(runs: Sequence[Run], options: TrainOptions) -> None:
     """Raise ValueError for custom terms that records and worker processes could not import."""
-    kinds = {type(term) for run in runs for term in (*run.preserve.parts, *run.sparsify.parts)}
+    kinds = {kind for run in runs for kind in _kinds(run)}
     hidden = [kind.__name__ for kind in kinds if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__]
     if hidden and (options.out is not None or (options.workers != 1 and len(runs) > 1)):
         raise ValueError(
             f"{min(hidden)} is defined in the main program or inside a function, where records and worker processes cannot import it; "
             "put it into a separate module (mine.py), or train without out= and with workers=1"
         )
+
+
+def _kinds(run: Run) -> set[type[Term]]:
+    """Return the classes of the terms of a run."""
+    return {type(term) for term in (*run.preserve.parts, *run.sparsify.parts)}
 
 
 def _divide(missing: list[Run], wanted: list[Run], store: Store, options: TrainOptions) -> tuple[list[list[Run]], int]:
@@ -312,6 +318,7 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
         "budget": options.budget,
         "force": options.force,
         "path": [entry for entry in sys.path if entry],
+        "trusted": sorted({kind.spelling() for runs in parts for run in runs for kind in _kinds(run) if kind.is_custom()}),
     }
 
     def receive(job: int, message: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from selfless.data.traits import stream_traits
-from selfless.inputs import collecting, raise_all, show
+from selfless.inputs import check_recorded, collecting, raise_all, show
 from selfless.preserve import Preserver
 from selfless.runner.loading import folder_of, load
 from selfless.runner.network_traits import network_traits
@@ -76,6 +76,8 @@ def _continue(values: Mapping[str, Any]) -> dict[str, Any]:
     if not values.get("stream"):
         raise ValueError("--continue needs the new tasks: --stream folders:PATH, which holds only them")
     base = load(values["parent"]).continued(str(values["stream"])).as_dict()
+    if "model" not in values and ":" in base["model"]:
+        check_recorded(base["model"])
     return {**base, **values, "parent": base["parent"]}
 
 
