@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.targets import TARGETS, Traceback, Vague, World, complain
+from tests.fuzz.targets import TARGETS
+from tests.fuzz.world import Traceback, Vague, World, complain
 
 SECONDS = 20.0  # a case that takes longer counts as a hang
 EXPECTED = (ValueError, TypeError, OSError, RuntimeError)  # what the command line prints as one message
