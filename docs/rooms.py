@@ -16,6 +16,7 @@ import argparse
 import ast
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ SENTENCES = re.compile(r"\bImports [^.]*\.\s+Imported by [^.]*\.")
 
 # The lowest layer first. A room imports rooms of lower layers, and of its own layer if no circle arises.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("files", "inputs", "fields", "terms", "functional", "metrics", "capacity", "activations", "workers", "network"),
+    ("files", "inputs", "fields", "terms", "functional", "metrics", "capacity", "activations", "workers", "network", "distributed"),
     ("importance", "sparsify", "models", "data"),
     ("preserve",),
     ("trained",),
@@ -183,7 +184,7 @@ def sentences(room: str, arrows: Arrows) -> str:
     """Return "Imports …. Imported by …." of one room."""
     importers = {other for other in arrows if room in arrows[other]}
     lines = [f"{verb} {_enumerate(sorted(names))}." for verb, names in (("Imports", arrows[room]), ("Imported by", importers))]
-    return "\n".join(lines if sum(map(len, lines)) >= 120 else [" ".join(lines)])
+    return "\n".join(textwrap.fill(line, 140) for line in (lines if sum(map(len, lines)) >= 120 else [" ".join(lines)]))
 
 
 def _enumerate(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -251,3 +252,19 @@ def der(outputs: Tensor, logits: Tensor, labels: Tensor, own: list[range], among
         gap = sum((z[c] - old[c]) ** 2 for c in mine) / len(mine)
         values.append(gap + beta * (math.log(sum(math.exp(z[c]) for c in all_of)) - z[y]))
     return values
+
+
+def gpm(inputs: list[np.ndarray], energies: list[float], alpha: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """GPM's basis M (d, k) and λ (k,) after tasks whose inputs are the columns of R (d, n), by SVD; SGP's if `alpha` is given."""
+    basis, scale = np.zeros((len(inputs[0]), 0)), np.zeros(0)
+    for r, energy in zip(inputs, energies, strict=True):
+        inside = basis @ basis.T @ r
+        u, s, _ = np.linalg.svd(r - inside)
+        total, k = (r**2).sum(), 0
+        while (inside**2).sum() + (s[:k] ** 2).sum() < energy * total:
+            k += 1
+        sizes = np.concatenate([np.linalg.norm(basis.T @ r, axis=1), s[:k]])
+        new = np.ones_like(sizes) if alpha is None else (alpha + 1) * sizes / (alpha * sizes + sizes.max(initial=0))
+        scale = np.minimum(1, np.concatenate([scale, np.zeros(k)]) + new)
+        basis = np.concatenate([basis, u[:, :k]], 1)
+    return basis, scale

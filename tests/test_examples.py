@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+from tests.example_files import EXAMPLES, load_example
+
 SIZES = {"own_loop": (8, 20), "own_cnn": (5, 6), "own_transformer": (3, 7)}  # epochs, batches of a task: fewer here than in the files
+INTEGRATIONS = {"lightning_tasks", "transformers_tasks", "avalanche_permuted"}  # tests/integrations runs them
 LONGER = {"five_networks": 220}  # examples that need more lines
 
 
@@ -48,7 +48,7 @@ def test_forgetting_is_smaller(name: str, least: float, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_deploy_goes_on_from_the_record_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = _load_example("deploy").main(tmp_path)
+    found = load_example("deploy").main(tmp_path)
     first, more = found["first"], found["more"]
     assert first.average > 0.85
     assert more.run.parent.startswith(first.run.key)
@@ -61,15 +61,23 @@ def test_deploy_goes_on_from_the_record_alone(tmp_path: Path, monkeypatch: pytes
 
 def test_examples_are_short_and_all_tested() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
-    assert {f.stem for f in files} == {*SIZES, *LONGER, "deploy", "lora_language_model", "bert_sized"}
+    assert {f.stem for f in files} == {*SIZES, *LONGER, *INTEGRATIONS, "ddp", "deploy", "lora_language_model", "bert_sized"}
     assert all(len(f.read_text(encoding="utf-8").splitlines()) < LONGER.get(f.stem, 140) for f in files)
+
+
+def test_ddp_alone_learns_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    """tests/distributed trains with several processes."""
+    found = load_example("ddp").main(["--tasks", "1"])
+    assert found["tasks"] == 1
+    assert found["accuracy"][0] > 0.9
+    assert "task 1: accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_auto_beside_tuned_strengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every network learns with "auto", and the record says with which strengths. Short tasks say nothing about accuracy."""
     short = ["--size", "24", "--epochs", "1", "--anchors", "0.1", "--strengths", "1e-3", "--out", str(tmp_path / "auto.json")]
-    found = _load_example("five_networks").main(short)
+    found = load_example("five_networks").main(short)
     assert [one["network"] for one in found] == ["mlp", "cnn", "resnet", "vit", "text"]
     assert all(0 < one["auto"][0]["strengths"][name] < math.inf for one in found for name in ("mas", "slnid"))
     assert json.loads((tmp_path / "auto.json").read_text())["networks"][0]["chosen"] == {"mas": 0.1, "slnid": 1e-3}
@@ -79,7 +87,7 @@ def test_auto_beside_tuned_strengths(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.slow
 def test_lora_with_its_own_loss(capsys: pytest.CaptureFixture[str]) -> None:
     """Ω of the own loss is that of a loop over sentences, and EWC holds the first text."""
-    example = _load_example("lora_language_model")
+    example = load_example("lora_language_model")
     example.STEPS = 20
     found = example.main()
     assert max(row["gap"] for row in found.values()) < 1e-4
@@ -89,25 +97,16 @@ def test_lora_with_its_own_loss(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_consolidation_needs_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """Ω and θ* are two models; the rest is half of one. Times are printed, but a busy machine says nothing about them."""
-    example = _load_example("bert_sized")
+    example = load_example("bert_sized")
     found = example.main({**example.SMALL, "sequences": 12})
     assert 2.0 <= found["models"] <= 2.5
     assert "forward + backward passes" in capsys.readouterr().out
 
 
 def _run_example(name: str) -> dict[str, dict[str, float]]:
-    module = _load_example(name)
+    module = load_example(name)
     module.EPOCHS, batches = SIZES[name]
     make_tasks = module.make_tasks
     module.make_tasks = lambda generator: [(train[:batches], test[:batches]) for train, test in make_tasks(generator)]
     result: dict[str, dict[str, float]] = module.main()
     return result
-
-
-def _load_example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -33,6 +33,8 @@ SIZES = [  # name, outputs, input, options, parameters
     ("mlp-32-maxout", 10, MNIST, {"window": 32, "layers": 1}, 785 * 32 + 2 * 10),
     ("cnn-256", 100, CIFAR, {}, CONVS + 2305 * 256 + 257 * 100),
     ("cnn-128", 100, CIFAR, {"padding": "same", "dropout": 0.5}, CONVS + 4097 * 128 + 129 * 100),
+    ("alexnet-cifar", 100, (3, 32, 32), {}, 207872 + 9088 + 2048 * (1024 + 2048 + 100)),
+    ("alexnet-cifar", 100, (3, 32, 32), {"batch_norm": False, "fc_units": 8}, 207872 + 448 + 1025 * 8 + 9 * 8 + 9 * 100),
     ("vgg-slim", 200, TINY, {}, VGG + 8193 * 500 + 501 * 500 + 501 * 200),
     ("vgg-slim", 200, (3, 56, 56), {"fc_units": 50}, VGG + 4609 * 50 + 51 * 50 + 51 * 200),
     ("vgg-slim", 20, (3, 56, 56), {"pools": 3, "fc_units": 50}, VGG + 25089 * 50 + 51 * 50 + 51 * 20),

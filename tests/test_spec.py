@@ -12,6 +12,7 @@ import pytest
 
 from selfless import EWC, SLNID, Run
 from selfless.fields import Option
+from tests.fabricated import result
 
 
 def test_what_has_changed_has_other_names() -> None:
@@ -59,7 +60,7 @@ def test_keys_stay_what_they_were() -> None:
         ({"momentum": 1}, ValueError, "momentum is 1.0; it must be below 1"),
         ({"held_out": 1.0}, ValueError, "held_out is 1.0; it must be below 1"),
         ({"ramp": 10}, ValueError, "ramp is 10 of 10 epochs"),
-        ({"schedule": "x"}, ValueError, "schedule is 'x'; choose one of constant, cosine, plateau"),
+        ({"schedule": "x"}, ValueError, "schedule is 'x'; choose one of constant, cosine, plateau, halving"),
         ({"stream": 3}, TypeError, "stream is a int; it must be a name, a Stream, or a list of tasks"),
         ({"stream_options": 3}, TypeError, "stream_options is 3; it must be a table of options"),
         ({"preserve": SLNID(1e-3)}, TypeError, "preserve= takes a preserver"),
@@ -94,3 +95,11 @@ def test_a_field_that_does_not_exist_is_named_with_the_nearest_one() -> None:
         Run().replace(strem="split-mnist")
     with pytest.raises(TypeError, match="Run has no field 'zzz'; it has alpha, anchor"):
         Run(zzz=1)  # type: ignore[call-arg]
+
+
+def test_a_result_is_shown_in_a_few_lines(tasks_npz: str) -> None:
+    shown = repr(result(Run(stream=tasks_npz, tasks=3), 0.5))
+    assert "accuracy=" in shown
+    assert "status='done'" in shown
+    assert "history" not in shown
+    assert len(shown) < 1000

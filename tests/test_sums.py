@@ -39,6 +39,8 @@ REFUSED = {
     ("packnet", "ebll"): "Without a warm-up it can: write ebll:2,",
     ("ewc", "ewc-online"): "ewc-online is a variant of ewc",
     ("lwf", "ebll"): "ebll is a variant of lwf",
+    ("gpm", "sgp"): "sgp is a variant of gpm",
+    **{(a, b): f"{b} sets weights to other values than the optimizer's" for a in ("gpm", "sgp") for b in ("packnet", "hat", "imm")},
 }
 
 

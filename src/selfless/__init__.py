@@ -13,10 +13,10 @@ Whole runs, from data to a table:
     run = selfless.Run(stream="permuted-mnist", sparsify="slnid:1e-3", seed=0)   Run        all settings as one value
     result = selfless.train(run, out="results")                                  train      returns a Result, or a list of them
     result.accuracy[t, u], result.summary()                                      Result     accuracy on task u after task t
-    stream = selfless.stream([(train, test), …])                                 stream     your own data sets, for train(run, stream=stream)
+    stream = selfless.stream([(train, test), …])                                 stream     your own data sets, for train(stream=…)
     model = selfless.load("results/KEY").model(task=0)                           load       a recorded result, and its trained network
 
-    preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet NoPreserver
+    preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet GPM SGP NoPreserver
     with old data Replay DERpp
     sparsifiers   SNI SNID SLNI SLNID L1Rep DeCov L1Param L2Param OrthReg NoSparsifier
     activations   Maxout LWTA
@@ -38,7 +38,8 @@ _HOMES = {
     "describe": "network.describing",
     "Capacity": "capacity",
     **dict.fromkeys(
-        ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "NoPreserver"], "preserve"
+        ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "GPM", "SGP", "NoPreserver"],
+        "preserve",
     ),
     **dict.fromkeys(["Replay", "DERpp"], "preserve"),  # they keep samples of old tasks
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
@@ -58,7 +59,24 @@ if TYPE_CHECKING:
     from selfless.data import stream
     from selfless.keeper import Keeper, attach
     from selfless.network.describing import describe
-    from selfless.preserve import EBLL, EWC, HAT, IMM, MAS, SI, DERpp, LocalMAS, LwF, NoPreserver, OnlineEWC, PackNet, Replay, RWalk
+    from selfless.preserve import (
+        EBLL,
+        EWC,
+        GPM,
+        HAT,
+        IMM,
+        MAS,
+        SGP,
+        SI,
+        DERpp,
+        LocalMAS,
+        LwF,
+        NoPreserver,
+        OnlineEWC,
+        PackNet,
+        Replay,
+        RWalk,
+    )
     from selfless.runner import load, train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
     from selfless.spec import Result, Run

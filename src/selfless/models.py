@@ -91,9 +91,9 @@ def names() -> dict[str, str]:
 
 
 # ---- networks ----------------------------------------------------------------------------------------------------------------
-def _mlp(n: int, *, outputs: int, input_shape: Shape, layers: int = 2) -> Network:
+def _mlp(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, bias: bool = True) -> Network:
     """d–N–…–N–outputs with ReLU, d = C·H·W, `layers` hidden layers."""
-    return _perceptron(math.prod(input_shape), n, n, nn.ReLU, layers, outputs)
+    return _perceptron(math.prod(input_shape), n, n, nn.ReLU, layers, outputs, bias)
 
 
 def _mlp_lwta(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, window: int = 2) -> Network:
@@ -120,15 +120,17 @@ def _mlp_maxout(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, wi
     return _perceptron(d, k, window * k, lambda: Maxout(window), layers, outputs)
 
 
-def _perceptron(inputs: int, width: int, linear: int, activation: Callable[[], nn.Module], layers: int, outputs: int) -> Network:
+def _perceptron(
+    inputs: int, width: int, linear: int, activation: Callable[[], nn.Module], layers: int, outputs: int, bias: bool = True
+) -> Network:
     """Hidden layers of `linear` linear units, which the activation reduces to `width` units."""
     if layers < 1:
         raise ValueError(f"an mlp needs at least one hidden layer, not layers={layers}")
     net = OrderedDict[str, nn.Module](flatten=nn.Flatten())
     for l in range(1, layers + 1):
-        net |= {f"fc{l}": nn.Linear(inputs, linear), f"act{l}": activation()}
+        net |= {f"fc{l}": nn.Linear(inputs, linear, bias), f"act{l}": activation()}
         inputs = width
-    net["head"] = nn.Linear(inputs, outputs)
+    net["head"] = nn.Linear(inputs, outputs, bias)
     return Network(net, hidden=_activation_names(1, layers))
 
 
@@ -157,6 +159,33 @@ def _cnn(n: int, *, outputs: int, input_shape: Shape, padding: Padding = "same-v
         net["drop3"] = nn.Dropout(dropout)
     net["head"] = nn.Linear(n, outputs)
     return Network(net, hidden=_activation_names(5, 5), hidden_conv=_activation_names(1, 4))
+
+
+def _alexnet_cifar(*, outputs: int, input_shape: Shape, batch_norm: bool = True, fc_units: int = 2048) -> Network:
+    """The network of Serrà et al. 2018 for images of 32×32, as Saha et al. 2021 have it: conv 64 (4×4), 128 (3×3), 256 (2×2), each with
+    dropout and max-pool, FC 2048, 2048, head. Dropout is 0.2 after the first two convolutions, else 0.5.
+
+    batch_norm: adds `norm{l}` before each activation, and no layer has a bias. It has no running statistics: the statistics are those of
+    the batch, in evaluation too. Without it, every layer has a bias (Serrà et al.).
+    """
+    channels, height, width = input_shape
+    net, bias = OrderedDict[str, nn.Module](), not batch_norm
+    for l, (filters, kernel, rate) in enumerate(((64, 4, 0.2), (128, 3, 0.2), (256, 2, 0.5)), 1):
+        net[f"conv{l}"] = nn.Conv2d(channels, filters, kernel, bias=bias)
+        if batch_norm:
+            net[f"norm{l}"] = nn.BatchNorm2d(filters, track_running_stats=False)
+        net |= {f"act{l}": nn.ReLU(), f"drop{l}": nn.Dropout(rate), f"pool{l}": nn.MaxPool2d(2)}
+        channels, height, width = filters, (height - kernel + 1) // 2, (width - kernel + 1) // 2
+    _check_size("alexnet-cifar", input_shape, height, width)
+    net["flatten"], inputs = nn.Flatten(), channels * height * width
+    for l in (4, 5):
+        net[f"fc{l}"] = nn.Linear(inputs, fc_units, bias)
+        if batch_norm:
+            net[f"norm{l}"] = nn.BatchNorm1d(fc_units, track_running_stats=False)
+        net |= {f"act{l}": nn.ReLU(), f"drop{l}": nn.Dropout(0.5)}
+        inputs = fc_units
+    net["head"] = nn.Linear(inputs, outputs, bias)
+    return Network(net, hidden=_activation_names(4, 5), hidden_conv=_activation_names(1, 3))
 
 
 def _vgg_slim(*, outputs: int, input_shape: Shape, pools: int = 4, batch_norm: bool = False, fc_units: int = 500) -> Network:
@@ -233,11 +262,12 @@ def _alexnet(
 
 
 _NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {
-    "mlp-N": (_mlp, "two hidden layers of N units, ReLU; option layers"),
+    "mlp-N": (_mlp, "two hidden layers of N units, ReLU; options layers, bias"),
     "mlp-N-maxout": (_mlp_maxout, "the same with Maxout, as many parameters as mlp-N; options layers, window, units"),
     "mlp-N-lwta": (_mlp_lwta, "the same with local winner-take-all; options layers, window"),
     "cnn-N": (_cnn, "Zenke et al.: conv 32-32-pool-64-64-pool, FC N; options padding, dropout"),
     "vgg-slim": (_vgg_slim, "the paper's Tiny ImageNet network, FC 500-500; options pools, batch_norm, fc_units"),
+    "alexnet-cifar": (_alexnet_cifar, "AlexNet for 32×32 images (Serrà et al., Saha et al.), FC 2048-2048; options batch_norm, fc_units"),
     "alexnet": (_alexnet, "AlexNet, ImageNet weights from a file; options weights, fc, dropout, fc_units"),
 }
 

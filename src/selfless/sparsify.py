@@ -30,6 +30,7 @@ class Sparsifier(Term):
     strength: Strength
     reads: ClassVar[Reads] = "activations"
     decorrelates: ClassVar[bool] = False  # True if R is DeCov's formula; the engine then adds its gradient itself
+    is_mean: ClassVar[bool] = False  # True if R is a mean over samples; over several ranks it then needs no other rank's activations
     discounted: ClassVar[bool] = False  # True if α lowers the penalty of neurons that earlier tasks need
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -39,6 +40,8 @@ class Sparsifier(Term):
             cls.pair_form = Sparsifier.pair_form  # type: ignore[method-assign]
         if "penalty" in cls.__dict__ and "decorrelates" not in cls.__dict__:
             cls.decorrelates = False
+        if "penalty" in cls.__dict__ and "is_mean" not in cls.__dict__:
+            cls.is_mean = False
         if cls.is_custom() and ("pairs" in cls.__dict__ or "factors" in cls.__dict__):
             warnings.warn(
                 f"{cls.__name__}: pairs() and factors() are not read any more, and its penalty() is used; "
@@ -70,6 +73,7 @@ class NoSparsifier(Sparsifier):
 class _Inhibition:
     """Common part of SNI, SNID, SLNI and SLNID: R = 1/M Σ_m hᵀSh with S from `form`; if `absolute`, |h| replaces h."""
 
+    is_mean: ClassVar[bool] = True
     auto_share: ClassVar[float | None] = 0.1  # docs/choosing.md: measured on five networks
     absolute: bool
 
@@ -156,6 +160,7 @@ class L1Rep(Sparsifier):
     """L1 norm of the activations: few active neurons (`functional.l1_rep`)."""
 
     name: ClassVar[str] = "l1-rep"
+    is_mean: ClassVar[bool] = True
     strength: float = 1e-5
 
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:

@@ -39,7 +39,8 @@ AUGMENTATIONS = {"resized": 2}  # version of an augmentation. resized: since 2 t
 PARENT = re.compile("[0-9a-f]{16}@[0-9a-f]{12}")  # the key of a finished run, and the first digits of the SHA-256 of its tensors
 
 Optimizer = Literal["sgd", "adam", "adamw"]
-Schedule = Literal["constant", "cosine", "plateau"]
+Schedule = Literal["constant", "cosine", "plateau", "halving"]
+ON_HELD_OUT = ("plateau", "halving")  # schedules that follow held-out data; a task may end before its last epoch
 Select = Literal["last", "held-out", "best-on-test"]
 Augmentation = Literal["none", "flip", "crop-flip", "resized"]
 Precision = Literal["tf32", "fp32", "bf16"]
@@ -65,13 +66,13 @@ class Run:
     _has_default_tasks: ClassVar[bool] = False
 
     stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
-    model: str = option("mlp-128", "What", "Network: mlp-N, cnn-N, vgg-slim, alexnet, mlp-N-maxout, mlp-N-lwta, module:factory.")
+    model: str = option("mlp-128", "What", "Network: mlp-N[-maxout, -lwta], cnn-N, vgg-slim, alexnet, alexnet-cifar, module:factory.")
     preserve: Term = option(
         "mas",
         "What",
         "Preserver, which keeps old tasks: mas:0.1, mas-local, ewc:10, ewc-online, si:1, rwalk, lwf:1, ebll:1, imm, packnet:0.5, hat:0.75, "
-        "finetune (none); with a memory of old data: replay:1,samples=200, der:1; as name[:strength[,option=value]]; module:Class for a "
-        "custom one; a sum as lwf:1+mas:0.1.",
+        "gpm:0.97, sgp:0.97, none; with a memory of old data: replay:1,samples=200, der:1; as name[:strength[,option=value]]; module:Class "
+        "for a custom one; a sum as lwf:1+mas:0.1.",
         kind=Term,
         shown="mas:0.1",
     )
@@ -100,9 +101,7 @@ class Run:
     momentum: float = option(0.9, "Training", "Momentum of SGD, β₁ of Adam.", below=1)
     weight_decay: float = option(0.0, "Training", "Weight decay; decoupled in AdamW.", shown="0")
     schedule: Schedule = chosen_from(
-        Schedule,
-        "Training",
-        "Learning rate over a task: constant, cosine (down to 0), plateau (×0.1 after 5 stalled epochs, stop after 10).",
+        Schedule, "Training", "Learning rate over a task: constant, cosine (down to 0), plateau or halving (lower if held-out data stalls)."
     )
     ramp: int = option(
         0,
@@ -175,7 +174,7 @@ class Run:
         if self.tasks is None and self.stream.removeprefix("joint-").startswith(("permuted-", "rotated-")):
             put("tasks", 5)
             put("_has_default_tasks", True)  # not a field: another stream for this run has its own number
-        if self.held_out == 0 and (self.select == "held-out" or self.schedule == "plateau"):
+        if self.held_out == 0 and (self.select == "held-out" or self.schedule in ON_HELD_OUT):
             put("held_out", 0.1)
 
     @property
@@ -270,15 +269,15 @@ class Result:
 
     run: Run
     accuracy: Matrix
-    baseline: Matrix
-    history: list[list[dict[str, float]]]
-    capacity: list[dict[str, Any]]
-    accuracy_all: Matrix | None = None
-    held_out: Matrix | None = None
+    baseline: Matrix = field(repr=False)
+    history: list[list[dict[str, float]]] = field(repr=False)
+    capacity: list[dict[str, Any]] = field(repr=False)
+    accuracy_all: Matrix | None = field(default=None, repr=False)
+    held_out: Matrix | None = field(default=None, repr=False)
     status: Literal["done", "failed"] = "done"
     error: str = ""
-    about: dict[str, Any] = field(default_factory=dict)
-    data: DataDescription | None = None
+    about: dict[str, Any] = field(default_factory=dict, repr=False)
+    data: DataDescription | None = field(default=None, repr=False)
     weights: Path | Mapping[str, Tensor] | None = field(default=None, repr=False)
 
     def model(self, task: int | str | None = None, *, network: Any = None) -> TrainedNetwork:

@@ -88,3 +88,10 @@ def test_a_bug_keeps_its_traceback() -> None:
             raise KeyError("a bug")
 
     assert isinstance(runner.invoke(wrapped, []).exception, KeyError)
+
+
+@pytest.mark.parametrize(("words", "status"), [(["run", "--foo"], 2), (["predict"], 2), (["rnu"], 2), (["run", "--epochs", "0"], 1)])
+def test_the_exit_status_is_that_of_the_documentation(words: list[str], status: int) -> None:
+    assert runner.invoke(app, words).exit_code == status
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert f"| {status} |" in page

@@ -16,9 +16,11 @@ import selfless
 from selfless import (
     EBLL,
     EWC,
+    GPM,
     HAT,
     IMM,
     MAS,
+    SGP,
     SI,
     SLNI,
     SLNID,
@@ -125,6 +127,7 @@ COMMON: list[tuple[Any, Any, str]] = [
     (MAS("auto"), SLNID("auto"), "implicit"),
     (PackNet(0.5, retrain=0.5), SLNID(1e-2), "implicit"),
     (IMM(0.1, drop=0.4), L2Param(1e-2), "explicit"),
+    (SGP(0.8, first=0.6, alpha=3.0, samples=999), SLNID(1e-2), "implicit"),  # the inputs of all samples
     (DERpp(0.5, samples=999, batch=999), SLNID(1e-2), "implicit"),  # a memory of all samples, all of which are replayed
 ]
 MORE: list[tuple[Any, Any, str]] = [
@@ -138,6 +141,7 @@ MORE: list[tuple[Any, Any, str]] = [
     (EWC(5.0) + MAS(0.1) + RWalk(0.1), L1Rep(1e-3) + OrthReg(1e-3), "explicit"),
     (PackNet(0.5) + MAS(0.1), SLNID(1e-2), "implicit"),
     (LwF(1.0) + PackNet(0.5), DeCov(1e-2), "implicit"),
+    (MAS(0.1) + GPM(0.8, rise=0.05, samples=999), NoSparsifier(), "implicit"),
     (IMM(0.1, drop=0.4) + MAS(0.1), SLNID(1e-2), "implicit"),
     (LwF(1.0), SLNID(1e-2), "implicit"),
     (LwF(20.0), NoSparsifier(), "implicit"),
@@ -184,6 +188,7 @@ def test_the_engine_is_the_keeper_in_a_loop(tasks_npz: str, preserve: Any, spars
         (MAS(0.1), {"anchor": "explicit", "momentum": 0.0}),
         (LwF(1.0) + MAS(0.1), {}),
         (PackNet(0.5, retrain=0.5), {"optimizer": "adamw"}),
+        (GPM(0.8, samples=999), {"optimizer": "adamw", "weight_decay": 0.1}),
         (HAT(0.75, rate=0.05), {}),
     ],
     ids=str,

@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
-from selfless import EWC, HAT, MAS, SI, SLNID, DeCov, LwF, NoSparsifier, PackNet, Run, RWalk
+from selfless import EWC, HAT, MAS, SGP, SI, SLNID, DeCov, LwF, NoSparsifier, PackNet, Run, RWalk
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Event, Learner
 from selfless.functional import scale
@@ -95,7 +95,7 @@ def test_a_captured_step_of_adam(tasks_npz: str, monkeypatch: pytest.MonkeyPatch
     captured_and_eager([small(tasks_npz, preserve=preserve, optimizer="adam", lr=1e-3, seed=m) for m in range(2)], monkeypatch)
 
 
-@pytest.mark.parametrize("preserve", [LwF(1.0, warmup=1), RWalk(0.5), PackNet(0.5), HAT(0.1, s_max=50.0)], ids=str)
+@pytest.mark.parametrize("preserve", [LwF(1.0, warmup=1), RWalk(0.5), PackNet(0.5), HAT(0.1, s_max=50.0), SGP(0.8)], ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_captured_step_of_the_rivals_with_convolutions(
     tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preserve: Any, precision: Any

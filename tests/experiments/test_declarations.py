@@ -44,7 +44,8 @@ def test_every_experiment_is_whole(name: str, profile: str) -> None:
         if profile == "ours":
             assert not c.choice.on_test
             assert all(run.select != "best-on-test" and run.anchor == "implicit" for run in c.candidates)
-            assert all(run.preserve.estimator == "per-sample" for run in c.candidates)
+            with_batch_statistics = [run for run in c.candidates if run.model == "alexnet-cifar"]  # a sample has no gradient of its own
+            assert all(run.preserve.estimator == "per-sample" for run in c.candidates if run not in with_batch_statistics)
             assert not set(c.choice.seeds) & set(range(5)), "the choosing seeds are apart from the reported ones"
 
 
@@ -154,7 +155,9 @@ def test_every_preserver_is_a_rival(column: str) -> None:
     """Except those that use old data. Alone and with SLNID, each with a few strengths; on CIFAR, where runs are dear, at most three
     candidates a cell, and as many again for EWC and IMM, which choose what α is of too."""
     cells = [c for c in experiment("rivals").cells if c.column.startswith(column)]
-    assert {run.preserve.name for c in cells for run in c.candidates} == {k.name for k in PRESERVERS.values() if not k.keeps_data}
+    later = {run.preserve.name for c in experiment("rivals-projection").cells for run in c.candidates}  # `rivals` was recorded before
+    found = {run.preserve.name for c in cells for run in c.candidates}
+    assert found | later == {k.name for k in PRESERVERS.values() if not k.keeps_data}
     for c in cells:
         kinds = {run.sparsify.name for run in c.candidates}
         assert kinds == ({"slnid"} if c.column.endswith("+ SLNID") else {"none"})

@@ -74,3 +74,18 @@ def test_own_and_last_model_within_the_group_and_of_all(tmp_path: Path) -> None:
         MEASURES["last-model-all"].value(plain)
     with pytest.raises(ValueError, match="has no held-out accuracy"):
         MEASURES["first-held-out"].value(made)
+
+
+def test_overlap_by_chance_is_the_mean_over_permutations() -> None:
+    """Slowly: the cosine with every permutation of the second vector. Dense vectors overlap by chance alone."""
+    from itertools import permutations
+
+    from selfless.experiments.measures import chance_overlap
+
+    rng = np.random.default_rng(0)
+    a, b = rng.uniform(size=5), rng.uniform(size=5) * (rng.uniform(size=5) > 0.4)
+    cosines = [a @ np.array(p) / (np.linalg.norm(a) * np.linalg.norm(b)) for p in permutations(b)]
+    assert chance_overlap(a, b) == pytest.approx(np.mean(cosines))
+    assert chance_overlap(np.ones(4), np.ones(4)) == pytest.approx(1.0)
+    assert chance_overlap(np.eye(4)[0], np.eye(4)[1]) == pytest.approx(0.25)
+    assert chance_overlap(np.ones(4), np.zeros(4)) == 0.0

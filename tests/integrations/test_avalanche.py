@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import selfless
 from selfless import EWC, MAS, SI, SLNID, LwF, PackNet
+from tests.example_files import load_example
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Avalanche and its dependencies
@@ -180,3 +181,10 @@ def test_a_copy_has_the_state_and_attaches_again() -> None:
     keeper = copied.attach(model)
     assert keeper.tasks == TASKS
     assert keeper.forwards == [TaskForward(0)] * TASKS
+
+
+def test_the_example_prints_both_plugins(capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = [(data(task, 0), data(task, 0)) for task in range(2)]
+    found = load_example("avalanche_permuted").main(pairs, epochs=2, width=16)
+    assert set(found) == {"Naive", "Avalanche's MAS", "MAS + SLNID"}
+    assert "Avalanche's MAS  average" in capsys.readouterr().out

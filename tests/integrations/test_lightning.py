@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
 
 import selfless
 from selfless import EWC, MAS, SI, SLNID, LwF, PackNet
+from tests.example_files import load_example
 
 pl: Any = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed; make test-integrations installs it")
 from selfless.integrations.lightning import SelflessCallback  # noqa: E402
+from tests.integrations.lightning_nets import BATCHES, EPOCHS, QUIET, Net, build, tasks  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
     pytest.mark.filterwarnings("ignore::FutureWarning:lightning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-EPOCHS, BATCHES = 2, 5
-QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-
-
-class Net(pl.LightningModule):  # type: ignore[misc]
-    """A module with its own loss and optimizer, as people write them."""
-
-    def __init__(self, make: Callable[[Any], Any] | None = None) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(6, 16), nn.Linear(16, 3)
-        self.make = make or (lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.relu(self.fc1(x)))
-
-    def training_step(self, batch: Any, _: int) -> Tensor:
-        return F.cross_entropy(self(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> Any:
-        return self.make(self.parameters())
 
 
 class TwoOptimizers(Net):
@@ -63,17 +46,6 @@ class TwoOptimizers(Net):
 
     def configure_optimizers(self) -> Any:
         return [torch.optim.SGD(self.fc1.parameters(), lr=0.05), torch.optim.SGD(self.fc2.parameters(), lr=0.1)]
-
-
-def tasks() -> list[DataLoader[Any]]:
-    generator = torch.Generator().manual_seed(0)
-    sets = [TensorDataset(torch.randn(40, 6, generator=generator), torch.randint(3, (40,), generator=generator)) for _ in range(2)]
-    return [DataLoader(one, batch_size=8) for one in sets]
-
-
-def build(kind: Any = Net, **options: Any) -> Any:
-    torch.manual_seed(0)
-    return kind(**options)
 
 
 def fit(callback: SelflessCallback, module: Any, loader: Any, **options: Any) -> Any:
@@ -252,3 +224,28 @@ def test_phases_need_a_number_of_epochs() -> None:
 def test_strategies_that_lose_the_state_are_refused() -> None:
     with pytest.raises(ValueError, match="use strategy='ddp'"):
         SelflessCallback(MAS(1.0)).on_fit_start(pl.Trainer(strategy="ddp_spawn", devices=1, **QUIET), build())
+
+
+def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    """The callback alone makes the difference between forgetting and not."""
+    found = load_example("lightning_tasks").main()
+    assert found["MAS + SLNID"] > found["plain"] + 0.1
+    assert "free after 3 tasks" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(selfless.Keeper, "ranks"), reason="this keeper measures the data of each process alone")
+def test_two_processes_are_one_with_twice_the_batch(tmp_path: Path) -> None:
+    """Rank r has samples r, r + 2, …: two batches of four are one of eight. Weights, Ω and α are those of one process, on both ranks."""
+    root = Path(__file__).parents[2]
+    paths = [str(root / "src"), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, str(Path(__file__).with_name("lightning_ddp.py")), str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    module, callback = build(), SelflessCallback(MAS(1.0), SLNID(0.1))
+    for loader in tasks():
+        fit(callback, module, loader)
+    for rank in range(2):
+        found = torch.load(tmp_path / f"rank-{rank}.pt")
+        torch.testing.assert_close(found["model"], dict(module.state_dict()), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found["keeper"], callback.keeper.state_dict(), rtol=1e-3, atol=1e-5)

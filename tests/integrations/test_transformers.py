@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import selfless
 from selfless import EWC, MAS, SI, SLNID
+from tests.example_files import load_example
 
 transformers: Any = pytest.importorskip("transformers", reason="Transformers is not installed; make test-integrations installs it")
 from selfless.importance import next_token_loss  # noqa: E402
@@ -166,3 +168,14 @@ def test_half_precision_and_a_task_that_the_user_ends(tmp_path: Path) -> None:
 def test_the_mix_in_needs_the_callback(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a SelflessTrainerCallback"):
         train(tmp_path, classifier(), transformers.TrainerCallback(), sentences(0), Trainer)
+
+
+def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft", reason="PEFT is not installed; make test-integrations installs it")
+    example = load_example("transformers_tasks")
+    example.SENTENCES, example.EPOCHS, example.TASKS = 48, 1, 2  # too short to say anything about accuracy
+    assert set(example.main()) == {"full, plain", "full, EWC", "LoRA, plain", "LoRA, EWC"}
+    lines = capsys.readouterr().out.splitlines()
+    copies = [float(re.findall(r"holds ([\d.]+) copies", line)[0]) for line in lines if "holds" in line]
+    assert copies[1] > 1.9
+    assert copies[3] < 1.0

@@ -47,11 +47,17 @@ def merge(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of results; if two have the same run, the first counts.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the joined runs.jsonl.xz.")],
 ) -> None:
-    """Join the runs of several folders, for example parts of one study that were trained on different machines."""
+    """Join the runs of several folders, for example parts of one study that were trained on different machines.
+
+    Each run is written once, with the runs that chose strengths and the checkpoints. If two folders have the same run with other numbers,
+    its key is printed and the first is kept. Records of experiments are written again by the same `reproduce` without --part.
+    """
     with reporting_errors():
         from selfless.runner.merge import merge_results
 
         joined = merge_results(folders, out)
         typer.echo(joined.path)
-        note = f"; {joined.differing} of them with other numbers, of which the first are kept" if joined.differing else ""
+        note = f"; {len(joined.conflicts)} of them with other numbers, of which the first are kept" if joined.conflicts else ""
         typer.echo(f"{joined.runs} runs from {len(folders)} folders; {joined.repeated} were in more than one{note}")
+        for conflict in joined.conflicts:
+            typer.echo(conflict)

@@ -12,6 +12,7 @@ import typer
 
 from selfless.cli.errors import print_error, reporting_errors
 from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Workers
+from selfless.cli.parts import show_plan, train_part
 from selfless.cli.terminal import open_console
 from selfless.cli.training import train_with_progress
 
@@ -28,17 +29,24 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless reproduce --list                        [dim]# every experiment, and how many runs it takes[/dim]
   selfless reproduce fig-2 --quick                 [dim]# all of its code, in seconds, on little data[/dim]
   selfless reproduce table-1 --profile paper       [dim]# the authors' settings[/dim]
-  selfless reproduce rivals                        [dim]# not in the paper, so not in `all`: rivals, rivals-published[/dim]
+  selfless reproduce rivals                        [dim]# not in the paper, so not in `all`: rivals-published, rivals-projection[/dim]
   selfless reproduce all --seeds 5 --out results/reproduction && selfless report results/reproduction
+  selfless reproduce all --profile equal --seeds 10 --plan [dim]# parts of at most 25 minutes on one H200[/dim]
+  selfless reproduce all --profile equal --seeds 10 --part 2/6 --out part-2
   selfless reproduce all --judge --out results/reproduction [dim]# after a claim was added or reworded: nothing is trained[/dim]"""
 
 
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME…", help="Experiments, or all: every one of the paper.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="Show every experiment with its number of runs, and stop.")] = False,
-    profile: Annotated[str, typer.Option(help="ours, or paper: the authors' settings and selection on test data (marked).")] = "ours",
+    profile: Annotated[
+        str, typer.Option(help="ours; equal: equal grids for all rows; paper: the authors' settings, selection on test data (marked).")
+    ] = "ours",
     quick: Annotated[bool, typer.Option("--quick", help="A small version that runs all of the code; its numbers mean nothing.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds to report, from 0 up.", show_default="5; quick: 2")] = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of the reported seeds; choosing has its own.")] = 0,
+    part: Annotated[str | None, typer.Option(metavar="I/N", help="Train one of N parts, and write no record; see results merge.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show the parts and their estimated seconds on one H200, and stop.")] = False,
     judge: Annotated[bool, typer.Option("--judge", help="Train nothing; decide the current claims by the recorded results.")] = False,
     out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results"),
     data_dir: DataDir = None,
@@ -72,7 +80,10 @@ def reproduce(
         if judge:
             _show(_judge_again(chosen, profile, quick, out), {}, out, as_json)
             return
-        wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=True) for name in chosen]
+        wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=not plan) for name in chosen]
+        if plan:
+            show_plan(wanted, count, part, as_json)
+            return
         if not any(cell.candidates for one in wanted for cell in one.cells):
             raise ValueError("nothing can be run: " + "; ".join(f"{one.name}: {one.pending}" for one in wanted))
         if not checkpoints:
@@ -87,7 +98,12 @@ def reproduce(
         )
         with holding():
             check_together(wanted, options)
-            records, problems = _run(wanted, count, options, as_json, open_console(stderr=True, quiet=as_json))
+            console = open_console(stderr=True, quiet=as_json)
+            if part:
+                said = train_part(wanted, part, count, first_seed, out, _trainer(options, as_json, console))
+                typer.echo(json.dumps({"out": str(out), "part": part, "next": said}) if as_json else said)
+                return
+            records, problems = _run(wanted, count, first_seed, options, as_json, console)
         _show(records, problems, out, as_json)
         for name, problem in problems.items():
             print_error(f"{name}: {problem}")
@@ -133,7 +149,7 @@ def _judge_again(names: Sequence[str], profile: str, quick: bool, out: Path) -> 
 
 
 def _run(
-    wanted: Sequence[Experiment], seeds: int, options: TrainOptions, as_json: bool, console: Console
+    wanted: Sequence[Experiment], seeds: int, first_seed: int, options: TrainOptions, as_json: bool, console: Console
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """(the records, what went wrong by experiment). Missing data or checkpoints stop one experiment, not the others."""
 
@@ -146,11 +162,11 @@ def _run(
     records, problems = [], {}
     train = _trainer(options, as_json, console)
     if len(wanted) > 1:
-        train_together(wanted, seeds=seeds, out=options.out, train=train)
+        train_together(wanted, seeds=seeds, out=options.out, train=train, first_seed=first_seed)
         train = _trainer(dataclasses.replace(options, force=False), True, open_console(quiet=True))  # reads what was just recorded
     for one in wanted:
         try:
-            record = run_one(one, seeds=seeds, out=options.out, train=train, data_dir=options.data_dir)
+            record = run_one(one, seeds=seeds, out=options.out, train=train, data_dir=options.data_dir, first_seed=first_seed)
         except (DataError, MissingCheckpoint) as error:
             if len(wanted) == 1:
                 raise
@@ -231,15 +247,14 @@ def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool) -> None:
     table = Table(title=f"Experiments; runs with {seeds} seeds, choosing included", title_justify="left")
     for heading, justify in (("name", "left"), ("in the paper", "left"), ("what", "left"), ("claims", "right")):
         table.add_column(heading, justify=justify, no_wrap=heading == "name")  # type: ignore[arg-type]
-    for profile in ("ours", "paper"):
+    shown = ("ours", "equal", "paper")
+    for profile in shown:
         table.add_column(profile, justify="right")
     for row in rows:
         runs = row["runs"]
-        table.add_row(
-            row["name"], row["source"], row["title"], str(row["claims"]), *(str(runs[p]) if runs[p] else "–" for p in ("ours", "paper"))
-        )
+        table.add_row(row["name"], row["source"], row["title"], str(row["claims"]), *(str(runs[p]) if runs[p] else "–" for p in shown))
     table.add_section()
-    table.add_row("all", "of the paper", "what is shared is trained once", "", str(total["ours"]), str(total["paper"]))
+    table.add_row("all", "of the paper", "what is shared is trained once", "", *(str(total[profile]) for profile in shown))
     console = open_console()
     console.print(table)
     for row in rows:

@@ -122,7 +122,7 @@ def from_datasets(
         raise ValueError("some tasks have a held-out set and others do not; give all of them one, or use held_out= to draw it")
     titles = list(names) if names is not None else [task.name or f"task {t + 1}" for t, task in enumerate(chosen)]
     if len(titles) != len(chosen) or len(set(titles)) < len(titles):
-        raise ValueError(f"{len(chosen)} tasks have the names {', '.join(titles)}; give each task a name of its own")
+        raise ValueError(f"the {len(chosen)} tasks have the names {', '.join(titles)}; give each task a name of its own")
     how = Reading(input, label, tokens, size, channels)
     tables = {
         half: [read_dataset(task.halves[half], f"{title}, {half}", how) for task, title in zip(chosen, titles, strict=True)]

@@ -69,7 +69,8 @@ class Stream:
         tasks = ", ".join(f"{task.name}: {len(task.train)} + {len(task.test)}" for task in self.tasks[:5])
         more = f", … {len(self.tasks) - 5} more" if len(self.tasks) > 5 else ""
         shape = "×".join(map(str, self.input_shape))
-        return f"Stream({self.name!r}, {len(self.tasks)} tasks (training + test images: {tasks}{more}), {self.outputs} outputs, {shape})"
+        many = f"{len(self.tasks)} task{'s' * (len(self.tasks) != 1)}"
+        return f"Stream({self.name!r}, {many} (training + test images: {tasks}{more}), {self.outputs} outputs, {shape})"
 
     @property
     def is_joint(self) -> bool:

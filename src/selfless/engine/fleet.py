@@ -20,6 +20,7 @@ from selfless.engine.batches import FleetData
 from selfless.engine.cuda_graph import capture
 from selfless.engine.importance import measure_fleet
 from selfless.engine.inhibition import slots
+from selfless.engine.inputs import add_inputs
 from selfless.engine.memory import fill_memory
 from selfless.engine.part import Part
 from selfless.engine.rates import Rates
@@ -163,8 +164,8 @@ class Fleet:
         return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
 
     def _sample(self, data: FleetData) -> tuple[Tensor, Tensor]:
-        """Return the first sample of every member, (F, 1, …)."""
-        return data.batch(torch.zeros(self.size, 1, dtype=torch.int64, device=self.device), self.still)
+        """Return the first sample of every member twice, (F, 2, …): batch statistics need two."""
+        return data.batch(torch.zeros(self.size, 2, dtype=torch.int64, device=self.device), self.still)
 
     @property
     def still(self) -> Augment | None:
@@ -221,6 +222,7 @@ class Fleet:
         for part, omega in zip(self.parts, omegas, strict=True):
             part.encode(lambda: self._shuffled("encoder"), self.params, self.buffers, head, self.tasks)
             fill_memory(part, self, head, order)
+            add_inputs(part, self, order)
             part.consolidate(omega)
         for name, a in alpha.items():
             old = self.alpha.get(name)
@@ -266,26 +268,35 @@ class Fleet:
         `task` selects the parameters and gates that the preservers keep for that task; None: those that are being trained. Without
         data (an old task of a continued run) the accuracy is NaN.
         """
-        if not data.n:
-            return [math.nan] * self.size
+        hits = torch.zeros(self.size, device=self.device)
+        for logits, y in self._outputs(data, columns, task):
+            hits += (logits.argmax(-1) == y).sum(1)
+        return (hits.double() / data.n).tolist() if data.n else [math.nan] * self.size
+
+    @torch.no_grad()
+    def evaluate_loss(self, data: FleetData, columns: range | None) -> list[float]:
+        """Return the mean cross-entropy of every member on `data`, among the output `columns`, with the parameters being trained."""
+        loss = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        for logits, y in self._outputs(data, columns, None):
+            loss += -logits.double().log_softmax(-1).gather(-1, y.unsqueeze(-1)).sum((1, 2))
+        return (loss / data.n).tolist()
+
+    def _outputs(self, data: FleetData, columns: range | None, task: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield logits (F, M, C) in the output `columns` and labels (F, M), counted from the first of them."""
         other: Tensors = {}
         for part in self.parts:
             other |= part.evaluated_parameters(task, self.tasks)
             part.close_gates(task, self.tasks)
-        hits = torch.zeros(self.size, device=self.device)
         self.stack.module.eval()
-        if not self.footprint:
+        if not self.footprint and data.n:
             self.footprint = self.stack.footprint(self._sample(data)[0])
-        for x, y in data.passes(data.at_once(self.footprint), self.still):
+        for x, y in data.passes(data.at_once(self.footprint), self.still) if data.n else ():
             with self.step.precision():
                 if other:
                     logits, _ = self.stack.outputs(self.params | other, self.buffers, x.to(self.step.dtype))
                 else:
                     logits, _ = self.stack.forward(self.params, self.buffers, x.to(self.step.dtype))
-            if columns is not None:
-                logits, y = logits[..., columns.start : columns.stop], y - columns.start
-            hits += (logits.argmax(-1) == y).sum(1)
-        return (hits.double() / data.n).tolist()
+            yield (logits, y) if columns is None else (logits[..., columns.start : columns.stop], y - columns.start)
 
     # ------------------------------------------------------------------------------------------------------- saving, restoring
     def tensors(self) -> Tensors:

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,13 @@ from selfless.engine.batches import FleetData
 from selfless.engine.build import build_fleet, build_streams
 from selfless.engine.checkpoint import CannotContinue, Checkpoint
 from selfless.engine.continuing import Parent, check, inherit
+from selfless.engine.plateaus import STOP, lower
 from selfless.engine.progress import Event, Pace, Progress, Report
 from selfless.engine.stack import Tensors
 from selfless.preserve.base import importance_of
-from selfless.spec import Matrix, Result, Run
+from selfless.spec import ON_HELD_OUT, Matrix, Result, Run
 
-PATIENCE, STOP, DROP = 5, 10, 0.1  # the paper's plateau rule: lr × 0.1 after 5 epochs without improvement, stop after 10
+WORST = -1e9  # below every accuracy and every loss that is finite
 
 
 class Learner:
@@ -221,7 +222,7 @@ class Learner:
         past = past[-1:] if self.run.scenario == "class" else past  # the last head contains the earlier ones
         fleet.begin_task(data, task.heads, self.streams[0].outputs, past)
         if progress.epoch == 0:
-            progress.best, progress.best_held_out = [-1.0] * len(self.runs), [-1.0] * len(self.runs)
+            progress.best, progress.best_held_out = [WORST] * len(self.runs), [WORST] * len(self.runs)
             progress.stalled, progress.over, self.best = [0] * len(self.runs), False, {}
             for member in progress.history:
                 member.append([])
@@ -234,16 +235,18 @@ class Learner:
         for epoch in range(progress.epoch, 0 if progress.over else self.epochs):
             epoch_started = time.perf_counter()
             if epoch and fleet.starts_phase(epoch):  # epochs before a new phase cannot be the best
-                progress.best, self.best = [-1.0] * len(self.runs), {}
+                progress.best, self.best = [WORST] * len(self.runs), {}
             self.pace.begin_epoch(t, epoch)
             self._tell_passing(t, epoch + 1)
             loss, accuracy = fleet.train_epoch(t, epoch, partial(self._after_step, t, epoch + 1))
             self.pace.end_epoch()
-            stopped = progress.stalled if self.run.schedule == "plateau" else [0] * len(self.runs)
+            stopped = progress.stalled if self.run.schedule in ON_HELD_OUT else [0] * len(self.runs)
             active = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
             progress.training += time.perf_counter() - epoch_started
             progress.run_steps += len(active) * math.ceil(data.n / self.run.batch)
             scores = {name: fleet.evaluate(part, task.columns) for name, part in parts.items()}
+            if self.run.schedule == "halving":
+                scores["held_out_loss"] = fleet.evaluate_loss(parts["held_out"], task.columns)
             for m in active:
                 entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: score[m] for name, score in scores.items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
@@ -251,8 +254,8 @@ class Learner:
                     where = f"in epoch {epoch + 1} of task {t + 1} ({task.name})"
                     progress.failed[m] = f"the loss was not finite {where}; {_remedy(self.runs[m])}"
             if chosen is not None:
-                self._keep_best(scores[chosen])
-            running = self._plateau(scores["held_out"]) if self.run.schedule == "plateau" else True
+                self._keep_best(self._followed(scores) if chosen == "held_out" else scores[chosen])
+            running = self._lower_rates(self._followed(scores)) if self.run.schedule in ON_HELD_OUT else True
             progress.epoch, progress.over = epoch + 1, not running or len(progress.failed) == len(self.runs)
             progress.seconds = time.perf_counter() - started
             self.checkpoint.save(self.fleet, self.progress, self.best)
@@ -287,15 +290,19 @@ class Learner:
             self.best[n][improved] = p[improved]
         self.progress.best = [max(s, b) for s, b in zip(scores, self.progress.best, strict=True)]
 
-    def _plateau(self, scores: list[float]) -> bool:
+    def _followed(self, scores: Mapping[str, list[float]]) -> list[float]:
+        """Return what is to grow on held-out data: the accuracy, or minus the loss if the schedule follows it."""
+        return [-loss for loss in scores["held_out_loss"]] if self.run.schedule == "halving" else scores["held_out"]
+
+    def _lower_rates(self, scores: list[float]) -> bool:
         """Lower the learning rate of stalled members; return False once every member has stopped."""
-        improved = [s > b for s, b in zip(scores, self.progress.best_held_out, strict=True)]
-        self.progress.best_held_out = [max(s, b) for s, b in zip(scores, self.progress.best_held_out, strict=True)]
-        stalled = [0 if is_better else s + 1 for is_better, s in zip(improved, self.progress.stalled, strict=True)]
-        factor = [0.0 if s >= STOP else DROP if s == PATIENCE else 1.0 for s in stalled]
-        self.progress.stalled = stalled
-        self.fleet.set_lr(self.fleet.lr * torch.tensor(factor, device=self.device))
-        return any(s < STOP for s in stalled)
+        progress, fleet = self.progress, self.fleet
+        improved = [s > b for s, b in zip(scores, progress.best_held_out, strict=True)]
+        progress.best_held_out = [max(s, b) for s, b in zip(scores, progress.best_held_out, strict=True)]
+        shares = (fleet.lr / fleet.rates.base.clamp(min=torch.finfo(torch.float32).tiny)).tolist()
+        progress.stalled, factor = lower(self.run.schedule, progress.stalled, improved, shares)
+        fleet.set_lr(fleet.lr * torch.tensor(factor, device=self.device))
+        return any(s < STOP for s in progress.stalled)
 
     def _count_free(self) -> None:
         """Add the free capacity of every member after this task to the progress."""

@@ -5,8 +5,10 @@
     open_gates, step_gates     in a step: the gates of the forward pass, and their training step
     close_gates                the gates that a task is evaluated with
     distillation               in the loss: compare outputs of old heads, and codes of features, with those of the teacher
-    project, observe           after a step: reset parameters; read the step
+    project_step, project      after a step: project the step; reset parameters
+    observe                    after a step: read the step
     encode, remember           after a task: train an encoder of its features; keep samples of it
+    add_inputs                 after a task: add the inputs that its layers had
     consolidate                after a task: compute the new state
     evaluated_parameters       the parameters that a task is evaluated with
 
@@ -30,7 +32,19 @@ from selfless.engine.stack import Stack, Tensors, column, each
 from selfless.network.roles import output_layer
 from selfless.network.wiring import Wiring
 from selfless.preserve import Preserver, State
-from selfless.preserve.capabilities import Distils, Drops, Encodes, Evaluates, Gated, KnowsHeads, Observes, Phased, Projects, Replays
+from selfless.preserve.capabilities import (
+    Distils,
+    Drops,
+    Encodes,
+    Evaluates,
+    Gated,
+    KnowsHeads,
+    Observes,
+    Phased,
+    Projects,
+    ProjectsSteps,
+    Replays,
+)  # fmt: skip
 from selfless.preserve.groups import check_groups, check_step
 
 
@@ -214,6 +228,17 @@ class Part:
             return torch.ones_like(step_lambda)
         return self.term.damping(self.state, step_lambda)
 
+    @property
+    def projects_steps(self) -> bool:
+        """True if `project_step` needs the parameters before each step."""
+        return isinstance(self.term, ProjectsSteps) and self.term.is_on
+
+    def project_step(self, before: Tensors) -> None:
+        """Project a step from `before` to the current parameters."""
+        if isinstance(self.term, ProjectsSteps):
+            for name, corrected in self._over_members(self.term.project_step)(self.state, before, self.values()).items():
+                self.trained[name].copy_(corrected)
+
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
         if isinstance(self.term, Projects):
@@ -263,6 +288,13 @@ class Part:
         """Add samples of a task to the memory of the preserver."""
         if isinstance(self.term, Replays):
             self.state = self._over_members(self.term.remember)(self.state, rows)
+
+    def add_inputs(self, moments: Tensors, others: Sequence[str]) -> None:
+        """Add the inputs that the layers of every member had in a task, {weight: (F, d, d)}; `others` are further parameters it used."""
+        if isinstance(self.term, ProjectsSteps):
+            term = self.term
+            add = self._over_members(lambda state, found, like: term.add_inputs(state, found, others, like))
+            self.state = term.trim(add(self.state, moments, self.values()))
 
     def consolidate(self, omega: Tensors) -> None:
         """Compute the state after a task; after the first one also λ of the strength "auto"."""

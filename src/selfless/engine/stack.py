@@ -185,10 +185,10 @@ class Stack:
         """Return how many numbers the forward pass of one sample computes, in all layers."""
         sizes: list[int] = []
         leaves = [m for m in self.module.modules() if not any(True for _ in m.children())]
-        handles = [m.register_forward_hook(lambda _m, _i, o: sizes.append(o.numel() if isinstance(o, Tensor) else 0)) for m in leaves]
+        handles = [m.register_forward_hook(lambda _m, _i, o: sizes.append(o.numel() // 2 if isinstance(o, Tensor) else 0)) for m in leaves]
         try:
             with evaluating(self.module), torch.no_grad():
-                self.run_module(self.module, x[0, :1])
+                self.run_module(self.module, x[0, :1].repeat(2, *[1] * (x.dim() - 2)))  # batch statistics need two
         finally:
             for handle in handles:
                 handle.remove()

@@ -46,6 +46,7 @@ class Step:
         self.noise_key, self.drop_key, self.memory_key = (fleet.seeds.clone() for _ in range(3))
         self.shares: list[Tensors] = [{} for _ in fleet.parts]  # shares of the implicit anchors, if no kernel computes them
         self.observes = any(isinstance(part.term, Observes) for part in fleet.parts)
+        self.copies = self.observes or any(part.projects_steps for part in fleet.parts)  # True if a step needs θ before it
         implicit = fleet.run.anchor == "implicit"
         self.explicit = [part.term.penalises and not (implicit and isinstance(part.term, Anchored)) for part in fleet.parts]
         self._advances: dict[int, Tensor] = {}
@@ -120,8 +121,10 @@ class Step:
         with torch.no_grad():
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
-            before = {n: p.detach().clone() for n, p in fleet.trained.items()} if self.observes else {}
+            before = {n: p.detach().clone() for n, p in fleet.trained.items()} if self.copies else {}
             self._update(grads)
+            for part in fleet.parts:
+                part.project_step(before)
             for part in fleet.parts:
                 part.project()
             for part in fleet.parts:

@@ -27,6 +27,7 @@ from selfless.experiments.fig_4 import fig_4_bottom, fig_4_top
 from selfless.experiments.locality import locality
 from selfless.experiments.quick import shrink
 from selfless.experiments.rivals import rivals
+from selfless.experiments.rivals_projection import rivals_projection
 from selfless.experiments.rivals_published import rivals_published
 from selfless.experiments.rule import rule_of_thumb
 from selfless.experiments.table_1 import table_1
@@ -53,6 +54,7 @@ PAPER_EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
 OTHER_EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
     "rivals": rivals,
     "rivals-published": rivals_published,
+    "rivals-projection": rivals_projection,
 }
 EXPERIMENTS = PAPER_EXPERIMENTS | OTHER_EXPERIMENTS
 DEPENDING_ON_DATA = {"table-2": table_2_of}  # their cells depend on the data on this machine, or on a record

@@ -27,7 +27,7 @@ def locality(profile: Profile) -> Experiment:
                 cell,
                 row=f"{cell.row}, discount max",
                 candidates=tuple(
-                    dataclasses.replace(run, sparsify=dataclasses.replace(run.sparsify, discount="max"))  # type: ignore[arg-type]
+                    dataclasses.replace(run, sparsify=dataclasses.replace(run.sparsify, discount="max"))  # type: ignore[call-arg]
                     for run in cell.candidates
                 ),
             )

@@ -25,8 +25,10 @@ def _cell(cell: Cell) -> Cell:
     slow = any(not run.model.startswith("mlp") for run in cell.candidates) and not cell.row.startswith("SLNID")
     ends = cell.candidates if len(cell.candidates) < 3 else (cell.candidates[0], cell.candidates[-1])
     ends = ends[:1] if slow else ends
-    rounds = {"finalists": min(2, cell.choice.finalists), "more_seeds": cell.choice.more_seeds[:1], "extend": min(1, cell.choice.extend)}
-    choice = dataclasses.replace(cell.choice, seeds=cell.choice.seeds[:1], **rounds)
+    full = cell.choice
+    choice = dataclasses.replace(
+        full, seeds=full.seeds[:1], finalists=min(2, full.finalists), more_seeds=full.more_seeds[:1], extend=min(1, full.extend)
+    )
     return dataclasses.replace(cell, candidates=tuple(_run(run, cell.then.get("tasks")) for run in ends), choice=choice)
 
 
@@ -41,6 +43,8 @@ def _run(run: Run, tasks: int | None) -> Run:
         narrow["model"] = "mlp-200"
     if run.model == "vgg-slim":
         narrow["model_options"] = {"fc_units": 16}
+    if run.model == "alexnet-cifar":
+        narrow["model_options"] = {**run.model_options, "fc_units": 16}
     if run.model == "alexnet":
         narrow["model_options"] = {**run.model_options, "fc": "random", "fc_units": 16}
     if "steps" in {field.name for field in dataclasses.fields(run.preserve)}:

@@ -56,7 +56,7 @@ def rivals(profile: Profile) -> Experiment:
     published = TABLE_1[on_mnist.column]
     if equal:
         methods = METHODS | {"LwF": LwF(), "EBLL": EBLL()}  # damped: no strength diverges
-        spared = {"EWC": EWC(alpha="function"), "IMM-mean": IMM(merge="mean", alpha="function")}
+        spared: dict[str, Preserver] = {"EWC": EWC(alpha="function"), "IMM-mean": IMM(merge="mean", alpha="function")}
         spared |= {"IMM-mode": IMM(merge="mode", alpha="function"), "HAT": HAT(s_max=50.0)}
         cells = _cells(on_mnist, EQUAL_MNIST, EQUAL_INHIBITION, methods=methods, published=published)
         cells += _cells(on_cifar, EQUAL_CIFAR, EQUAL_INHIBITION, methods=methods | spared)

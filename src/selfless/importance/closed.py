@@ -44,7 +44,7 @@ def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tensor, po
     size = groups * fan_in * positions + module.weight.numel()  # the unfolded input and g_m
 
     def part(s: slice) -> Tensor:
-        patches = _unfold(module, a[s])  # (m, groups·fan_in, positions)
+        patches = unfold(module, a[s])  # (m, groups·fan_in, positions)
         rows = len(patches) * groups
         g = delta[s].reshape(rows, out // groups, positions) @ patches.reshape(rows, fan_in, positions).mT
         return sum_powers(g.view(len(patches), *module.weight.shape), power)
@@ -140,7 +140,7 @@ def sum_in_chunks(part: Callable[[slice], Tensor], count: int, size: int, memory
     return total
 
 
-def _unfold(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
+def unfold(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
     """Return the patches of the input, (M, channels·kernel size, positions), for any stride, padding, dilation and dimension."""
     spatial = a.dim() - 2
     if module.padding == "same":

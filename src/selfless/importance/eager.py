@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfless.distributed import ALONE, Ranks, reduction_for
+from selfless.distributed.shards import local, reshard
 from selfless.functional.shapes import is_finite
 from selfless.importance.closed import power_of
 from selfless.importance.fallback import vmap_chunks
@@ -68,6 +70,7 @@ def measure(
     memory: int = MEMORY,
     lenient: bool = False,
     finite: bool = True,
+    ranks: Ranks = ALONE,
     spares: Objective | None = None,
 ) -> Importance:
     """Measure Ω and α of one task in one pass. The model is in eval mode during the pass and has its old mode afterwards.
@@ -82,6 +85,7 @@ def measure(
     memory            bytes that per-sample gradients may take at a time
     lenient           leave out layers that do not run or get no gradient, instead of raising an error
     finite            raise an error if an importance is NaN or infinite
+    ranks             the processes whose samples count, `selfless.distributed.find_ranks()`; each of them must call this function
     spares            the old name of `alpha_objective`
     """
     if spares is not None:
@@ -97,13 +101,18 @@ def measure(
     model, taps = unwrap(model), taps or {}
     forward = Layerwise(forward) if is_by_layer(objective) else forward
     exact = parameters and estimator == "per-sample"
-    with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, wanted=exact, lenient=lenient) as reducer:
+    reshard(model)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    reduction = reduction_for(ranks, trained)
+    if reduction.is_sharded and parameters and not exact:
+        raise ValueError("estimator='per-batch' needs the gradient of the whole model at once, which FSDP2 shards; use 'per-sample'")
+    with evaluating(model), torch.enable_grad(), Reducer(model, taps, memory, exact, lenient, reduction) as reducer:
         backend = _Eager(model, reducer, forward, memory, exact, isinstance(objective, OwnLoss))
-        found = accumulate(batches, backend, objective, alpha_objective, parameters=parameters, neurons=bool(taps))
+        found = accumulate(batches, backend, objective, alpha_objective, parameters=parameters, neurons=bool(taps), reduction=reduction)
     missing = set(taps) - set(found.alpha)
     if missing and not lenient:
         raise ValueError(f"layer {sorted(missing)[0]!r} was never reached by the forward pass; name a layer that runs on these batches")
-    omega = {n: _omega_or_zeros(found.omega, n, p) for n, p in model.named_parameters() if p.requires_grad} if parameters else {}
+    omega = {n: _omega_or_zeros(found.omega, n, local(p)) for n, p in trained.items()} if parameters else {}
     alpha = {name: found.alpha[name] for name in taps if name in found.alpha}
     if finite:
         _check_finite(omega, alpha)

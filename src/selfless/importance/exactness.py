@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from selfless.functional.shapes import wide
@@ -27,7 +27,7 @@ Layouts = dict[str, list[str]]  # parameter → the layout of each of its uses
 class Exactness:
     """What was found out about the modules and operations of one model."""
 
-    model: nn.Module
+    parameters: Mapping[str, Tensor]  # of the model, by name
     memory: int
     modules: dict[str, bool] = field(default_factory=dict)  # module → its closed form is exact
     layouts: dict[tuple[str, str, int], str] = field(default_factory=dict)  # (parameter, operation, argument) → layout of the samples
@@ -67,7 +67,7 @@ class Exactness:
     def _find_layouts(self, values: Tensor, uses: Mapping[str, Sequence[Use]]) -> Layouts:
         """Return the layout of every use, found by weighting the samples; refuse parameters whose Σ_m g_m is not the gradient."""
         count, every = len(values), [(name, use) for name, found in uses.items() for use in found]
-        parameters = [self.model.get_parameter(name) for name in uses]
+        parameters = [self.parameters[name] for name in uses]
         deltas, weighted_deltas, w = _two_gradients(values, [use.edge for _, use in every])
         gradients = torch.autograd.grad(values.sum(), parameters, retain_graph=True, allow_unused=True)
         parts: dict[str, list[tuple[Use, Tensor, str]]] = {name: [] for name in uses}
@@ -93,7 +93,7 @@ class Exactness:
 
     def _is_sum(self, name: str, found: Sequence[tuple[Use, Tensor, str]], count: int, gradient: Tensor) -> bool:
         """Return True if Σ_m g_m is the gradient of the batch."""
-        shape = self.model.get_parameter(name).shape
+        shape = self.parameters[name].shape
         parts = [(use, part_of(use, shape, delta, layout, count, None)) for use, delta, layout in found]
         known = [(use, part) for use, part in parts if part is not None]
         if len(known) < len(parts):

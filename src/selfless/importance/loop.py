@@ -13,6 +13,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from selfless.distributed import Reduction
+from selfless.distributed.shards import ShardedSums
 from selfless.importance.objectives import Objective
 
 Estimator = Literal["per-sample", "per-batch"]
@@ -60,24 +62,28 @@ def accumulate(
     *,
     parameters: bool = True,
     neurons: bool = True,
+    reduction: Reduction = Reduction(),  # noqa: B008
 ) -> Importance:
-    """Return the means over all batches. With an `alpha_objective`, α is its gradient, at the price of one more backward pass per batch."""
+    """Return the means over all batches, and over all ranks of `reduction`.
+
+    With an `alpha_objective`, α is its gradient, at the price of one more backward pass per batch.
+    """
     if alpha_objective is not None and not parameters:
         objective, alpha_objective = alpha_objective, None  # only α is measured
     second = alpha_objective if neurons else None
-    omega: Sums = {}
-    alpha: Sums = {}
+    omega, alpha = reduction.sums(), dict[str, Tensor]()
     samples = 0
-    for batch in batches:
+    for batch in reduction.batches(batches):
         output, labels, count = backend.forward(batch)
         # one backward pass per entry: (L, target, weight, gives Ω, gives α)
         passes = [(objective, *pair, parameters, second is None) for pair in objective.targets(output, labels)]
         passes += [(second, *pair, False, True) for pair in second.targets(output, labels)] if second is not None else []
         for k, (value, target, weight, gives_omega, gives_alpha) in enumerate(passes):
             more = k + 1 < len(passes)
-            into = (omega if gives_omega else None), (alpha if gives_alpha and neurons else None)
+            into = (omega if gives_omega else None), ((alpha if reduction.is_live else {}) if gives_alpha and neurons else None)
             backend.reduce(value, output, target, weight, omega=into[0], alpha=into[1], retain=more)
-        samples += count
+        samples += count if reduction.is_live else 0
+    samples = reduction.finish(omega, alpha, samples)
     if samples == 0:
         raise ValueError("importance needs data, but the batches are empty; was the generator used before? Pass a new one or a DataLoader")
     for total in (*omega.values(), *alpha.values()):
@@ -87,7 +93,9 @@ def accumulate(
 
 def add_sum(total: Sums, name: str, value: Tensor) -> None:
     """Add one value, which may be sparse, to `total` in place."""
-    if name in total:
+    if isinstance(total, ShardedSums):
+        total.add(name, value)
+    elif name in total:
         total[name].add_(value)
     else:
         total[name] = value.to_dense() if value.is_sparse else value.clone()

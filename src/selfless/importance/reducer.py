@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from selfless.distributed import Reduction
+from selfless.distributed.shards import watch_whole_parameters
 from selfless.functional.shapes import wide
 from selfless.importance.closed import rule_for
 from selfless.importance.exactness import Exactness
@@ -54,6 +56,7 @@ class Reducer:
     memory: int = MEMORY
     wanted: bool = True  # False: measure only the taps, not the parameters
     lenient: bool = False  # leave out taps without a gradient instead of raising an error
+    reduction: Reduction = field(default_factory=Reduction)
     _calls: dict[str, list[_Call]] = field(default_factory=dict)
     _edges: dict[str, list[tuple[GradientEdge, int]]] = field(default_factory=dict)
     _handles: list[Any] = field(default_factory=list)
@@ -65,10 +68,11 @@ class Reducer:
     _parameters: dict[str, nn.Parameter] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._fallback, self._exactness = Fallback(self.model), Exactness(self.model, self.memory)
         self._modules, self._parameters = dict(self.model.named_modules()), dict(self.model.named_parameters())
+        self._fallback, self._exactness = Fallback(self.model), Exactness(self._parameters, self.memory)
 
     def __enter__(self) -> Reducer:
+        self._handles += watch_whole_parameters(self.model, self._parameters)
         tied = _tied_parameters(self.model)
         for name, module in self.model.named_modules():
             named = dict(module.named_parameters(recurse=False))
@@ -172,10 +176,11 @@ class Reducer:
         rows = None if weights is None else (weights if power == 1 else weights.sqrt())
         graph, now = Graph.of(values), Pass(len(values), power, rows, retain)
         modules = self._exact_modules(graph, values)
-        done = {id(p) for name in modules for p in self._modules[name].parameters(recurse=False)}
-        others = [n for n, p in self._parameters.items() if p.requires_grad and p in graph.counts and id(p) not in done]
+        done = {own for name in modules for own in self._own(name)}
+        others = [n for n, p in self._parameters.items() if p.requires_grad and p in graph.counts and n not in done]
         shared = [self._shared(name, uses, layouts, now, omega) for name, uses, layouts in self._exact_uses(graph, values, others)]
         rest = [name for name in others if name not in {s.name for s in shared}]
+        self.reduction.check_names(rest or [*done, *others], closed=not rest)
         places = [self._module_place(name, call, now, omega) for name, call in modules.items()]
         places += [place for one in shared for place in one.places()]
         found: dict[int, Tensor] = {}
@@ -207,12 +212,16 @@ class Reducer:
         """Return the calls whose closed form is exact: one call, each weight used once, one row per sample."""
         once: dict[str, _Call] = {}
         for name, calls in self._calls.items():
-            named = [p for p in self._modules[name].parameters(recurse=False) if p.requires_grad]
+            named = [self._parameters[own] for own in self._own(name) if self._parameters[own].requires_grad]
             is_single = len(calls) == 1 and calls[0].edge is not None and all(graph.counts.get(p) == 1 for p in named)
             if is_single and calls[0].a is not None and calls[0].a.dim() and len(calls[0].a) == len(values):
                 once[name] = calls[0]
         exact = self._exactness.exact_modules(values, {n: c.edge for n, c in once.items() if c.edge is not None})
         return {name: call for name, call in once.items() if name in exact}
+
+    def _own(self, name: str) -> list[str]:
+        """Return the names of the parameters that a module holds itself."""
+        return [f"{name}.{key}" if name else key for key, _ in self._modules[name].named_parameters(recurse=False)]
 
     def _exact_uses(self, graph: Graph, values: Tensor, names: list[str]) -> list[tuple[str, list[Use], list[str]]]:
         """Return (parameter, uses, layout of the samples in each) of the parameters all of whose uses have an exact closed form."""

@@ -158,7 +158,7 @@ def log_importance(tracker: Tracker, keeper: Keeper, step: int) -> None:
         f"neurons/{n}": f.share for n, f in capacity.neurons.items()
     }
     tracker.log({f"{PREFIX}free/{name}": share for name, share in free.items() if not math.isnan(share)}, step)
-    omega = importance_of([part.term for part in keeper.parts], keeper.states) or {}
+    omega = importance_of([part.term for part in keeper.parts], [part.rows for part in keeper.parts]) or {}
     tracker.log_images(importance_maps(omega, keeper.alpha), step)
 
 

@@ -82,9 +82,7 @@ class SelflessTrainerCallback(TrainerCallback):
 
     def save(self, folder: Path | str) -> None:
         """Write the state of the keeper into a folder; the Trainer's own checkpoints have it already."""
-        from safetensors.torch import save_file
-
-        save_file(self.attachment.state(), Path(folder) / FILE)
+        _write(self.attachment.state(), Path(folder))
 
     def load(self, folder: Path | str) -> None:
         """Load the state of the keeper from a checkpoint of the Trainer; before training, it is kept until the model is there."""
@@ -126,8 +124,9 @@ class SelflessTrainerCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the state into the checkpoint."""
+        tensors = self.attachment.state()  # with several processes, all take part in it
         if state.is_world_process_zero:
-            self.save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            _write(tensors, Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         """End the task, if it ends with training."""
@@ -178,6 +177,12 @@ class SelflessMixin:
     def _callback(self) -> SelflessTrainerCallback | None:
         handler: Any = self.callback_handler  # type: ignore[attr-defined]
         return next((one for one in handler.callbacks if isinstance(one, SelflessTrainerCallback)), None)
+
+
+def _write(tensors: dict[str, Tensor], folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, folder / FILE)
 
 
 def _is_causal(model: nn.Module) -> bool:

@@ -3,7 +3,8 @@
 Lives here: the `Keeper`, and one module for each of its tasks: collect activations, gate and drop neurons, distil, follow the path of the
 optimizer, anchor, inject gradients, store the state and count its memory. Users import it; runs are trained by the engine.
 
-Imports capacity, functional, importance, network, preserve, sparsify and terms. Imported by bench and integrations.
+Imports capacity, distributed, functional, importance, network, preserve, sparsify and terms.
+Imported by bench and integrations.
 """
 
 from selfless.keeper.entry import attach

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selfless.distributed.shards import is_sharded, local
 from selfless.functional import Anchor, anchor_share
 from selfless.functional.anchor import LARGEST
 from selfless.functional.shapes import wide
@@ -54,7 +55,10 @@ class Pull:
         for group, parameter, name in _parameters_of(optimizer, names):
             if name not in anchor.omega:
                 continue
-            omega, star, state = anchor.omega[name], anchor.star[name], optimizer.state.get(parameter, {})
+            omega, star, state = local(anchor.omega[name]), local(anchor.star[name]), optimizer.state.get(parameter, {})
+            if is_sharded(parameter):
+                state = {key: local(t) if isinstance(t, Tensor) else t for key, t in state.items()}
+                parameter = local(parameter)
             if parameter.grad is not None and parameter.grad.is_sparse and parameter.dim() > 1:
                 rows = self._rows(name, parameter, star)
                 step = _step(group, state, parameter, rows)
@@ -104,17 +108,21 @@ def _are_alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def distances(parameters: Mapping[str, Tensor], star: Mapping[str, Tensor], omega: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Return {"penalty": Σ Ω(θ − θ*)², "drift": Σ (θ − θ*)², "size": Σ θ*²} over the parameters that have a θ*, piece by piece."""
+    """Return {"penalty": Σ Ω(θ − θ*)², "drift": Σ (θ − θ*)², "size": Σ θ*²} over the parameters that have a θ*, piece by piece.
+
+    Of sharded parameters, over the rows of this rank.
+    """
     total: dict[str, Tensor] = {}
     for name, p in parameters.items():
         if name not in star:
             continue
-        for piece in pieces_of(p, star[name], *([] if omega is None else [omega[name]])):
-            held = wide(piece_of(star[name], piece).to(p.device))
-            square = (piece_of(p.detach(), piece).to(held.dtype) - held).square()
+        near, far, weight = local(p.detach()), local(star[name]), None if omega is None else local(omega[name])
+        for piece in pieces_of(near, far, *([] if weight is None else [weight])):
+            held = wide(piece_of(far, piece).to(p.device))
+            square = (piece_of(near, piece).to(held.dtype) - held).square()
             found = {"drift": square.sum(), "size": held.square().sum()}
-            if omega is not None:
-                found["penalty"] = (wide(piece_of(omega[name], piece).to(p.device)) * square).sum()
+            if weight is not None:
+                found["penalty"] = (wide(piece_of(weight, piece).to(p.device)) * square).sum()
             for key, value in found.items():
                 total[key] = total[key] + value.double() if key in total else value.double()
     return total

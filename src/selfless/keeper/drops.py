@@ -23,6 +23,7 @@ class DroppedNodes:
     def __init__(self, model: nn.Module, term: Drops, heads: Sequence[str] = ()) -> None:
         self.term = term
         self.draw: Callable[[int], Tensor] = torch.rand
+        self.share: Callable[[Tensor], Tensor] = lambda numbers: numbers  # makes random numbers the same on all ranks
         self._layers: dict[str, Any] = nodes(model, heads)
         self._state: State = {}
         self._off: dict[str, Tensor] = {}
@@ -36,11 +37,11 @@ class DroppedNodes:
         """End a step: the next one draws new nodes."""
         self._off = {}
 
-    def _off_nodes(self, name: str) -> Tensor:
+    def _off_nodes(self, name: str, device: torch.device) -> Tensor:
         """Return the mask of the nodes of a layer that are off in this step."""
         if not self._off:
             sizes = [m.weight.shape[0] for m in self._layers.values()]
-            masks = (self.draw(sum(sizes)) < self.term.drop_rate).split(sizes)
+            masks = (self.share(self.draw(sum(sizes)).to(device)) < self.term.drop_rate).split(sizes)
             self._off = dict(zip(self._layers, masks, strict=True))
         return self._off[name]
 
@@ -51,7 +52,7 @@ class DroppedNodes:
             if not self._state or not module.training or not torch.is_grad_enabled():
                 return None
             live = {f"{name}.{key}": p for key, p in module.named_parameters(recurse=False)}
-            found = self.term.drop_nodes(self._state, live, dict.fromkeys(live, self._off_nodes(name).to(output.device)))
+            found = self.term.drop_nodes(self._state, live, dict.fromkeys(live, self._off_nodes(name, output.device).to(output.device)))
             if f"{name}.weight" not in found:
                 return None  # the first task: there are no old parameters
             weight, bias = found[f"{name}.weight"], found.get(f"{name}.bias", module.bias)

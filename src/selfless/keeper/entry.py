@@ -29,6 +29,7 @@ def attach(
     parameters: Choice | str | Iterable[str] | None = None,
     state_dtype: torch.dtype | None = None,
     state_device: torch.device | str | None = None,
+    process_group: Any = None,
 ) -> Keeper:
     """Return a keeper for `model`.
 
@@ -45,6 +46,8 @@ def attach(
     parameters    which parameters are preserved: names of parameters or modules, globs, or a function (name, parameter) → bool
     state_dtype   torch.bfloat16 stores Ω in half of the memory; θ* keeps the precision of the parameters
     state_device  "cpu" stores Ω and θ* there; each step then moves them to the model's device, piece by piece for the implicit anchor
+    process_group  the ranks that train this model together, with DistributedDataParallel or FSDP2; None: all ranks, if torch.distributed
+                  is initialised; False: this process alone
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
@@ -62,6 +65,7 @@ def attach(
         resolve_storage(state_dtype, state_device),
         choice,
         inject,
+        process_group,
     )
 
 

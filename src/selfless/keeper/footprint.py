@@ -2,6 +2,7 @@
 
 The peak is predicted, not guessed: the preserver's own `consolidate` runs on the meta device, where tensors have shapes but no memory, and
 the bytes that live at a time are counted. To that come Ω while it is measured, and the activations of a batch, which are not counted.
+For a preserver that projects steps it is an upper bound: how many directions a task adds is known only when it has ended.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from selfless.distributed.shards import is_sharded, local, local_values
 from selfless.functional.shapes import wide
 from selfless.keeper import pieces
 from selfless.keeper.counting import LiveBytes
+from selfless.keeper.inputs import moments_like
 from selfless.keeper.part import Part
 from selfless.keeper.storage import Storage
 from selfless.preserve import State
 from selfless.preserve.base import measurements
+from selfless.preserve.capabilities import ProjectsSteps
 
 META = torch.device("meta")
 
@@ -82,8 +86,9 @@ def _readable(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def measure_footprint(model: nn.Module, parts: Sequence[Part], preserved: Mapping[str, nn.Parameter]) -> Footprint:
-    """Return the footprint of the preservers of a keeper."""
+def measure_footprint(model: nn.Module, parts: Sequence[Part], parameters: Mapping[str, Tensor]) -> Footprint:
+    """Return the footprint of the preservers of a keeper; if FSDP2 shards the `parameters`, that of this rank."""
+    preserved = local_values(parameters)
     groups: dict[str, int] = {}
     after: dict[str, int] = {}
     numbers = [""] if len(parts) == 1 else [f"{i}." for i in range(len(parts))]
@@ -91,29 +96,33 @@ def measure_footprint(model: nn.Module, parts: Sequence[Part], preserved: Mappin
     omegas = omega * sum(bool(one.users) for one in measurements([part.term for part in parts]))
     predicted = [_predict(part, preserved) for part in parts]
     for number, part, (new, _) in zip(numbers, parts, predicted, strict=True):
-        for found, state in ((groups, part.state), (after, new)):
+        for found, state in ((groups, part.rows), (after, new)):
             sizes = _by_group(state) | part.buffers()
             found |= {f"{number}{name}": size for name, size in sizes.items()}
     # Ω is measured: all of it, and the sum of one batch for one parameter, which is sparse for an embedding
     sparse = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    whole = [p for p in parameters.values() if is_sharded(p)]  # its sum is whole until it is reduced, and padded to equal shards
     largest = max((_nbytes(p) for p in preserved.values() if id(p) not in sparse), default=0)
+    largest = max((2 * p.numel() * wide(local(p)).element_size() for p in whole), default=largest)
     level = sum(groups.values()) + omegas
     peak = level + (largest if omegas else 0)
     for part, (new, need) in zip(parts, predicted, strict=True):  # then the preservers take it over, one after another
         own = omega if part.term.measures else 0
         peak = max(peak, level - own + need)
-        level += sum(_by_group(new).values()) - sum(_by_group(part.state).values()) - own
-    return Footprint(groups, after, peak, sum(_nbytes(p) for p in model.parameters() if p.requires_grad))
+        level += sum(_by_group(new).values()) - sum(_by_group(part.rows).values()) - own
+    return Footprint(groups, after, peak, sum(_nbytes(local(p)) for p in model.parameters() if p.requires_grad))
 
 
-def _predict(part: Part, parameters: Mapping[str, nn.Parameter]) -> tuple[State, int]:
+def _predict(part: Part, parameters: Mapping[str, Tensor]) -> tuple[State, int]:
     """Return the state after the next task on the meta device, and the bytes that Ω and the computation need at a time."""
     term, storage = part.term, Storage(part.storage.dtype, META if part.storage.device is not None else None)
-    state: State = {g: {n: t.to(META) for n, t in ts.items()} for g, ts in part.state.items()}
+    state: State = {g: {n: t.to(META) for n, t in ts.items()} for g, ts in part.rows.items()}
     values = {n: p.detach().to(META) for n, p in parameters.items()}
     size = pieces.piece_size(next(iter(parameters.values())))
     with LiveBytes() as count:
         count.know(*values.values(), *(t for ts in state.values() for t in ts.values()))
+        if isinstance(term, ProjectsSteps) and term.is_on:
+            state = term.add_inputs(state, moments_like(part.model, term, part.state, values), (), values)
         omega = {n: torch.empty_like(wide(p)) for n, p in values.items()} if term.measures else {}
         if term.splits == "whole":
             new = storage.store(term, term.consolidate(storage.load_state(state, META), values, omega), values)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfless.distributed import ALONE, Ranks
 from selfless.keeper.hook import Hook
 from selfless.network.layers import Tap
 from selfless.network.roles import is_known_activation, neuron_axis
@@ -72,14 +73,15 @@ class Gates:
         """Add the gradient of the penalty in a backward pass. It is the factor of the loss (GradScaler, 1/accumulated batches)."""
         self._scale = self._scale + scale.detach()
 
-    def take(self) -> tuple[dict[str, Tensor], float] | None:
-        """Return (∂loss/∂gate, share of the epoch) of the last step; None if no gate has a gradient."""
+    def take(self, ranks: Ranks = ALONE) -> tuple[dict[str, Tensor], float] | None:
+        """Return (∂loss/∂gate, the mean over ranks; share of the epoch) of the last step; None if no gate has a gradient."""
         leaves, share, scale = self._leaves, self.share, self._scale
         if not any(leaf.grad is not None for leaf in leaves.values()):
             return None
         self._leaves, self.steps, self._scale = {}, self.steps + 1, 0.0
         factor = scale if isinstance(scale, Tensor) else 1.0
         found = {n: torch.zeros_like(a) if a.grad is None else a.grad / factor for n, a in leaves.items()}
+        ranks.mean_(list(found.values()))
         finite = all(bool(torch.isfinite(g).all()) for g in found.values())  # a GradScaler skips a step that is not finite
         return (found, share) if finite else None
 

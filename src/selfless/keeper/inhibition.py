@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from selfless.distributed import ALONE, Ranks
 from selfless.keeper.activations import Collector
 from selfless.keeper.log import Log
 from selfless.keeper.notices import Notices
@@ -23,22 +24,36 @@ def inhibition(
     parameters: Mapping[str, Tensor],
     training: bool,
     log: Log,
+    ranks: Ranks = ALONE,
 ) -> list[Tensor]:
     """Return λ R of every layer `found` in training, and λ R over weights or over all parameters."""
     costs = weight_costs(terms, collector, parameters, log, training)
     if training and terms.reading("activations"):
         check_layers(collector)
         _check_found(collector, found)
-        sizes = {name: layer_sizes(terms, h, alpha.get(name)) for name, h in found.items()}
+        sizes = layer_sizes(terms, found, alpha, ranks)
         for number in terms.reading("activations"):
             terms.follow(number, [by_term[number] for by_term in sizes.values()])
         costs += [layer_cost(terms, name, h, sizes[name], log) for name, h in found.items()]
     return costs
 
 
-def layer_sizes(terms: Sparsifiers, h: Tensor, alpha: Tensor | None) -> dict[int, Tensor]:
-    """Return R(h) of one layer for each sparsifier that reads activations, by its number."""
-    return {number: term.penalty(h, alpha) for number, term in terms.reading("activations").items()}
+def layer_sizes(terms: Sparsifiers, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor], ranks: Ranks) -> dict[str, dict[int, Tensor]]:
+    """Return R(h) by layer, for each sparsifier that reads activations, by its number; h are the activations of all ranks.
+
+    The gradient is that which `selfless.distributed.ranks` asks for. Ranks need the same layers in the same order.
+    """
+    reading = terms.reading("activations")
+    sizes: dict[str, dict[int, Tensor]] = {name: {} for name in found}
+    for name, h in found.items():
+        whole = None if all(term.is_mean for term in reading.values()) else ranks.global_rows(h)
+        for number, term in reading.items():
+            sizes[name][number] = term.penalty(h if whole is None or term.is_mean else whole, alpha.get(name))
+    means = [(name, number) for name in found for number, term in reading.items() if term.is_mean]
+    own = [sizes[name][number] for name, number in means]
+    for (name, number), size in zip(means, ranks.global_mean(own, [len(found[name]) for name, _ in means]), strict=True):
+        sizes[name][number] = size
+    return sizes
 
 
 def layer_cost(terms: Sparsifiers, name: str, h: Tensor, sizes: Mapping[int, Tensor], log: Log) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.keeper.activations import MOST_PASSES, Activation
+from selfless.keeper.distillation import batch_size
 from selfless.keeper.hook import Hook, is_forward_pass
 from selfless.keeper.inhibition import check_layers, layer_cost, layer_sizes, weight_costs
 from selfless.keeper.padding import Counted
@@ -187,7 +188,7 @@ class Injector:
             check_layers(collector)
             joined = [(leaf, each.activation, each.counted) for leaf, each in zip(leaves, batch, strict=True)]
             h = collector.join(one.layer, joined)
-            sizes = layer_sizes(keeper.sparsifiers, h, keeper.alpha.get(one.layer))
+            sizes = layer_sizes(keeper.sparsifiers, {one.layer: h}, keeper.alpha, keeper.ranks)[one.layer]
             cost = layer_cost(keeper.sparsifiers, one.layer, h, sizes, keeper.step_log)
             gradients = torch.autograd.grad(cost, leaves)
         keeper.notices.check_sign({one.layer: h})
@@ -274,9 +275,8 @@ class Injector:
             grads = torch.autograd.grad(costs, list(parameters.values()), allow_unused=True)
         finally:
             self._busy = keeper.collector.paused = False
-        first = next((t for t in torch.utils._pytree.tree_leaves(batch) if isinstance(t, Tensor) and t.dim()), None)
         found = {n: g for n, g in zip(parameters, grads, strict=True) if g is not None}
-        self._distilled.append((1 if first is None else len(first), torch.stack(costs).sum().detach(), found))
+        self._distilled.append((batch_size(batch), torch.stack(costs).sum().detach(), found))
 
     # --------------------------------------------------------------------------------------------------------------------- gates
     def _hook_gates(self, part: Part) -> Callable[[dict[str, Tensor]], None]:

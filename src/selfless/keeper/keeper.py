@@ -17,14 +17,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from selfless.capacity import THRESHOLD, Capacity, check_threshold, count_free
+from selfless.capacity import THRESHOLD, Capacity, check_threshold
+from selfless.distributed import Ranks, find_ranks
+from selfless.distributed.shards import reshard
 from selfless.importance.objectives import Loss
 from selfless.importance.reducer import MEMORY
+from selfless.keeper import sharing
 from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
 from selfless.keeper.anchor import has_parameters
@@ -41,11 +45,10 @@ from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, wa
 from selfless.keeper.part import Part
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.keeper.storage import Choice, Storage
-from selfless.network.calling import Forward, check_batches, unwrap
+from selfless.network.calling import Forward, check_batches, is_compiled, unwrap
 from selfless.network.describing import Description, describe_taps
 from selfless.network.layers import Layers, Tap, is_automatic
 from selfless.preserve import State
-from selfless.preserve.base import importance_of
 from selfless.preserve.capabilities import Anchored, Distils, KnowsHeads, Replays
 from selfless.terms import Term
 
@@ -69,6 +72,7 @@ class Keeper(OldNames):
         storage: Storage = Storage(),  # noqa: B008
         choice: Choice | None = None,
         inject: bool = False,
+        process_group: Any = None,
     ) -> None:
         self.model = unwrap(model)
         self.preserve, self.sparsify, self.check_finite = preserve, sparsify, check_finite
@@ -83,11 +87,12 @@ class Keeper(OldNames):
         self.step_log, self.notices = Log(), Notices(sparsify.parts)
         self.scale: Any = 1.0  # for inject=True, the factor of the loss in the backward pass: a number, a function or a GradScaler
         self._choice = choice
+        self._find_ranks, self._checked = partial(find_ranks, process_group), False  # _checked: the terms were, for these ranks
         reads = {term.reads for term in sparsify.parts if term.is_on}
-        compiled = self.model is not model or model._compiled_call_impl is not None
+        compiled = is_compiled(model)
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
         self._chosen: tuple[Layers, bool] = (layers if is_automatic(layers) else (), compiled)
-        self.parts: list[Part] = [Part(term, self.model, self.preserved(), taps, self.heads, storage) for term in preserve.parts]
+        self.parts = [Part(t, self.model, self.preserved(), taps, self.heads, storage, self._find_ranks) for t in preserve.parts]
         self.collector = Collector(self.model, taps, is_automatic(layers), "activations" in reads, "weights" in reads)
         self.collector.on_left_out = self.notices.left_out
         warn_second_keeper(self.model)
@@ -99,6 +104,11 @@ class Keeper(OldNames):
     def taps(self) -> dict[str, Tap]:
         """The place where the activations of each layer are read."""
         return self.collector.taps
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that train the model; one if torch.distributed is not initialised."""
+        return self._find_ranks()
 
     @property
     def states(self) -> list[State]:
@@ -137,7 +147,7 @@ class Keeper(OldNames):
         self.notices.check_mode(self.model)
         found = self.collector.take()
         self.notices.check_sign(found)
-        costs = inhibition(self.sparsifiers, self.collector, found, self.alpha, self.trainable(), training, self.step_log)
+        costs = inhibition(self.sparsifiers, self.collector, found, self.alpha, self.trainable(), training, self.step_log, self.ranks)
         for part in self.parts:
             costs += part.costs(parameters, self.tasks, self.implicit, training, self.forwards, batch, self.step_log)
             if isinstance(part.term, Distils | Replays):
@@ -162,6 +172,7 @@ class Keeper(OldNames):
         if not self._has_penalty:
             check_head(self.heads, self.model, self.tasks)
         self.follow_device()
+        self._check_ranks()
         self.step_log.begin()
         for part in self.parts:
             part.watch_path(parameters)
@@ -185,8 +196,10 @@ class Keeper(OldNames):
         """
         self._check_attached()
         check_batches(batches, forward)
-        self.follow_device()
+        self.follow_model()
+        self._check_ranks(again=True)
         parameters = self.preserved()
+        sharing.check_same(self.ranks, (), parameters, {})
         for part in self.parts:
             part.watch_path(parameters)
             part.place_heads(parameters)
@@ -194,7 +207,7 @@ class Keeper(OldNames):
         check_head(self.heads, self.model, self.tasks, parameters if any(isinstance(p.term, KnowsHeads) for p in self.parts) else None)
         if iter(batches) is batches and several_reads(self.parts):
             batches = list(batches)  # a generator can be used only once
-        how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice)
+        how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice, self.ranks)
         omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
         if self._has_step:
@@ -207,6 +220,7 @@ class Keeper(OldNames):
         self.sparsifiers.end_task()
         self.forwards.append(forward)
         self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
+        sharing.check_same(self.ranks, self.parts, {}, self.alpha)
 
     def anchor_with(self, optimizer: torch.optim.Optimizer) -> Keeper:
         """Apply the implicit anchor after every step of this and any later optimizer. It is stable at any strength.
@@ -230,7 +244,7 @@ class Keeper(OldNames):
         self._check_attached()
         if not 0 <= epoch < epochs:
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
-        self.follow_device()
+        self.follow_model()
         parameters = self.preserved()
         self._has_epoch = True
         for part in self.parts:
@@ -243,21 +257,14 @@ class Keeper(OldNames):
         Use it in eval mode or under no_grad: in training mode with gradients on, HAT uses the gates of training.
         """
         check_task(task, self.tasks)
-        self.follow_device()
+        self.follow_model()
         return evaluated(self.model, self.parts, self.preserved(), task, self.tasks)
 
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Return the free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
         check_threshold(threshold)
-        self.follow_device()
-        omega = importance_of([part.term for part in self.parts], self.states)
-        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad or (omega and n in omega)}
-        return Capacity(
-            {n: count_free(omega.get(n, torch.zeros_like(p)), threshold) for n, p in named.items()} if omega is not None else {},
-            {name: count_free(a, threshold) for name, a in self.alpha.items()},
-            self.tasks,
-            threshold,
-        )
+        self.follow_model()
+        return sharing.count_capacity(self.model, self.parts, self.alpha, self.tasks, threshold, self.ranks)
 
     def describe(self) -> Description:
         """Return a table of every layer: its activation, and why it was taken or left. After the first forward pass it is complete."""
@@ -266,11 +273,12 @@ class Keeper(OldNames):
 
     def log(self) -> dict[str, float]:
         """Return the parts of the last step and of the state as floats, for a logger. `selfless.keeper.log` lists the names."""
-        self.follow_device()
-        return self.step_log.read(self.parts, self.trainable(), self.capacity())
+        self.follow_model()
+        return self.step_log.read(self.parts, self.trainable(), self.capacity(), self.ranks)
 
     def footprint(self) -> Footprint:
         """Return the memory that this keeper holds now, by group of the state, and at the peak of the next `consolidate`."""
+        self.follow_model()
         return measure_footprint(self.model, self.parts, self.preserved())
 
     @property
@@ -281,34 +289,16 @@ class Keeper(OldNames):
     # ------------------------------------------------------------------------------------------------------------ state, ends
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the keeper as flat named tensors, which safetensors can save."""
-        terms = [part.term for part in self.parts]
-        calls = any(isinstance(term, Distils | Replays) for term in terms)
-        called = [forward is not None for forward in self.forwards] if calls and self.tasks else None
-        begun = any(part.path_started for part in self.parts)
-        measured = [part.measured for part in self.parts]
-        return saving.flatten(terms, saving.Learned(self.states, self.alpha, self.tasks, begun, called, self.sparsifiers.found, measured))
+        self.follow_model()
+        return saving.save(self)
 
     def load_state_dict(self, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None = None) -> None:
         """Load a `state_dict`. It is checked first; if it does not fit this model, an error is raised and nothing changes.
 
         forwards   the forward= of each consolidate() so far, for a preserver that distils or replays
         """
-        terms = [part.term for part in self.parts]
-        new = saving.unflatten(state, terms)
-        saving.check(new, terms, {n: p.shape for n, p in self.model.named_parameters()}, self.taps)
-        saving.check_scales(new, terms, self.sparsifiers.terms)
-        calls: list[Forward | None] = list(forwards) if forwards is not None else [None] * new.tasks
-        if len(calls) != new.tasks or (forwards is None and any(new.called or ())):
-            raise ValueError(
-                f"the {new.tasks} tasks of this state were consolidated with forward=, which a file cannot store; "
-                "pass forwards=[one per task] to load_state_dict"
-            )
-        self.forwards, self.alpha, self.tasks = calls, new.alpha, new.tasks
-        self.sparsifiers.load(new.scales, new.tasks)
-        for part, saved, measured in zip(self.parts, new.states, new.measured, strict=True):
-            part.load(saved, self.preserved(), new.begun, measured)
-        self.follow_device()
-        self.notices.check_distance(self.parts, self.trainable())
+        self.follow_model()
+        saving.load(self, state, forwards)
 
     def detach(self) -> None:
         """Remove every hook. The model and its optimizers are then as before `attach`."""
@@ -349,6 +339,11 @@ class Keeper(OldNames):
     def _names(self) -> dict[Tensor, str]:
         return {p: n for n, p in self.model.named_parameters() if p.requires_grad}
 
+    def follow_model(self) -> None:
+        """Move the state to the device of the model, whose parameters are sharded again if FSDP2 left some whole."""
+        reshard(self.model)
+        self.follow_device()
+
     def follow_device(self) -> None:
         """Move the state to the device of the model."""
         device = next(self.model.parameters()).device
@@ -357,15 +352,21 @@ class Keeper(OldNames):
         for part in self.parts:
             part.move_to(device)
 
-    # ------------------------------------------------------------------------------------------------------ checks and warnings
     def _check_attached(self) -> None:
         if not self._attached:
             raise RuntimeError("this keeper was detached; attach() a new one and call load_state_dict(old_keeper.state_dict())")
+
+    def _check_ranks(self, again: bool = False) -> None:
+        """Raise ValueError, before the first step of a task, for a term that does not work with the ranks that train the model."""
+        if again or not self._checked:
+            sharing.check_terms(self.parts, self.sparsifiers.terms, self.model, self.ranks, self.implicit, self.injector is not None)
+            self._checked = True
 
     # --------------------------------------------------------------------------------------------------------- optimizer steps
     @torch.no_grad()
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the implicit anchor, gates, projections and the path after an optimizer step over this model's parameters."""
+        self.follow_model()
         names = self._names()
         if not any(p in names for g in optimizer.param_groups for p in g["params"]):
             return
@@ -375,7 +376,6 @@ class Keeper(OldNames):
             self.injector.drop()
         if self.tasks and any(part.is_on for part in self.parts):
             self.notices.check_statistics(self.model, self.tasks)
-        self.follow_device()
         parameters = self.preserved()
         for part in self.parts:
             part.optimizer = weakref.ref(optimizer) if self.implicit else None
@@ -385,6 +385,7 @@ class Keeper(OldNames):
                 part.pull(optimizer, parameters, names)
             part.step_gates(optimizer.param_groups[0]["lr"])
         for part in self.parts:
+            write(parameters, part.project_step(parameters))
             write(parameters, part.project(parameters))
         for part in self.parts:
             part.observe()

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from selfless.capacity import Capacity
+from selfless.distributed import Ranks
+from selfless.distributed.shards import is_sharded
 from selfless.keeper.anchor import distances
 
 if TYPE_CHECKING:
@@ -47,11 +49,13 @@ class Log:
         """Set the share of activations (samples, neurons) of a layer that are above 0."""
         self.values[f"active/{layer}"] = (h.detach() > 0).sum() / h.numel()
 
-    def read(self, parts: Sequence[Part], parameters: Mapping[str, Tensor], capacity: Capacity) -> dict[str, float]:
+    def read(self, parts: Sequence[Part], parameters: Mapping[str, Tensor], capacity: Capacity, ranks: Ranks) -> dict[str, float]:
         """Return all values as floats."""
         values = dict(self.values)
         for part in parts:
             found = distances(parameters, *part.star())
+            if any(is_sharded(p) for p in parameters.values()):
+                ranks.sum_(list(found.values()))
             if "penalty" in found:
                 values["anchor"] = values.get("anchor", torch.zeros_like(found["penalty"])) + part.strength * found["penalty"]
             values |= {"drift": found["drift"].sqrt(), "drift/relative": (found["drift"] / found["size"]).sqrt()} if found else {}

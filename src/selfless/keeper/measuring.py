@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from selfless.distributed import Ranks
 from selfless.importance import Loss, measure
 from selfless.importance.objectives import with_loss
 from selfless.keeper.activations import Collector
@@ -15,13 +16,13 @@ from selfless.keeper.part import Part
 from selfless.keeper.storage import Choice, leaving_out
 from selfless.network.calling import Forward
 from selfless.preserve.base import measurements
-from selfless.preserve.capabilities import Encodes, Replays
+from selfless.preserve.capabilities import Encodes, ProjectsSteps, Replays
 
 
 def several_reads(parts: Sequence[Part]) -> bool:
     """Return True if the batches of a task are read more than once."""
     terms = [part.term for part in parts]
-    return len(measurements(terms)) > 1 or any(isinstance(term, Encodes | Replays) for term in terms)
+    return len(measurements(terms)) > 1 or any(isinstance(term, Encodes | ProjectsSteps | Replays) for term in terms)
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Measuring:
 
     all_layers   measure α also of layers whose activation is not known: no sparsifier needs it
     choice       the parameters to preserve; None: all
+    ranks        the processes whose samples count
     """
 
     forward: Forward | None
@@ -37,6 +39,7 @@ class Measuring:
     memory: int
     all_layers: bool
     choice: Choice | None
+    ranks: Ranks
 
 
 def measure_task(
@@ -61,6 +64,7 @@ def measure_task(
                 forward=how.forward,
                 memory=how.memory,
                 lenient=collector.auto,
+                ranks=how.ranks,
             )
         alpha = found.alpha if one.neurons else alpha
         for user in one.users:

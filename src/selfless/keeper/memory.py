@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selfless.distributed import ALONE, Ranks
 from selfless.functional import reservoir
 from selfless.network.calling import Forward, check_labels, evaluating, labels_of, run_batch, to_device
 from selfless.preserve.base import widened
@@ -17,8 +18,14 @@ from selfless.preserve.capabilities import Replays, State
 INPUT = "input."  # the names of what the model is called with: input.0, input.1, … of a tuple, input.KEY of a dict
 
 
-def fill_memory(model: nn.Module, term: Replays, state: State, batches: Iterable[Any], forward: Forward | None, task: int) -> State:
-    """Return the state after the samples of a task that has ended. Keys are drawn from torch's global generator."""
+def fill_memory(
+    model: nn.Module, term: Replays, state: State, batches: Iterable[Any], forward: Forward | None, task: int, ranks: Ranks = ALONE
+) -> State:
+    """Return the state after the samples of a task that has ended. Keys are drawn from torch's global generator.
+
+    Several ranks fill one memory: each finds the smallest keys of its own samples, and all of them take the smallest of all.
+    """
+    before = state
     for raw in batches:
         batch = to_device(raw, model)
         inputs, labels = _inputs(term, batch), _labels(term, batch)
@@ -42,7 +49,12 @@ def fill_memory(model: nn.Module, term: Replays, state: State, batches: Iterable
         if term.keeps_logits:
             rows["logits"] = outputs
         state = term.remember(*_of_one_shape(term, state, rows))
-    return state
+    if ranks.is_alone:
+        return state
+    found = term.memory(state)
+    is_new = found["task"] == task
+    new = {name: torch.cat(ranks.gather_rows(found[name][is_new])) for name in sorted(found)}
+    return term.remember(*_of_one_shape(term, before, new))
 
 
 def replay_cost(model: nn.Module, term: Replays, state: State, forwards: Sequence[Forward | None]) -> Tensor:

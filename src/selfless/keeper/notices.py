@@ -60,8 +60,8 @@ class Notices:
             if len(last) == SILENT_STEPS and (mean := sum(last) / SILENT_STEPS) < SILENT:
                 self.once(
                     f"silent {name}",
-                    f"layer {name!r} is almost silent: in the last {SILENT_STEPS} steps {mean:.2g} of its neurons were active per sample, so "
-                    "it hardly learns: lower λ of the sparsifier, or lower the learning rate",
+                    f"layer {name!r} is almost silent: in the last {SILENT_STEPS} steps {mean:.2g} of its neurons were active per sample, "
+                    "so it hardly learns: lower λ of the sparsifier, or lower the learning rate",
                     stacklevel=6,
                 )
 

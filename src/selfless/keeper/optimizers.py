@@ -1,4 +1,4 @@
-"""Call every keeper after each optimizer step.
+"""Call every keeper before and after each optimizer step.
 
 One hook serves all keepers and is never removed. A hook per keeper would be removed when the keeper is garbage-collected, which can happen
 while an optimizer step iterates over its hooks.
@@ -13,13 +13,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
 class StepListener(Protocol):
-    """An object that is called after optimizer steps."""
+    """An object that is called before and after optimizer steps."""
 
     model: nn.Module
+    parts: Any  # its preservers; each is called before optimizer steps
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None: ...
 
@@ -28,7 +29,7 @@ _LISTENERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch_optimizers(keeper: StepListener) -> None:
-    """Call keeper.after_step after every step of any optimizer, from now on. The reference to the keeper is weak."""
+    """Call keeper.after_step, and before_step of its parts, at every step of any optimizer. The reference to the keeper is weak."""
     _register_once()
     _LISTENERS.add(keeper)
 
@@ -44,13 +45,20 @@ def warn_second_keeper(model: nn.Module) -> None:
 
 
 def forget_optimizers(keeper: StepListener) -> None:
-    """Stop calling keeper.after_step."""
+    """Stop calling the keeper and its parts."""
     _LISTENERS.discard(keeper)
 
 
 @cache
 def _register_once() -> None:
+    register_optimizer_step_pre_hook(_before_any_step)
     register_optimizer_step_post_hook(_after_any_step)
+
+
+def _before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for keeper in list(_LISTENERS):
+        for part in keeper.parts:
+            part.before_step(optimizer)
 
 
 def _after_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfless.distributed import ALONE, Ranks
+from selfless.distributed.shards import agree, like, local_values, place_like
 from selfless.functional import measures_curvature
 from selfless.keeper import pieces
 from selfless.keeper.anchor import Pull, nominal_step
-from selfless.keeper.distillation import distillation, task_features
+from selfless.keeper.distillation import batch_size, distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates
+from selfless.keeper.inputs import add_inputs
 from selfless.keeper.log import Log
 from selfless.keeper.memory import fill_memory, replay_cost
 from selfless.keeper.path import PathWatch
@@ -35,6 +38,7 @@ from selfless.preserve.capabilities import (
     Observes,
     Phased,
     Projects,
+    ProjectsSteps,
     Replays,
 )  # fmt: skip
 from selfless.preserve.groups import check_groups
@@ -54,7 +58,9 @@ class Part:
         taps: Mapping[str, Tap],
         heads: Sequence[str],
         storage: Storage = Storage(),  # noqa: B008
+        find_ranks: Callable[[], Ranks] = lambda: ALONE,
     ) -> None:
+        self._find_ranks = find_ranks
         self.term, self.model, self.heads = term, model, tuple(heads)
         if isinstance(term, Freezes):
             term.check_network(n for n, _ in model.named_buffers())
@@ -68,6 +74,7 @@ class Part:
         self._pull = Pull()
         self.optimizer: weakref.ref[torch.optim.Optimizer] | None = None  # whose step size damps distillation, after `anchor_with`
         self._distillations = 0  # in this task
+        self._before: dict[str, Tensor] = {}  # the parameters before an optimizer step, during the step
         self.storage = storage
         self._state: State = storage.store(term, term.init(parameters), parameters)
         self.place_heads(parameters)
@@ -78,6 +85,7 @@ class Part:
             if not storage.is_plain:
                 raise ValueError(f"{type(term).__name__} with dropped nodes reads θ* in every pass; leave state_dtype and state_device out")
             self.drops = DroppedNodes(model, term, heads)
+            self.drops.share = lambda numbers: find_ranks().first(numbers)
         check_groups(term, self.state, parameters)
 
     @property
@@ -96,6 +104,16 @@ class Part:
     def loaded(self) -> State:
         """The state as the preserver computes with it: on the device of the model, in at least float32."""
         return self.storage.load_state(self.state, next(self.model.parameters()).device)
+
+    @property
+    def rows(self) -> State:
+        """The state as it is stored; of sharded tensors, the rows of this rank."""
+        return {group: local_values(tensors) for group, tensors in self.state.items()}
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that train the model."""
+        return self._find_ranks()
 
     @property
     def is_on(self) -> bool:
@@ -151,12 +169,15 @@ class Part:
         term = self.term
         assert isinstance(term, Distils)
         value = distillation(self.model, term, self.loaded, forwards, batch)
+        (value,) = self.ranks.global_mean([value], [batch_size(batch)])
         optimizer = None if self.optimizer is None else self.optimizer()
         if optimizer is None or not term.is_damped(self.state):
             return self.strength * value
         if value.requires_grad and measures_curvature(self._distillations):
             found = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
-            square = torch.stack([g.float().square().sum() for g in found if g is not None]).sum()
+            gradients = [g.float() for g in found if g is not None]
+            self.ranks.mean_(gradients)
+            square = torch.stack([g.square().sum() for g in gradients]).sum()
             self.state = term.measure_curvature(self.state, value.detach(), square)
         self._distillations += 1
         step_lambda = torch.tensor(nominal_step(optimizer) * self.strength, device=value.device)
@@ -186,7 +207,8 @@ class Part:
                 )
             self.gates.begin_epoch(batches)
             if epoch == 0:
-                self.state = term.start_gates(self.state, self.draw_noise(term.gate_count(self.state)))
+                noise = self.draw_noise(term.gate_count(self.state)).to(next(self.model.parameters()).device)
+                self.state = term.start_gates(self.state, self.ranks.first(noise))
             self.gates.follow(self.state)
         if isinstance(term, Phased) and term.starts_phase(epoch, epochs):
             self._distillations = 0
@@ -202,13 +224,27 @@ class Part:
 
     def step_gates(self, lr: float | Tensor) -> None:
         """Take the training step of the gates."""
-        if self.gates is not None and isinstance(self.term, Gated) and (found := self.gates.take()):
+        if self.gates is not None and isinstance(self.term, Gated) and (found := self.gates.take(self.ranks)):
             rate = torch.as_tensor(lr, dtype=torch.float32, device=next(iter(found[0].values())).device)
             self.state = self.term.step_gates(self.state, *found, rate)
 
     def project(self, parameters: Parameters) -> dict[str, Tensor]:
         """Return the corrected values of the parameters that the step must not change."""
         return self.term.project(self.loaded, _values(parameters)) if isinstance(self.term, Projects) else {}
+
+    @torch.no_grad()
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Copy the parameters that an optimizer step is going to change, if the preserver projects steps."""
+        if isinstance(self.term, ProjectsSteps) and self.is_on:
+            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            self._before = {n: p.detach().clone() for n, p in self.model.named_parameters() if id(p) in own}
+
+    def project_step(self, parameters: Parameters) -> dict[str, Tensor]:
+        """Return the corrected values of the parameters that a step changed."""
+        before, self._before = self._before, {}
+        if not isinstance(self.term, ProjectsSteps) or not before:
+            return {}
+        return self.term.project_step(self.loaded, before, {n: p for n, p in _values(parameters).items() if n in before})
 
     def watch_path(self, parameters: Parameters) -> None:
         """Start the path at the first penalty of a task; later, observe a step that no optimizer reported."""
@@ -225,34 +261,50 @@ class Part:
     def observe(self) -> None:
         """Pass the last step to the preserver."""
         if self.path is not None and self.path_started and isinstance(self.term, Observes):
-            self.state = self.term.observe(self.loaded, *self.path.step())
+            before, after, gradients = self.path.step()
+            self.state = self.term.observe(self.loaded, before, after, self._mean_gradients(gradients))
+
+    def _mean_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gradient of the task loss over all ranks: `path` reads gradients before DistributedDataParallel averages them."""
+        if self.ranks.is_alone:
+            return gradients
+        if not agree(self.ranks, sorted(gradients), next(self.model.parameters()).device):
+            raise RuntimeError(
+                f"{type(self.term).__name__} needs the gradient of the same parameters on each rank, but a parameter was used on one rank "
+                "only; use a model whose every parameter is used in each step"
+            )
+        self.ranks.mean_([gradients[name] for name in sorted(gradients)])
+        return gradients
 
     # ------------------------------------------------------------------------------------------------------------------ a task
     def prepare_end(
         self, parameters: Parameters, omega: dict[str, Tensor], batches: Iterable[Any], forward: Forward | None, task: int
     ) -> Callable[[], None]:
         """Check the end of a task and return the function that ends it. Before its call nothing is changed; it empties `omega`."""
-        state, values = self.state, _values(parameters)
-        self.check_shapes(values)
+        self.check_shapes(parameters)
+        state, values = self.rows, local_values(_values(parameters))
         if isinstance(self.term, Encodes):
             encoders = self.term.fit(task_features(self.model, self.term, batches, forward), task)
             state = self.term.add_encoder(state, encoders[0])
         if isinstance(self.term, Replays):
-            state = fill_memory(self.model, self.term, state, batches, forward, task)
+            state = fill_memory(self.model, self.term, state, batches, forward, task, self.ranks)
+        if isinstance(self.term, ProjectsSteps):
+            state = add_inputs(self.model, self.term, state, values, batches, forward, self.ranks)
         if self.term.splits != "whole":
             pieces.check_consolidation(self.term, state, values, omega, self.storage)
-            return lambda: self._end_task(pieces.consolidate(self.term, state, values, omega, self.storage))
+            return lambda: self._end_task(pieces.consolidate(self.term, state, values, omega, self.storage), parameters)
         new = self.term.consolidate(self.storage.load_state(state, next(iter(values.values())).device), values, omega)
         for name, value in (self.term.importance(new) or {}).items():
             pieces.check_importance(name, value)
-        return lambda: self._end_task(new)
+        return lambda: self._end_task(new, parameters)
 
-    def _end_task(self, state: State) -> None:
+    def _end_task(self, state: State, parameters: Mapping[str, Tensor]) -> None:
         self._pull.forget()
         self.path_started, self._distillations = False, 0
-        self.state = state
+        self.state = {g: {n: like(t, parameters[n]) if n in parameters else t for n, t in ts.items()} for g, ts in state.items()}
         if self.term.is_auto and self.measured is None:
-            self.measured = float(self.term.auto_strength(state))
+            found = self.term.auto_strength(self.state)
+            self.measured = float(place_like(found, torch.empty(0)))
 
     def evaluated_parameters(self, parameters: Parameters, task: int) -> dict[str, Tensor]:
         """Return the parameters that a task is evaluated with; only those that differ from the current ones."""
@@ -298,7 +350,11 @@ class Part:
         """Use a state that was saved."""
         self._pull.forget()
         self.path_started, self.measured = path_started, measured
-        self.state = state
+        shaped = {group.name for group in self.term.groups if group.like_parameter}
+        known = dict(self.model.named_parameters())
+        self.state = {
+            g: {n: place_like(t, known[n]) if g in shaped and n in known else t for n, t in ts.items()} for g, ts in state.items()
+        }
         if self.path is not None:
             self.path.follow(parameters)
             self.path.begin()

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from selfless.distributed.shards import local
 from selfless.functional.scale import Scale
+from selfless.network.calling import Forward
 from selfless.network.layers import Tap
 from selfless.network.roles import output_width
 from selfless.preserve import Preserver, State
+from selfless.preserve.capabilities import Distils, Replays
 from selfless.sparsify import Sparsifier
+
+if TYPE_CHECKING:
+    from selfless.keeper.keeper import Keeper
 
 PLAIN = ("tasks", "method", "begun", "called")
 
@@ -33,6 +40,36 @@ class Learned:
     called: list[bool] | None = None
     scales: dict[int, Scale] = field(default_factory=dict)
     measured: list[float | None] = field(default_factory=list)
+
+
+def save(keeper: Keeper) -> dict[str, Tensor]:
+    """Return the state of a keeper as flat named tensors."""
+    terms = [part.term for part in keeper.parts]
+    calls = any(isinstance(term, Distils | Replays) for term in terms)
+    called = [forward is not None for forward in keeper.forwards] if calls and keeper.tasks else None
+    begun = any(part.path_started for part in keeper.parts)
+    measured = [part.measured for part in keeper.parts]
+    return flatten(terms, Learned(keeper.states, keeper.alpha, keeper.tasks, begun, called, keeper.sparsifiers.found, measured))
+
+
+def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None) -> None:
+    """Let a keeper use a state that `save` returned, if it fits the model."""
+    terms = [part.term for part in keeper.parts]
+    new = unflatten(state, terms)
+    check(new, terms, {n: p.shape for n, p in keeper.model.named_parameters()}, keeper.taps)
+    check_scales(new, terms, keeper.sparsifiers.terms)
+    calls: list[Forward | None] = list(forwards) if forwards is not None else [None] * new.tasks
+    if len(calls) != new.tasks or (forwards is None and any(new.called or ())):
+        raise ValueError(
+            f"the {new.tasks} tasks of this state were consolidated with forward=, which a file cannot store; "
+            "pass forwards=[one per task] to load_state_dict"
+        )
+    keeper.forwards, keeper.alpha, keeper.tasks = calls, new.alpha, new.tasks
+    keeper.sparsifiers.load(new.scales, new.tasks)
+    for part, saved, measured in zip(keeper.parts, new.states, new.measured, strict=True):
+        part.load(saved, keeper.preserved(), new.begun, measured)
+    keeper.follow_device()
+    keeper.notices.check_distance(keeper.parts, keeper.trainable())
 
 
 def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
@@ -67,7 +104,7 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
     measured: list[float | None] = [None for _ in terms]
     for key, tensor in flat.items():
         kind, _, rest = key.partition(".")
-        if not isinstance(tensor, Tensor) or (tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())):
+        if not isinstance(tensor, Tensor) or (tensor.is_floating_point() and not bool(torch.isfinite(local(tensor)).all())):
             raise ValueError(f"{key!r} in the state is not a tensor of finite numbers; the file is damaged or from a run that diverged")
         if kind == "alpha":
             alpha[rest] = tensor.detach().clone()

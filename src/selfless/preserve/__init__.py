@@ -9,6 +9,7 @@ Imported by bench, cli, engine, experiments, integrations, keeper, runner, spec 
 from selfless.preserve.base import Group, NoPreserver, Preserver
 from selfless.preserve.capabilities import State, Tensors
 from selfless.preserve.ebll import EBLL
+from selfless.preserve.gpm import GPM, SGP
 from selfless.preserve.hat import HAT
 from selfless.preserve.imm import IMM
 from selfless.preserve.lwf import LwF
@@ -18,17 +19,20 @@ from selfless.preserve.replay import DERpp, Replay
 from selfless.preserve.rwalk import RWalk
 
 PRESERVERS: dict[str, type[Preserver]] = {
-    kind.name: kind for kind in (NoPreserver, MAS, LocalMAS, EWC, OnlineEWC, SI, RWalk, LwF, EBLL, IMM, HAT, PackNet, Replay, DERpp)
+    kind.name: kind
+    for kind in (NoPreserver, MAS, LocalMAS, EWC, OnlineEWC, SI, RWalk, LwF, EBLL, IMM, HAT, PackNet, GPM, SGP, Replay, DERpp)
 }
 PRESERVERS["finetune"] = NoPreserver  # its name in the paper's tables
 
 __all__ = [
     "EBLL",
     "EWC",
+    "GPM",
     "HAT",
     "IMM",
     "MAS",
     "PRESERVERS",
+    "SGP",
     "SI",
     "DERpp",
     "Group",

@@ -20,7 +20,20 @@ from torch import Tensor
 
 from selfless.importance import Estimator, FunctionNorm, Objective
 from selfless.importance.objectives import draws_targets
-from selfless.preserve.capabilities import Distils, Evaluates, Freezes, Gated, Phased, Projects, Replays, State, Tensors
+from selfless.preserve.capabilities import (
+    Distils,
+    Drops,
+    Evaluates,
+    Freezes,
+    Gated,
+    Observes,
+    Phased,
+    Projects,
+    ProjectsSteps,
+    Replays,
+    State,
+    Tensors,
+)
 from selfless.preserve.deprecated import adopt_old_names, read_old_name
 from selfless.terms import Strength, Term
 
@@ -139,6 +152,12 @@ class Preserver(Term):
         """True if `consolidate` draws random numbers, which the members of a fleet would share."""
         return draws_targets(self.objective)
 
+    @property
+    def works_on_shards(self) -> bool:
+        """True if every function treats each entry of a parameter alone: then each rank can compute on its rows of sharded parameters."""
+        by_entry = self.splits == "entries" or type(self).consolidate is Preserver.consolidate
+        return by_entry and not isinstance(self, _NEED_WHOLE)
+
     def conflict(self, other: Preserver) -> str | None:
         """Return why the capabilities of `self` and `other` exclude each other, with the remedy; None if they do not."""
         for kind, reason in _EXCLUSIVE:
@@ -147,6 +166,8 @@ class Preserver(Term):
         for kind, reason in _AGAINST_GATES:
             if isinstance(self, Gated) and isinstance(other, kind):
                 return f"{reason.format(gated=self.name, other=other.name)}. Use one of them"
+        if isinstance(self, ProjectsSteps) and isinstance(other, Freezes | Evaluates):
+            return f"{other.name} sets weights to other values than the optimizer's, which {self.name} does not see. Use one of them"
         if isinstance(self, Freezes) and isinstance(other, Phased) and other.warms_up(1):
             plain = other.without_warmup()
             remedy = "Use one of them" if plain is None else f"Without a warm-up it can: write {plain}"
@@ -160,6 +181,7 @@ _EXCLUSIVE: tuple[tuple[type, str], ...] = (
     (Evaluates, "both decide which parameters a task is evaluated with"),
     (Distils, "both compare the network with a teacher"),
     (Replays, "both keep a memory of old samples"),
+    (ProjectsSteps, "both project the steps of the optimizer"),
 )
 _AGAINST_GATES: tuple[tuple[type, str], ...] = (
     (Distils, "{other} runs the network of old tasks, but the gates of {gated} are those of the current task"),
@@ -167,6 +189,9 @@ _AGAINST_GATES: tuple[tuple[type, str], ...] = (
     (Projects, "both reset weights after each step"),
     (Replays, "{other} runs old samples, but the gates of {gated} are those of the current task"),
 )
+
+
+_NEED_WHOLE = (Distils, Drops, Evaluates, Gated, Observes, Phased, Projects, ProjectsSteps, Replays)
 
 
 @dataclass(frozen=True)

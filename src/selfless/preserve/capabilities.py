@@ -7,6 +7,7 @@
     Encodes      trains an encoder of the task's features; compares codes, in the loss          EBLL
     Replays      keeps samples of old tasks; adds a loss on a batch of them                    Replay, DERpp
     Projects     resets some parameters after each step                                         PackNet, HAT, LwF's warm-up
+    ProjectsSteps  projects each step, by what the inputs of a layer spanned in old tasks       GPM, SGP
     Phased       starts a new phase at some epochs                                              PackNet's pruning, LwF's warm-up
     Gated        multiplies hidden neurons by gates of the task                                 HAT
     Drops        replaces the parameters of random nodes during a training step                 IMM's drop-transfer
@@ -173,6 +174,38 @@ class Projects(ABC):
     @abstractmethod
     def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
         """Return the corrected values of the parameters that the step must not change."""
+
+
+class ProjectsSteps(KnowsHeads):
+    """Projects each optimizer step, by the inputs that each layer had in old tasks. Uses the groups "head" and "count" of the state.
+
+    When a task ends, the network runs on `samples` of its samples. A weight of a linear layer or convolution has C = Σ x xᵀ (d, d), where x
+    is what a row of the weight is multiplied with: an input, or a patch of it.
+    """
+
+    samples: int
+
+    @abstractmethod
+    def add_inputs(self, state: State, moments: Tensors, others: Iterable[str], like: Tensors) -> State:
+        """Return the state after a task in which the layers had the inputs `moments`, {weight: C}.
+
+        others   the names of all other parameters that the task used: biases, norms, embeddings, …
+        like     the parameters, for precision and device
+        """
+
+    @abstractmethod
+    def trim(self, state: State) -> State:
+        """Return the state, of one member or stacked, without the entries that no member uses. Called after `add_inputs`."""
+
+    @abstractmethod
+    def project_step(self, state: State, before: Tensors, after: Tensors) -> dict[str, Tensor]:
+        """Return the corrected parameters after an optimizer step from `before` to `after`; only those that differ."""
+
+    @staticmethod
+    def reads_inputs(state: State, name: str) -> bool:
+        """Return False if a parameter belongs to the heads of single tasks, whose inputs do not matter."""
+        head = state["head"].get(name)
+        return head is None or bool((head < 0).any())
 
 
 class Phased(ABC):

@@ -141,6 +141,10 @@ class EWC(FisherObjectives, Quadratic):
         check_choice(self, "estimator", ("per-sample", "per-batch"))
         check_positive(self, "decay")
 
+    @property
+    def works_on_shards(self) -> bool:
+        return self.mode == "online"  # `offset` is a sum over all entries
+
     def penalty(self, state: State, parameters: Tensors) -> Tensor:
         value = super().penalty(state, parameters)
         return value + torch.stack(list(state["offset"].values())).sum() if state["offset"] else value

@@ -77,8 +77,17 @@ def choices(record: Record) -> list[str]:
         picked = "none of them finished" if choice["chosen"] is None else choice["candidates"][choice["chosen"]]["method"]
         first = f" of the first {choice['tasks']} tasks" if choice.get("tasks") else ""
         best = f"{rows} ({columns}): {picked}, of {len(choice['candidates'])} candidates {BY[choice['by']]}{first}, {seeds}"
-        lines.append("; ".join([best, *choice["edges"]]))
+        lines.append("; ".join([best, *_rounds(choice), *choice["edges"]]))
     return lines
+
+
+def _rounds(choice: Mapping[str, Any]) -> list[str]:
+    """Return the phrases of a choice in two rounds: its finalists, and the candidates that were added at the ends of its grid."""
+    if "finalists" not in choice:
+        return []
+    added = len(choice["candidates"]) - choice["declared"]
+    finalists = f"the best {choice['finalists']} by seeds {', '.join(map(str, choice['more_seeds']))} too"
+    return [finalists, *([f"{added} candidates were added at an end of the grid"] if added else [])]
 
 
 def settings(record: Record) -> tuple[list[str], dict[Place, list[str]]]:

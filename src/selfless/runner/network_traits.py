@@ -32,6 +32,6 @@ def network_traits(run: Run) -> NetworkTraits:
     return NetworkTraits(
         convolves=family in ("cnn", "vgg", "alexnet"),
         has_running_statistics=":" in run.model or bool(run.model_options.get("batch_norm")),
-        draws_randomly=bool(run.model_options.get("dropout")),
+        draws_randomly=run.model == "alexnet-cifar" or bool(run.model_options.get("dropout")),
         has_short_steps=family == "mlp" and width.isdigit() and int(width) <= SMALL,
     )

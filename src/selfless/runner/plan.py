@@ -20,7 +20,7 @@ from selfless.preserve import Preserver
 from selfless.runner.loading import folder_of, load
 from selfless.runner.network_traits import network_traits
 from selfless.runner.options import TrainOptions
-from selfless.spec import Run
+from selfless.spec import ON_HELD_OUT, Run
 
 MOST_SEEDS = 100_000
 HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints")  # fields of TrainOptions that are also keys of the TOML file
@@ -183,7 +183,7 @@ def _shared_settings(run: Run) -> str:
     # A member that has finished must not change while other members train, and phases must begin at the same epoch for all members.
     if stream.draws_after_last_epoch or network.has_running_statistics or any(term.has_phases for term in terms):
         fields["epochs"] = run.epochs
-    stops_early = run.schedule == "plateau" and network.has_running_statistics
+    stops_early = run.schedule in ON_HELD_OUT and network.has_running_statistics
     if stops_early or network.draws_randomly or any(term.draws_randomly for term in terms):  # a fleet shares one random generator
         fields["key"] = run.key
     return json.dumps(fields, sort_keys=True)

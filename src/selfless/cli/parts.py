@@ -1,0 +1,52 @@
+"""`selfless reproduce --part i/n` and `--plan`: experiments in parts that are trained one by one, on different machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from selfless.cli.terminal import open_console
+
+if TYPE_CHECKING:
+    from selfless.experiments import Experiment
+    from selfless.experiments.reproduce import Train
+
+
+def show_plan(experiments: Sequence[Experiment], seeds: int, part: str | None, as_json: bool) -> None:
+    """Print the parts with their estimated seconds on one H200: as many as --part says, or as few as fit into 25 minutes each."""
+    from selfless.experiments.parts import partition, plan, read_part
+
+    parts = partition(experiments, seeds, read_part(part)[1]) if part else plan(experiments, seeds)
+    rows = [{"part": f"{p.number}/{p.of}", "seconds": round(p.seconds), "cells": [row for u in p.units for row in u.rows]} for p in parts]
+    if as_json:
+        typer.echo(json.dumps({"seeds": seeds, "parts": rows, "seconds": round(sum(p.seconds for p in parts))}))
+        return
+    from rich.table import Table
+
+    table = Table(title=f"{len(parts)} parts, {seeds} seeds; estimated seconds on one H200", title_justify="left")
+    table.add_column("--part", no_wrap=True)
+    table.add_column("seconds", justify="right")
+    table.add_column("cells")
+    for one, row in zip(parts, rows, strict=True):
+        table.add_row(f"{one.number}/{one.of}", f"{one.seconds:.0f}", ", ".join(row["cells"]))  # type: ignore[arg-type]
+    open_console().print(table)
+
+
+def train_part(experiments: Sequence[Experiment], part: str, seeds: int, first_seed: int, out: Path, train: Train) -> str:
+    """Train all rounds of choosing and all reported runs of one part; return what to do next."""
+    from selfless.experiments.parts import partition, read_part
+    from selfless.experiments.reproduce import train_cells
+
+    number, of = read_part(part)
+    chosen = partition(experiments, seeds, of)[number - 1]
+    if not chosen.cells:
+        return f"part {part} is empty: there are fewer sets of runs than parts"
+    train_cells(chosen.cells, seeds=seeds, out=out, train=train, first_seed=first_seed)
+    return (
+        f"part {part} is trained in {out}. When every part is: selfless results merge PART… --out DIR, "
+        "then the same reproduce command with --out DIR and without --part writes the records"
+    )

@@ -1,0 +1,49 @@
+"""The inputs that the layers had in a task, for preservers that project steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfless.distributed import ALONE, Ranks
+from selfless.importance.inputs import Inputs, draw_rows, measure_inputs
+from selfless.network.calling import Forward, run_batch, to_device, token_mask
+from selfless.network.roles import PLAIN
+from selfless.preserve.capabilities import ProjectsSteps, State
+
+
+def add_inputs(
+    model: nn.Module,
+    term: ProjectsSteps,
+    state: State,
+    parameters: Mapping[str, Tensor],
+    batches: Iterable[Any],
+    forward: Forward | None,
+    ranks: Ranks = ALONE,
+) -> State:
+    """Return the state after a task: run the model on some of its samples and pass what the layers read to the preserver.
+
+    The samples are the first rows of every batch, as many as the preserver asks for in all. So the batches must be shuffled.
+    Several ranks run an equal share of them each.
+    """
+    wanted = {name for name in parameters if term.reads_inputs(state, name)}
+    found = Inputs()
+    for raw in draw_rows(list(batches), -(-term.samples // ranks.size)):
+        batch = to_device(raw, model)
+        found += measure_inputs(model, partial(run_batch, model, batch, forward), wanted, token_mask(batch))
+    ranks.sum_([found.moments[name] for name in sorted(found.moments)])
+    return term.trim(term.add_inputs(state, found.moments, found.others, parameters))
+
+
+def moments_like(model: nn.Module, term: ProjectsSteps, state: State, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of the size of what `add_inputs` measures, like `parameters`: (d, d) in float64 for each weight of a layer."""
+    layers = {f"{n}.weight" if n else "weight" for n, m in model.named_modules() if isinstance(m, PLAIN)}
+    return {
+        name: torch.empty(p[0].numel(), p[0].numel(), dtype=torch.float64, device=p.device)
+        for name, p in parameters.items()
+        if name in layers and term.reads_inputs(state, name)
+    }

@@ -1,0 +1,121 @@
+"""Parts of experiments: exact, deterministic, costed by recorded times; joined, they are the whole."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from selfless.cli import app
+from selfless.experiments import experiment
+from selfless.experiments.base import EQUAL, Experiment
+from selfless.experiments.parts import MOST, partition, plan, read_part, seconds, units
+from selfless.experiments.reproduce import reproduce, train_cells
+from selfless.runner.merge import merge_results
+from selfless.runner.store import Store
+from selfless.spec import Result, Run
+from tests.fabricated import score, small, trainer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def study() -> list[Experiment]:
+    return [experiment(name, "equal") for name in ("fig-3a", "fig-3a-128", "ewc")]
+
+
+def test_parts_hold_every_cell_once_and_share_no_run(study: list[Experiment]) -> None:
+    cells = collections.Counter(id(cell) for one in study for cell in one.cells)
+    for n in (1, 2, 5):
+        parts = partition(study, 10, n)
+        assert [(part.number, part.of) for part in parts] == [(i, n) for i in range(1, n + 1)]
+        assert collections.Counter(id(cell) for part in parts for cell in part.cells) == cells
+        assert parts == partition(study, 10, n)
+        runs = [{run for cell in part.cells for run in cell.candidates} for part in parts]
+        assert sum(map(len, runs)) == len(set().union(*runs))
+    assert partition(study, 10, 50)[-1].cells == ()
+
+
+def test_a_plan_fits_and_is_short(study: list[Experiment]) -> None:
+    parts = plan(study, 10)
+    assert all(part.seconds <= MOST for part in parts)
+    work = sum(unit.seconds for unit in units(study, 10))
+    assert sum(unit.seconds for part in parts for unit in part.units) == pytest.approx(work)
+    tight = plan(study, 10, most=60.0)  # less than one unit takes: the largest unit is the limit
+    assert len(tight) > len(parts)
+    assert max(len(part.units) for part in tight) >= 1
+
+
+@pytest.mark.slow
+def test_the_cost_of_a_run_is_near_its_recorded_time() -> None:
+    """By stream, network and layers, the recorded seconds are between a half and 1.6 times the estimated ones."""
+    recorded: dict[tuple[str, str, object], list[tuple[float, float]]] = collections.defaultdict(list)
+    for result in Store(ROOT / "results/reproduction").all():
+        about, run = result.about, result.run
+        if "H200" in about["hardware"]:
+            at = (run.stream.partition(":")[0], run.model.partition("-")[0], run.layers)
+            recorded[at].append((about["seconds"] / about["fleet"], seconds(run)))
+    assert len(recorded) >= 8
+    for at, times in recorded.items():
+        assert 0.5 < sum(t for t, _ in times) / sum(e for _, e in times) < 1.6, at
+
+
+def test_parts_joined_are_the_whole(tmp_path: Path) -> None:
+    """Two parts with a fake trainer, merged: the same command without --part trains nothing and writes the same record."""
+    made = small(profile="equal")
+    made = dataclasses.replace(made, cells=tuple(dataclasses.replace(cell, choice=EQUAL) for cell in made.cells))
+    whole = reproduce(made, seeds=3, out=tmp_path / "whole", train=trainer(score))
+    parts = partition([made], 3, 2)
+    for part in parts:
+        train_cells(part.cells, seeds=3, out=tmp_path / f"part-{part.number}", train=trainer(score))
+        train_cells(part.cells, seeds=3, out=tmp_path / f"part-{part.number}", train=trainer(score))  # resumed: nothing changes
+    merged = merge_results([tmp_path / "part-1", tmp_path / "part-2"], tmp_path / "all")
+    assert (merged.repeated, merged.conflicts) == (0, ())
+    assert merge_results([tmp_path / "part-2"], tmp_path / "all").runs == merged.runs  # merging again adds nothing
+
+    def read(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
+        found = [Store(place).load(run) for run in runs]
+        assert None not in found, "a run is missing after merging"
+        return found  # type: ignore[return-value]
+
+    joined = reproduce(made, seeds=3, out=tmp_path / "all", train=read)
+    assert joined["cells"] == whole["cells"]
+    assert (joined["choices"], joined["claims"]) == (whole["choices"], whole["claims"])
+
+
+def test_conflicts_are_named_and_a_finished_run_counts(tmp_path: Path) -> None:
+    run, failed = small().cells[0].candidates
+    trainer(lambda run: 0.5)([run], tmp_path / "a", "")
+    trainer(lambda run: 0.6)([run], tmp_path / "b", "")
+    trainer(score, fails=lambda run: True)([failed], tmp_path / "a", "")
+    trainer(score)([failed], tmp_path / "b", "")
+    (tmp_path / "b" / run.key / "checkpoint.safetensors").write_bytes(b"x")
+    merged = merge_results([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
+    assert (merged.runs, merged.repeated) == (2, 2)
+    assert merged.conflicts == (f"{run.key}: {tmp_path / 'a'}, {tmp_path / 'b'}",)
+    kept = Store(tmp_path / "c").get(run.key)
+    assert kept is not None
+    assert kept.average == pytest.approx(0.5, abs=0.02)
+    assert Store(tmp_path / "c").get(failed.key).status == "done"  # type: ignore[union-attr]
+    assert (tmp_path / "c" / run.key / "checkpoint.safetensors").is_file()
+
+
+@pytest.mark.parametrize("text", ["2", "0/3", "4/3", "a/b", "1/", "-1/2"])
+def test_a_part_is_written_i_of_n(text: str) -> None:
+    assert read_part("2/6") == (2, 6)
+    with pytest.raises(ValueError, match="write i/n with 1 ≤ i ≤ n"):
+        read_part(text)
+
+
+def test_the_plan_on_the_command_line() -> None:
+    done = CliRunner().invoke(app, ["reproduce", "fig-3a", "--profile", "equal", "--seeds", "10", "--plan", "--json"])
+    assert done.exit_code == 0, done.output
+    value = json.loads(done.stdout)
+    assert [part["part"] for part in value["parts"]] == [f"{i}/{len(value['parts'])}" for i in range(1, len(value["parts"]) + 1)]
+    assert all(0 < part["seconds"] <= MOST for part in value["parts"])
+    assert "SLNID (CIFAR 256)" in {cell for part in value["parts"] for cell in part["cells"]}
