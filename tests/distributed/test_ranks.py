@@ -78,4 +78,4 @@ def test_a_rank_whose_batches_are_over_repeats_its_last_one_without_weight() -> 
 def test_a_bucket_keeps_the_order_and_the_types(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks_module, "BUCKET", 8)
     tensors = [torch.zeros(2), torch.zeros(3), torch.zeros(1, dtype=torch.float64), torch.zeros(8), torch.zeros(1)]
-    assert [[len(t) for t in bucket] for bucket in ranks_module._buckets(tensors)] == [[2, 3], [1], [8], [1]]
+    assert [[len(t) for t in bucket] for bucket in ranks_module.buckets(tensors)] == [[2, 3], [1], [8], [1]]

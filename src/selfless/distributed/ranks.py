@@ -41,7 +41,7 @@ class Ranks:
     # ---------------------------------------------------------------------------------------------------------- sums and means
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their sums over ranks, in place. Small ones of one type travel together."""
-        for bucket in () if self.is_alone else _buckets(tensors):
+        for bucket in () if self.is_alone else buckets(tensors):
             if len(bucket) == 1 and bucket[0].is_contiguous():
                 self._reduce(bucket[0])
                 continue
@@ -150,7 +150,7 @@ def find_ranks(group: Any = None) -> Ranks:
     return Ranks(dist.get_world_size(group), dist.get_rank(group), group)
 
 
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yield lists of tensors of one type, with at most `BUCKET` entries unless it is a single tensor."""
     bucket: list[Tensor] = []
     for tensor in tensors:
