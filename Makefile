@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo check test test-integrations lint docs bench tables clean help
+.PHONY: setup demo check test test-integrations lint docs fuzz kills bench tables clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -44,6 +44,13 @@ test-integrations: $(STAMP) ## callbacks, plugins and trackers, with the real li
 
 docs: $(STAMP)  ## run every snippet of README.md and docs/
 	@$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_numbers.py
+
+FUZZ_SECONDS ?= 1200
+fuzz: $(STAMP)  ## odd texts, flags, files and records for FUZZ_SECONDS: no traceback, no hang, nothing written elsewhere
+	@$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
+kills: $(STAMP) ## kill commands at random moments, start them again, compare the results bit for bit
+	@$(BIN)/python benchmarks/kills.py
 
 bench: $(STAMP) ## the speed ratios of this machine
 	@$(BIN)/selfless bench

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args
+
+from selfless.inputs import is_finite, show
 
 Kind = TypeVar("Kind")
 
@@ -23,7 +24,7 @@ class Option:
     default: str  # as the help shows it
     choices: tuple[str, ...] = ()
     low: int = 0  # numbers: the smallest value
-    below: int | None = None  # numbers: the value must be smaller than this
+    below: int | None = None  # numbers: the value must be smaller than this; it also refuses counts that would never end
     optional: bool = False  # may be None
     flag: str = ""  # the flag, if it differs from the name of the field
 
@@ -31,24 +32,24 @@ class Option:
         """Return the value in the type of the field. Raise an error that names the field and the values it accepts."""
         if self.optional and value is None:
             return None
-        if self.choices and value not in self.choices:
-            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(self.choices)}")
+        if self.choices and (not isinstance(value, str) or value not in self.choices):
+            raise ValueError(f"{name} is {show(value)}; choose one of {', '.join(self.choices)}")
         if self.kind is dict:
             if not isinstance(value, Mapping):
-                raise TypeError(f"{name} is {value!r}; it must be a table of options, such as {{classes_per_task = 5}}")
+                raise TypeError(f"{name} is {show(value)}; it must be a table of options, such as {{classes_per_task = 5}}")
             return dict(value)
         if self.kind is int:
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < self.low:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ {self.low}")
+                raise ValueError(f"{name} is {show(value)}; it must be a whole number ≥ {self.low}")
             value = int(value)
         if self.kind is float:
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < self.low:
-                raise ValueError(f"{name} is {value!r}; it must be a number ≥ {self.low}")
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not is_finite(value) or value < self.low:
+                raise ValueError(f"{name} is {show(value)}; it must be a number ≥ {self.low}")
             value = float(value)
         if self.below is not None and value >= self.below:
-            raise ValueError(f"{name} is {value}; it must be below {self.below}")
+            raise ValueError(f"{name} is {show(value)}; it must be below {self.below}")
         if self.kind is str and not isinstance(value, str):
-            raise TypeError(f"{name} is {value!r}; it must be text")
+            raise TypeError(f"{name} is {show(value)}; it must be text")
         return value
 
 

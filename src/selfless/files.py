@@ -6,8 +6,11 @@ A file is written under a temporary name in its own folder and then renamed, so 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
+import re
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +22,15 @@ try:
 except ImportError:  # Windows has no advisory locks; renaming is still atomic there
     fcntl = None  # type: ignore[assignment]
 
+_HOST = re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())
 TRIES = 500  # attempts to open a lock file whose folder other processes may remove at the same time
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it to `path` in one step. Folders are made as needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    remove_left_over(path.parent, path.name)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{_HOST}-{os.getpid()}.")
     os.close(handle)
     try:
         write(Path(name))
@@ -36,6 +41,26 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def remove_left_over(folder: Path, name: str = "*") -> None:
+    """Remove the temporary files that killed processes of this machine left in a folder, for the file `name` or for any."""
+    for path in folder.glob(f".{name if name == '*' else glob.escape(name)}.{_HOST}-*"):
+        process = path.name.rpartition(f".{_HOST}-")[2].partition(".")[0]
+        if process.isdigit() and not is_running(int(process)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process of this machine exists."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it runs, as another user
+        pass
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

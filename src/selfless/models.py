@@ -24,13 +24,15 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
+from selfless.inputs import import_custom
 from selfless.network.given import PREFIX, find_factory, network_title
 from selfless.network.hidden import hidden_activations
-from selfless.terms import import_custom
 
 __all__ = ["Network", "build", "hidden_activations", "hidden_layers", "names"]
 
 hidden_layers = hidden_activations  # its first name
+
+MOST_UNITS = 1_000_000  # of a layer
 
 Shape = tuple[int, int, int]  # (C, H, W)
 Padding = Literal["same-valid", "same"]
@@ -47,18 +49,21 @@ class Network(nn.Sequential):
         self.hidden_conv: tuple[str, ...] = tuple(hidden_conv)
 
 
-def build(name: str, *, outputs: int, input_shape: Shape, seed: int | None = None, **options: Any) -> nn.Module:
-    """Return the network called `name` (see `names()`), on the CPU.
+def build(
+    name: str, *, outputs: int, input_shape: Shape, seed: int | None = None, device: torch.device | str = "cpu", **options: Any
+) -> nn.Module:
+    """Return the network called `name` (see `names()`).
 
     outputs: columns of the output layer, over all tasks. input_shape: (C, H, W). seed: the same seed gives the same parameters on every
     machine and leaves the global random state unchanged. Without a seed, parameters are drawn from that state, as usual in PyTorch.
+    device: "cpu", or "meta" for a network of shapes alone, without memory.
     """
     if outputs < 1 or len(input_shape) != 3 or min(input_shape) < 1:
         raise ValueError(f"a network needs outputs ≥ 1 and input_shape (C, H, W), not {outputs} and {input_shape}")
     is_custom = ":" in name
     factory = _custom_factory(name) if is_custom else _known_factory(name)
     arguments = _match_arguments(name, factory, {"outputs": outputs, "input_shape": input_shape}, options)
-    with torch.random.fork_rng(devices=[]) if seed is not None else nullcontext(), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]) if seed is not None else nullcontext(), torch.device(device):
         if seed is not None:
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reset the generators of the GPUs
         try:
@@ -331,8 +336,8 @@ def _known_factory(name: str) -> Callable[..., nn.Module]:
         close = difflib.get_close_matches(syntax, _NETWORKS, 1, 0.5)
         hint = f"did you mean {close[0].replace('N', str(units[0] if units else 128))}? " if close else ""
         raise ValueError(f"unknown network {name!r}; {hint}The networks are {', '.join(names())}; N is a number of units")
-    if units and units[0] < 1:
-        raise ValueError(f"{name}: a layer needs at least one unit")
+    if units and not 1 <= units[0] <= MOST_UNITS:
+        raise ValueError(f"{name}: a layer needs at least one unit, and at most {MOST_UNITS:,}")
     factory = _NETWORKS[syntax][0]
     if not units:
         return factory

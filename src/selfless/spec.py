@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from selfless.fields import chosen_from, naming_unknown, option
-from selfless.terms import Term, add, parse
+from selfless.inputs import check_result, collecting, raise_all
+from selfless.terms import Term, parse, term_dict, term_from_dict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,10 +89,11 @@ class Run:
         "How many tasks of the stream to learn, from the first.",
         kind=int,
         low=1,
+        below=10_001,
         shown="5 permuted or rotated ones, else all",
     )
-    epochs: int = option(10, "Training", "Epochs per task.", low=1)
-    batch: int = option(200, "Training", "Samples per step.", low=1)
+    epochs: int = option(10, "Training", "Epochs per task.", low=1, below=1_000_001)
+    batch: int = option(200, "Training", "Samples per step.", low=1, below=2**31)
     optimizer: Optimizer = chosen_from(
         Optimizer, "Training", "Optimizer, new in each task: sgd (with momentum), adam, adamw; Adam wants a smaller lr, as 1e-3."
     )
@@ -136,6 +138,7 @@ class Run:
         "Output columns of the network; more than the tasks need are kept for tasks to come.",
         kind=int,
         low=1,
+        below=1_000_001,
         shown="those of the tasks",
     )
     parent: str = option(
@@ -151,13 +154,19 @@ class Run:
         put("stream", stream)
         put("model", model)
         put("_given", given)  # not a field: it keeps the objects alive as long as the run
+        problems: list[Exception] = []  # all wrong settings are named at once
         for name, (kinds, what) in _term_kinds().items():
-            if isinstance(getattr(self, name), str):
-                put(name, parse(getattr(self, name), kinds, what))
-            if not isinstance(getattr(self, name), Term) or getattr(self, name).role != what:
-                raise TypeError(f"{name}= takes a {what}, or its text form name:strength, not {getattr(self, name)!r}")
+            with collecting(problems):
+                term = getattr(self, name)
+                put(name, parse(term, kinds, what) if isinstance(term, str) else term)
+                if not isinstance(getattr(self, name), Term) or getattr(self, name).role != what:
+                    raise TypeError(f"{name}= takes a {what}, or its text form name:strength, not {getattr(self, name)!r}")
         for f in dataclasses.fields(self):
-            put(f.name, f.metadata["option"].check(f.name, getattr(self, f.name)))
+            try:
+                put(f.name, f.metadata["option"].check(f.name, getattr(self, f.name)))
+            except (ValueError, TypeError) as error:
+                problems.append(error)
+        raise_all(problems)
         if self.parent and not PARENT.fullmatch(self.parent):
             raise ValueError(f"parent is {self.parent!r}; load('DIR/KEY').continued(stream=…) makes the run that continues DIR/KEY")
         if self.ramp >= self.epochs:
@@ -185,7 +194,7 @@ class Run:
         for name, first in self.later.items():
             if values[name] == first:
                 del values[name]
-        return {k: _term_dict(v) if isinstance(v, Term) else dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+        return {k: term_dict(v) if isinstance(v, Term) else dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, recorded: bool = True) -> Run:
@@ -197,7 +206,7 @@ class Run:
         fields = {k: v for k, v in values.items() if k in known}
         for name, (kinds, _) in _term_kinds().items():
             if isinstance(fields.get(name), Mapping):
-                fields[name] = _term_from_dict(fields[name], kinds, name, recorded)
+                fields[name] = term_from_dict(fields[name], kinds, name, recorded)
         return cls(**fields)
 
     def __hash__(self) -> int:
@@ -236,35 +245,6 @@ def _term_kinds() -> dict[str, tuple[Mapping[str, type[Term]], str]]:
     from selfless.sparsify import SPARSIFIERS
 
     return {"preserve": (PRESERVERS, "preserver"), "sparsify": (SPARSIFIERS, "sparsifier")}
-
-
-def _term_dict(term: Term) -> dict[str, Any]:
-    """Return a term as JSON values. An option in `later` at its first value is left out."""
-    if len(term.parts) > 1:
-        return {"sum": [_term_dict(part) for part in term.parts]}
-    shown = [f for f in dataclasses.fields(term) if f.name not in term.later or getattr(term, f.name) != term.later[f.name]]
-    return {"name": term.spelling()} | {f.name: getattr(term, f.name) for f in shown}
-
-
-def _term_from_dict(values: Mapping[str, Any] | str, kinds: Mapping[str, type[Term]], field: str, recorded: bool) -> Term:
-    """Return the term that `_term_dict` describes; the parts of a sum may also be text. `field` is named in messages."""
-    if isinstance(values, str):
-        return parse(values, kinds, field)
-    if isinstance(values, Mapping) and values.get("sum") and isinstance(values["sum"], list):
-        total: Term = add([one for part in values["sum"] for one in _term_from_dict(part, kinds, field, recorded).parts])
-        return total
-    if not isinstance(values, Mapping) or "name" not in values:
-        raise ValueError(
-            f'[{field}] needs a name, as in {field} = "mas:0.1" or {field} = {{name = "mas", strength = 0.1}}; '
-            f'a sum is {field} = "lwf:1+mas:0.1" or {field} = {{sum = ["lwf:1", "mas:0.1"]}}'
-        )
-    options = dict(values)
-    kind = type(parse(str(options.pop("name")), kinds, field))
-    known = [f.name for f in dataclasses.fields(kind)]
-    unknown = [k for k in options if k not in known]
-    if unknown:
-        raise ValueError(f"{field}: {kind.spelling()} has no option {unknown[0]!r}; it has {', '.join(known)}")
-    return kind(**(dict(kind.later) if recorded else {}) | options)
 
 
 FREE = ("free_parameters", "free_neurons")
@@ -371,10 +351,12 @@ class Result:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        """Return the result that `as_dict` describes."""
+        """Return the result that `as_dict` describes. Raise ValueError, with the place, if the values are no such result."""
         import numpy as np
 
         from selfless.data import DataDescription
+
+        check_result(values)
 
         def matrix(rows: Any) -> Matrix:
             return np.array([[math.nan if v is None else v for v in row] for row in rows], dtype=np.float64)

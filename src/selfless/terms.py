@@ -12,16 +12,13 @@ The order of a sum is part of its value: `lwf:1+mas:0.1` and `mas:0.1+lwf:1` are
 from __future__ import annotations
 
 import difflib
-import importlib
-import math
-import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
-from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+
+from selfless.inputs import check_recorded, describe_error, import_custom, is_finite, show
 
 Strength: TypeAlias = float | Literal["auto"]
 
@@ -51,9 +48,9 @@ class Term:
                 )
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{label}: strength must be a plain number or 'auto', not {value!r} of type {type(value).__name__}")
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"{label}: strength is {value}; it must be finite and ≥ 0 (0 switches the term off)")
+            raise TypeError(f"{label}: strength must be a plain number or 'auto', not {show(value)} of type {type(value).__name__}")
+        if not is_finite(value) or value < 0:
+            raise ValueError(f"{label}: strength is {show(value)}; it must be finite and ≥ 0 (0 switches the term off)")
         object.__setattr__(self, "strength", float(value))
 
     @property
@@ -197,30 +194,32 @@ def _kinship(one: Term, other: Term) -> str | None:
 def check_not_negative(term: Term, field: str) -> None:
     """Raise ValueError unless the field is a number ≥ 0."""
     value = getattr(term, field)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{type(term).__name__}: {field} is {value!r}; it must be a number ≥ 0")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value < 0:
+        raise ValueError(f"{type(term).__name__}: {field} is {show(value)}; it must be a number ≥ 0")
 
 
 def check_positive(term: Term, field: str) -> None:
     """Raise ValueError unless the field is None or a positive number."""
     value = getattr(term, field)
-    if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-        raise ValueError(f"{type(term).__name__}: {field} is {value!r}; it must be a positive number")
+    if value is not None and not (isinstance(value, (int, float)) and is_finite(value) and value > 0):
+        raise ValueError(f"{type(term).__name__}: {field} is {show(value)}; it must be a positive number")
 
 
-def check_count(term: Term, field: str, low: int = 0) -> None:
-    """Raise ValueError unless the field is a whole number ≥ `low`; 2.0, as read from the command line, becomes 2."""
+def check_count(term: Term, field: str, low: int = 0, high: int = 1_000_000) -> None:
+    """Raise ValueError unless the field is a whole number from `low` to `high`; 2.0, as read from the command line, becomes 2."""
     value = getattr(term, field)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value != int(value) or value < low:
-        raise ValueError(f"{type(term).__name__}: {field} is {value!r}; it must be a whole number ≥ {low}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value != int(value) or value < low:
+        raise ValueError(f"{type(term).__name__}: {field} is {show(value)}; it must be a whole number ≥ {low}")
+    if value > high:
+        raise ValueError(f"{type(term).__name__}: {field} is {show(value)}; it must be at most {high:,}")
     object.__setattr__(term, field, int(value))
 
 
 def check_choice(term: Term, field: str, choices: tuple[str, ...]) -> None:
     """Raise ValueError unless the field is one of the choices."""
     value = getattr(term, field)
-    if value not in choices:
-        raise ValueError(f"{type(term).__name__}: {field} is {value!r}; choose one of {', '.join(map(repr, choices))}")
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{type(term).__name__}: {field} is {show(value)}; choose one of {', '.join(map(repr, choices))}")
 
 
 T = TypeVar("T", bound=Term)
@@ -255,7 +254,12 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
         if key in values:
             raise ValueError(f"{text!r} gives {key} twice; remove one of them")
         values[key] = value
-    return kinds[name](**values)
+    try:
+        return kinds[name](**values)
+    except Exception as error:
+        if kinds[name].is_custom() and not isinstance(error, ValueError | TypeError):
+            raise ValueError(f"{text!r}: {describe_error(error)}") from error
+        raise
 
 
 def _parse_option(option: str, kind: type[Term], name: str, text: str) -> tuple[str, Any]:
@@ -301,24 +305,37 @@ def _parse_number(text: str, where: str) -> float:
         raise ValueError(f"{where} is {text!r}, which is not a number; write for example 1e-3 or auto") from None
 
 
-class NotHere(ValueError):
-    """The module of a custom class or network cannot be imported here."""
+# ------------------------------------------------------------------------------------------------------------------ as JSON
+def term_dict(term: Term) -> dict[str, Any]:
+    """Return a term as JSON values. An option in `later` at its first value is left out."""
+    if len(term.parts) > 1:
+        return {"sum": [term_dict(part) for part in term.parts]}
+    shown = [f for f in dataclass_fields(term) if f.name not in term.later or getattr(term, f.name) != term.later[f.name]]
+    return {"name": term.spelling()} | {f.name: getattr(term, f.name) for f in shown}
 
 
-def import_custom(name: str) -> Any:
-    """Import the object `module:attribute`. The working directory is searched first, as with `python -m`."""
-    module_name, _, attribute = name.partition(":")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, but a module that it imports does not
-        raise NotHere(f"{name}: there is no module {error.name!r} in {here} or among the installed packages") from error
-    try:
-        return attrgetter(attribute)(module)
-    except AttributeError:
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{name}: {module_name} has no {attribute!r}; it has {', '.join(names) or 'no functions'}") from None
+def term_from_dict(values: Mapping[str, Any] | str, kinds: Mapping[str, type[Term]], field: str, recorded: bool) -> Term:
+    """Return the term that `term_dict` describes; the parts of a sum may also be text. `field` is named in messages.
+
+    recorded   an option that is missing has the value of the time before it existed (`later`); otherwise it has its default
+    """
+    if isinstance(values, str):
+        return parse(values, kinds, field)
+    if isinstance(values, Mapping) and values.get("sum") and isinstance(values["sum"], list):
+        total: Term = add([one for part in values["sum"] for one in term_from_dict(part, kinds, field, recorded).parts])
+        return total
+    if not isinstance(values, Mapping) or "name" not in values:
+        raise ValueError(
+            f'[{field}] needs a name, as in {field} = "mas:0.1" or {field} = {{name = "mas", strength = 0.1}}; '
+            f'a sum is {field} = "lwf:1+mas:0.1" or {field} = {{sum = ["lwf:1", "mas:0.1"]}}'
+        )
+    options = dict(values)
+    name = str(options.pop("name"))
+    if recorded and ":" in name:
+        check_recorded(":".join(name.split(":")[:2]))
+    kind = type(parse(name, kinds, field))
+    known = [f.name for f in dataclass_fields(kind)]
+    unknown = [k for k in options if k not in known]
+    if unknown:
+        raise ValueError(f"{field}: {kind.spelling()} has no option {unknown[0]!r}; it has {', '.join(known)}")
+    return kind(**(dict(kind.later) if recorded else {}) | options)

@@ -60,7 +60,7 @@ def raising(error: BaseException) -> Callable[[], None]:
     [
         (raising(ValueError("wrong")), 1),
         (raising(KeyboardInterrupt()), 130),
-        (lambda: os.kill(os.getpid(), signal.SIGTERM), 130),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), 143),
         (raising(typer.Exit(7)), 7),
         (lambda: None, 0),
     ],
@@ -75,7 +75,7 @@ def test_exit_statuses(action: Callable[[], None], status: int) -> None:
 
     done = runner.invoke(wrapped, [])
     assert done.exit_code == status
-    assert ("stopped here" in done.output) == (status == 130)
+    assert ("stopped here" in done.output) == (status in (130, 143))
     assert ("error: wrong" in done.output) == (status == 1)
 
 

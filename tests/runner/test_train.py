@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -169,10 +170,32 @@ def test_workers_give_the_numbers_and_the_warnings_of_one_process(tasks_npz: str
         np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.026)
 
 
+DEADLY = """
+import os, signal
+from pathlib import Path
+from torch import nn
+def build(outputs, input_shape):
+    if os.getpid() != int(os.environ["PARENT"]) and len(list(Path({folder!r}).glob("death-*"))) < {deaths}:
+        Path({folder!r}, f"death-{{os.getpid()}}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, outputs))
+"""
+
+
 @pytest.mark.slow
-def test_a_worker_that_dies_is_reported_with_its_method(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "deadly.py").write_text("import os, signal\ndef build(outputs, input_shape):\n    os.kill(os.getpid(), signal.SIGKILL)\n")
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize(("deaths", "status"), [(1, {"done"}), (10, {"failed"})])
+def test_the_runs_of_a_worker_that_dies_are_tried_once_more(
+    tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, status: set[str]
+) -> None:
+    """One death costs nothing but a warning; after the second the runs are recorded as failed, with the reason."""
+    name = f"deadly_{deaths}"
+    (tmp_path / f"{name}.py").write_text(DEADLY.format(folder=str(tmp_path), deaths=deaths))
     monkeypatch.syspath_prepend(tmp_path)
-    runs = [Run(stream=tasks_npz, seed=s, **(BASE | {"model": "deadly:build"})) for s in range(2)]
-    with pytest.raises(RuntimeError, match=r"the worker that trained mas:0\.1 \+ slnid:0\.01 ended with status -9"):
-        selfless.train(runs, out=tmp_path / "out", device="cpu", workers=2)
+    monkeypatch.setenv("PARENT", str(os.getpid()))
+    runs = [Run(stream=tasks_npz, seed=s, **(BASE | {"model": f"{name}:build", "epochs": 1})) for s in range(2)]
+    with pytest.warns(UserWarning, match=r"status -9 \(killed, perhaps for want of memory\); it is tried once more"):
+        results = selfless.train(runs, out=tmp_path / "out", device="cpu", workers=2)
+    assert {result.status for result in results} == status
+    assert all(("twice" in result.error) == (status == {"failed"}) for result in results)
+    assert [r.error for r in Store(tmp_path / "out").all()] == [r.error for r in results]

@@ -12,6 +12,7 @@ import typer
 from selfless.cli.errors import reporting_errors
 from selfless.cli.options import AsJson
 from selfless.cli.results import load_results
+from selfless.cli.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,12 +41,11 @@ def capacity(
             rows = [{name: getattr(r.run, name) for name in names} | {"capacity": r.capacity} for r in results]
             typer.echo(json.dumps({"runs": rows, "forecasts": [{"method": g} | f.as_dict() for g, f in _forecasts(results, margin / 100)]}))
             return
-        from rich.console import Console
 
         if len(results) > FEW:
             from selfless.report import room
 
-            Console().print(room(results))
+            open_console().print(room(results))
             _print_forecasts(results, margin / 100)
             typer.echo(
                 f"\n{len(results)} runs, means over seeds. Layers of one run: selfless capacity {folder}/KEY. All keys and layers: --json"
@@ -56,7 +56,7 @@ def capacity(
         for result in results:
             for table in (_table(result), room_over_tasks(result), room_by_layer(result)):
                 if table is not None:
-                    Console().print(table)
+                    open_console().print(table)
         _print_forecasts(results, margin / 100)
 
 

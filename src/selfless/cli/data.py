@@ -13,6 +13,7 @@ import typer
 from selfless.cli.errors import print_error, reporting_errors
 from selfless.cli.flags import App
 from selfless.cli.options import AsJson, DataDir
+from selfless.cli.terminal import open_console
 
 app = App(help="List, fetch, check and prepare published data sets.", no_args_is_help=True, rich_markup_mode="rich")
 STOPPED = "stopped; the same command goes on where it stopped"
@@ -130,7 +131,6 @@ def _where(place: str | None, first: Path) -> str:
 def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], caption: str, wraps: tuple[str, ...] = ("what",)) -> None:
     """Print a table. On a narrow terminal only the columns in `wraps` are wrapped; names and numbers stay whole."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
@@ -138,7 +138,7 @@ def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], capt
         table.add_column(column, overflow="fold", no_wrap=column not in wraps)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    open_console().print(table)
 
 
 def _expand(names: list[str]) -> list[str]:

@@ -14,6 +14,11 @@ from typing import Any
 
 import typer
 
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which stops a command as Ctrl-C does, with the exit status 143."""
+
+
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
 
 
@@ -25,7 +30,8 @@ def reporting_errors(as_json: bool = False, stopped: str = "stopped; the same co
     """
 
     def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the clean-up
+        raise Terminated
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
@@ -33,19 +39,29 @@ def reporting_errors(as_json: bool = False, stopped: str = "stopped; the same co
             yield
     except typer.Exit:  # which is a RuntimeError
         raise
-    except USER_ERRORS as error:
-        if type(error) is RuntimeError and "CUDA" in str(error):
+    except Exception as error:
+        message = _message(error)
+        if message is None:
             raise
         if as_json:
-            typer.echo(json.dumps({"error": str(error)}))
+            typer.echo(json.dumps({"error": message}))
         else:
-            print_error(f"error: {error}")
+            print_error(f"error: {message}")
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         typer.secho(stopped, err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(143 if isinstance(interruption, Terminated) else 130) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _message(error: Exception) -> str | None:
+    """Return what to print of an error that a user can correct; None for a bug. An error of the user's own code names its file."""
+    if isinstance(error, USER_ERRORS):
+        return None if type(error) is RuntimeError and "CUDA" in str(error) else str(error) or type(error).__name__
+    from selfless.inputs import describe_error, own_place
+
+    return describe_error(error) if own_place(error) is not None else None
 
 
 def print_error(message: str) -> None:

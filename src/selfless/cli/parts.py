@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from selfless.cli.terminal import open_console
+
 if TYPE_CHECKING:
     from selfless.experiments import Experiment
     from selfless.experiments.reproduce import Train
@@ -23,7 +25,6 @@ def show_plan(experiments: Sequence[Experiment], seeds: int, part: str | None, a
     if as_json:
         typer.echo(json.dumps({"seeds": seeds, "parts": rows, "seconds": round(sum(p.seconds for p in parts))}))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{len(parts)} parts, {seeds} seeds; estimated seconds on one H200", title_justify="left")
@@ -32,7 +33,7 @@ def show_plan(experiments: Sequence[Experiment], seeds: int, part: str | None, a
     table.add_column("cells")
     for one, row in zip(parts, rows, strict=True):
         table.add_row(f"{one.number}/{one.of}", f"{one.seconds:.0f}", ", ".join(row["cells"]))  # type: ignore[arg-type]
-    Console().print(table)
+    open_console().print(table)
 
 
 def train_part(experiments: Sequence[Experiment], part: str, seeds: int, first_seed: int, out: Path, train: Train) -> str:

@@ -13,6 +13,7 @@ import typer
 from selfless.cli.errors import print_error, reporting_errors
 from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Workers
 from selfless.cli.parts import show_plan, train_part
+from selfless.cli.terminal import open_console
 from selfless.cli.training import train_with_progress
 
 if TYPE_CHECKING:
@@ -64,10 +65,9 @@ def reproduce(
     folder (selfless data list); if some are missing, it fills a separate column and leaves the published one empty.
     """
     with reporting_errors(as_json):
-        from rich.console import Console
-
         from selfless.data import holding
         from selfless.experiments import NAMES, PAPER, experiment
+        from selfless.experiments.reproduce import check_together
         from selfless.runner import TrainOptions
 
         count = seeds or (2 if quick else 5)
@@ -97,12 +97,13 @@ def reproduce(
             force=force,
         )
         with holding():
+            check_together(wanted, options)
+            console = open_console(stderr=True, quiet=as_json)
             if part:
-                train = _trainer(options, as_json, Console(stderr=True, quiet=as_json))
-                said = train_part(wanted, part, count, first_seed, out, train)
+                said = train_part(wanted, part, count, first_seed, out, _trainer(options, as_json, console))
                 typer.echo(json.dumps({"out": str(out), "part": part, "next": said}) if as_json else said)
                 return
-            records, problems = _run(wanted, count, first_seed, options, as_json, Console(stderr=True, quiet=as_json))
+            records, problems = _run(wanted, count, first_seed, options, as_json, console)
         _show(records, problems, out, as_json)
         for name, problem in problems.items():
             print_error(f"{name}: {problem}")
@@ -151,7 +152,6 @@ def _run(
     wanted: Sequence[Experiment], seeds: int, first_seed: int, options: TrainOptions, as_json: bool, console: Console
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """(the records, what went wrong by experiment). Missing data or checkpoints stop one experiment, not the others."""
-    from rich.console import Console
 
     from selfless.data import DataError
     from selfless.experiments.measures import MissingCheckpoint
@@ -163,7 +163,7 @@ def _run(
     train = _trainer(options, as_json, console)
     if len(wanted) > 1:
         train_together(wanted, seeds=seeds, out=options.out, train=train, first_seed=first_seed)
-        train = _trainer(dataclasses.replace(options, force=False), True, Console(quiet=True))  # reads what was just recorded
+        train = _trainer(dataclasses.replace(options, force=False), True, open_console(quiet=True))  # reads what was just recorded
     for one in wanted:
         try:
             record = run_one(one, seeds=seeds, out=options.out, train=train, data_dir=options.data_dir, first_seed=first_seed)
@@ -184,12 +184,14 @@ def _trainer(options: TrainOptions, as_json: bool, console: Console) -> Train:
 
     `--force` trains each run again once, however many experiments share it. Runs that only choose strengths keep no checkpoints.
     """
+    from rich.text import Text
+
     from selfless.experiments.reproduce import CHOOSING
 
     fresh: set[tuple[Path, Run]] = set()
 
     def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
-        console.print(f"[bold]{what}[/bold], {len(runs)} run{'s' * (len(runs) > 1)}")
+        console.print(Text.assemble((what, "bold"), f", {len(runs)} run{'s' * (len(runs) > 1)}"))
         here = dataclasses.replace(options, out=place, checkpoints=options.checkpoints and place.name != CHOOSING)
         again = [run for run in runs if options.force and (place, run) not in fresh]
         if again:
@@ -205,12 +207,11 @@ def _show(records: Sequence[dict[str, Any]], problems: dict[str, str], out: Path
     if as_json:
         typer.echo(json.dumps({"out": str(out), "experiments": records, "problems": problems}))
         return
-    from rich.console import Console
 
     from selfless.report import experiments as reporting
     from selfless.report.families import correct
 
-    console, records = Console(), correct(records)
+    console, records = open_console(), correct(records)
     for record in records:
         console.print(reporting.terminal(record))
     found = reporting.tally(records)
@@ -240,7 +241,6 @@ def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool, profiles
     if as_json:
         typer.echo(json.dumps({"seeds": seeds, "experiments": rows, "total": total}))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"Experiments; runs with {seeds} seeds, choosing included", title_justify="left")
@@ -253,7 +253,7 @@ def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool, profiles
         table.add_row(row["name"], row["source"], row["title"], str(row["claims"]), *(str(runs[p]) if runs[p] else "–" for p in profiles))
     table.add_section()
     table.add_row("all", "of the paper", "what is shared is trained once", "", *(str(total[profile]) for profile in profiles))
-    console = Console()
+    console = open_console()
     console.print(table)
     for row in rows:
         if row["pending"]:

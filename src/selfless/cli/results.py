@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from selfless.cli.errors import print_error
+from selfless.cli.terminal import open_console
 
 if TYPE_CHECKING:
     from selfless.spec import Result
@@ -47,19 +48,19 @@ def _nan_to_none(value: float) -> float | None:
 
 
 def _print_table(results: Sequence[Result], out: Path) -> None:
-    from rich.console import Console
+
+    from rich.text import Text
 
     from selfless import report
 
-    console = Console()
+    console = open_console()
     console.print(report.terminal(results))
     console.print(str(report.headline(results)))
     for result in results:
         strengths = ", ".join(f"{name}:{value:.3g}" for name, value in result.about.get("strengths", {}).items())
         measured = f" (measured: {strengths})" if strengths else ""
-        console.print(
-            f"[dim]{result.run.method}, seed {result.run.seed}{measured}:[/dim] {out / result.run.key}", highlight=False, soft_wrap=True
-        )
+        what = f"{result.run.method}, seed {result.run.seed}{measured}:"
+        console.print(Text.assemble((what, "dim"), f" {out / result.run.key}"), soft_wrap=True)
 
 
 def load_results(folder: Path) -> list[Result]:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from selfless.cli.terminal import open_console
+
 if TYPE_CHECKING:
     from selfless.integrations.tracked_runs import TrackedRuns
     from selfless.runner import TrainOptions
@@ -17,13 +19,12 @@ if TYPE_CHECKING:
 
 def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: bool, log: str | None = None) -> list[Result]:
     """Train with live progress on standard error, or load the results that are recorded in `options.out`. `log`: the name of a tracker."""
-    from rich.console import Console
 
     from selfless.cli.progress import progress_lines
     from selfless.runner import Store, train_runs
 
     assert options.out is not None, "commands record what they train"
-    console = Console(stderr=True, quiet=as_json)
+    console = open_console(stderr=True, quiet=as_json)
     store = Store(options.out, options.data_dir)
     recorded = set() if options.force else {run for run in runs if store.load(run) is not None}
     if recorded:
@@ -44,7 +45,7 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
         if tracked is not None:
             tracked.finish(dict.fromkeys(results))
     for line in fleet_speeds([r for r in results if r.run not in recorded]):
-        console.print(f"[dim]{line}[/dim]", highlight=False, soft_wrap=True)
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
     return results
 
 

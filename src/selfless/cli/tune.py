@@ -11,6 +11,7 @@ import typer
 
 from selfless.cli.errors import reporting_errors
 from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Workers
+from selfless.cli.terminal import open_console
 from selfless.cli.training import train_with_progress
 
 if TYPE_CHECKING:
@@ -152,7 +153,6 @@ def show_tuning(
         picked = {"largest": candidates[largest].sparsify.strength, "smallest": candidates[smallest].sparsify.strength}
         typer.echo(json.dumps({"tolerance": tolerance, "candidates": rows, **picked, "kept_any": any(kept[1:])}))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="Held-out accuracy on the first task (%)", title_justify="left")
@@ -166,7 +166,7 @@ def show_tuning(
         if mean == mean:
             cells = [f"{mean:.2f}", f"{std:.2f}" if std == std else "–", f"{mean - reference:+.2f}" if i else ""]
         table.add_row(str(run.sparsify), *cells, marks.get(i, ""), style=None if ok else "dim")
-    console = Console()
+    console = open_console()
     console.print(table)
     if len({mean for mean, _ in means}) == 1:
         advice = explain_tie(reference / 100, len(scores[0]), *held_out) or f"Suggested: --sparsify {candidates[largest].sparsify}"

@@ -12,6 +12,7 @@ import typer
 
 from selfless.cli.errors import reporting_errors
 from selfless.cli.options import AsJson
+from selfless.cli.terminal import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,18 +41,16 @@ def watch(
     It reads files only, and ends by itself when nothing runs any more. The exit status is 1 if a run failed or was stopped.
     """
     with reporting_errors(as_json, "stopped watching; the training goes on"):
-        from rich.console import Console
-
         from selfless.runner.study import StudyReader, as_dict
 
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}; name the --out of a running command, as in selfless watch results")
-        reader, console = StudyReader(folder), Console()
+        reader, console = StudyReader(folder), open_console()
         snapshot = reader.look()
         if not snapshot.runs:
             raise ValueError(f"{folder} holds no runs, and nothing is training there; begin with selfless run --out {folder}")
         if not once:
-            snapshot = _follow(reader, snapshot, interval, Console(stderr=True) if as_json else console)
+            snapshot = _follow(reader, snapshot, interval, open_console(stderr=True) if as_json else console)
         if as_json:
             typer.echo(json.dumps(as_dict(snapshot)))
         else:

@@ -32,7 +32,7 @@ from selfless.data.named import stream, stream_names
 from selfless.data.object_stream import objects_digest
 from selfless.data.objects import fetch_objects, prepare_objects, prepared_objects, present_objects
 from selfless.data.part import Joined, Part, Resident
-from selfless.data.paths import cache_dir, data_dir, data_dirs
+from selfless.data.paths import cache_dir, data_dir, data_dirs, is_writable
 from selfless.data.sources import CATALOGUE, Check, Entry, Source, find_entry, sources
 from selfless.data.sources.objects import OBJECTS, ObjectSet
 from selfless.data.sources.objects.checks import describe_reduction, verify_objects
@@ -80,6 +80,7 @@ __all__ = [
     "from_npz",
     "grouped",
     "holding",
+    "is_writable",
     "joint",
     "load",
     "locate_weights",

@@ -88,13 +88,17 @@ class Tree:
                 self._zip = zipfile.ZipFile(place)
             except (zipfile.BadZipFile, OSError) as error:
                 raise Altered(f"{place} is damaged or half-written ({error}); delete it and fetch it again") from error
-            for info in self._zip.infolist():
-                parts = check_path(info.filename, place).parts
+            try:
+                checked = [(info, check_path(info.filename, place).parts) for info in self._zip.infolist()]
+            except DataError:
+                self._zip.close()
+                raise
+            for info, parts in checked:
                 if info.is_dir() or top not in parts:
                     continue
                 name = "/".join(parts[parts.index(top) + 1 :])
                 self._members[name] = info.filename
-                marks.update(f"{name}\0{info.file_size}\0{info.CRC}\n".encode())
+                marks.update(f"{name}\0{info.file_size}\0{info.CRC}\n".encode("utf-8", "surrogateescape"))
         self.mark = marks.hexdigest()
 
     def __enter__(self) -> Self:

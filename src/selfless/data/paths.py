@@ -36,10 +36,18 @@ def cache_dir() -> Path:
 def data_dir(explicit: Place = None) -> Path:
     """Return the first folder to look in: the given one, else `SELFLESS_DATA`, else `data` in the cache."""
     if explicit is not None:
-        return Path(explicit).expanduser()
+        return _expand(explicit, "--data-dir")
     if named := os.environ.get("SELFLESS_DATA"):
-        return Path(named).expanduser()
+        return _expand(named, "SELFLESS_DATA")
     return cache_dir() / "data"
+
+
+def _expand(place: str | os.PathLike[str], where: str) -> Path:
+    """Return the path with ~ and ~user replaced by the home folder; `where` names the setting in the error."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{where} is {str(place)!r}, and there is no home folder of that user; write the whole path") from error
 
 
 def data_dirs(explicit: Place = None) -> tuple[Path, ...]:

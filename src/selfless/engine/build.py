@@ -80,6 +80,18 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     return fleet
 
 
+def count_parameters(run: Run, stream: Stream) -> int:
+    """Return how many parameters the network of a run has; 0 for a custom network, which only its own code can tell. No memory is used."""
+    if ":" in run.model:
+        return 0
+    augment = AUGMENT[run.augment]
+    shape = augment.shape(stream.input_shape) if augment else stream.input_shape
+    options = {k: v for k, v in run.model_options.items() if k != "weights"}  # which are read later; they do not change the size
+    if options.get("fc") == "pretrained":
+        del options["fc"]
+    return sum(p.numel() for p in build(run.model, outputs=stream.outputs, input_shape=shape, device="meta", **options).parameters())
+
+
 def _check_layers(runs: Sequence[Run], layers: Sequence[str], every: Sequence[str]) -> None:
     """Raise ValueError if the network has no hidden activation modules but a method needs them."""
     run = runs[0]

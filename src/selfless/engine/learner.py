@@ -156,9 +156,9 @@ class Learner:
         progress.capacity = [copy.deepcopy(old.capacity) for _ in self.runs]
         progress.task = first.learned
 
-    def _average(self) -> list[float]:
-        """Return the average test accuracy of each member over the tasks learnt so far; [] before the first has ended."""
-        rows = self.progress.accuracy
+    def _average(self, tasks: int | None = None) -> list[float]:
+        """Return the average test accuracy of each member over the first `tasks` tasks (None: those learnt so far); [] before the first."""
+        rows = self.progress.accuracy[:tasks]
         learnt = None if self.streams[0].is_joint else len(rows)  # joint training learns all tasks at once
         return [float(np.nanmean([row[m] for row in rows[-1][:learnt]])) for m in range(len(self.runs))] if rows else []
 
@@ -175,6 +175,20 @@ class Learner:
         known = len(past) == len(self.runs)
         loss, accuracy = ([entry[name] for entry in past] if known else [] for name in ("loss", "accuracy"))
         self._tell(t, epoch, loss, accuracy, passing=True, stage=stage, resumed=self.resumed)
+
+    def log_lines(self, m: int) -> list[dict[str, Any]]:
+        """Return the lines of member m's log up to the checkpoint, from its recorded history."""
+        lines: list[dict[str, Any]] = []
+        progress, first = self.progress, self.streams[0].learned
+        for t in range(first, len(progress.history[m])):
+            count = max(len(member[t]) for member in progress.history)  # a member whose epochs are over is logged with the others
+            for e in range(count):
+                entry = progress.history[m][t][min(e, len(progress.history[m][t]) - 1)]
+                values = {"accuracy": entry["accuracy"], "loss": None if entry["loss"] < 0 else entry["loss"]}
+                lines.append({"task": t + 1, "epoch": e + 1, "evaluated": False, **values})
+            if t < progress.task:
+                lines.append({"task": t + 1, "epoch": self.epochs, "evaluated": True, "accuracy": self._average(t + 1)[m]})
+        return lines
 
     def _evaluate(self, parts: Sequence[FleetData]) -> list[list[float]]:
         """Return the accuracy of every member on each task."""

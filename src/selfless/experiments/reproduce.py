@@ -19,6 +19,9 @@ from selfless.experiments.choosing import Selection, choose, next_trials, trials
 from selfless.experiments.grids import reachable
 from selfless.experiments.record import describe_runs, fill_cell, judge_claims, list_choices, list_notes
 from selfless.files import write_json
+from selfless.runner import Store, TrainOptions
+from selfless.runner.checks import problems, refuse
+from selfless.runner.machine import resolve_device
 from selfless.spec import Result, Run
 
 FORMAT = 1
@@ -99,6 +102,17 @@ def reproduce(
     }
     write_json(record_file(out, experiment), record)
     return record
+
+
+def check_together(experiments: Sequence[Experiment], options: TrainOptions) -> None:
+    """Check every run that these experiments may train, before the first one. Missing data only leaves out its experiment."""
+    assert options.out is not None
+    cells = [cell for experiment in experiments for cell in experiment.cells]
+    places = [(options.out if cell.choice.on_test else options.out / CHOOSING, trials(cell)) for cell in cells]
+    places += [(options.out, [final(cell, run, 0) for run in cell.candidates]) for cell in cells]
+    missing = [run for place, runs in places for run in dict.fromkeys(runs) if not Store(place).has(run.key)]
+    found = problems(missing, dataclasses.replace(options, device=resolve_device(options.device)))
+    refuse([problem for problem in found if not isinstance(problem.error, DataError)], len(missing))
 
 
 def judge_again(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:

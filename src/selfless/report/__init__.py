@@ -1,5 +1,5 @@
 """Recorded results as tables, figures and one HTML page. It reads numbers, never models; importing it loads neither torch nor matplotlib.
-Imports files, metrics, runner and spec. Imported by bench and cli.
+Imports files, inputs, metrics, runner and spec. Imported by bench and cli.
 
 groups(results)                  runs that differ in the seed only, with mean ± std over seeds
 headline(results)                the main finding in one sentence, and what supports it in another

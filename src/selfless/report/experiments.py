@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from selfless.report.records import VERDICTS, Cell, Record, by_place, judged, keys, load, marked, read, rows_and_columns, tally, unjudged
-from selfless.report.tables import line_of, tex
+from selfless.report.tables import defuse, line_of, tex
 from selfless.report.wording import beside, choices, heading, interval, provenance, remarks, settings, text, value
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def terminal(record: Record) -> RenderableType:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         table.add_column("")
         for column in some:
-            table.add_column(column or record["title"], justify="right")
+            table.add_column(Text(column or record["title"]), justify="right")
         for row in rows:
             found = [cells.get((row, column)) for column in some]
             if any(cell is not None for cell in found):
-                table.add_row(row, *("" if cell is None else _lines(cell) for cell in found))
+                table.add_row(Text(row), *(Text("" if cell is None else _lines(cell)) for cell in found))
         tables += [Text(), table] if tables else [table]
     claims = Table(box=None, pad_edge=False, show_header=False)
     for number, line in enumerate(unjudged(record)):
@@ -132,17 +132,17 @@ def csv(records: Sequence[Record]) -> str:
     rows = csv_format.writer(file, lineterminator="\n")
     rows.writerow("experiment profile quick kind row column mean std low high seeds published difference status method".split())
     for record in records:
-        start = [record["name"], record["profile"], record["quick"]]
+        start = [defuse(record["name"]), record["profile"], record["quick"]]
         for cell in record["cells"]:
             seeds = sum(run["value"] is not None for run in cell["runs"])
             numbers = [_full(cell["mean"]), _full(cell["std"]), "", "", seeds, _full(cell["published"]), _full(cell["difference"])]
             status = "; ".join(cell.get("marks") or [cell["status"]])
-            rows.writerow([*start, "cell", cell["row"], cell["column"], *numbers, status, cell["method"]])
+            rows.writerow([*start, "cell", defuse(cell["row"]), defuse(cell["column"]), *numbers, status, defuse(cell["method"])])
         for claim in record["claims"]:
             for part in claim["parts"]:
                 numbers = [_full(part["mean"]), "", _full(part["low"]), _full(part["high"]), part["seeds"], _full(part["published"]), ""]
                 status = "not judged" if record["quick"] else part["verdict"]
-                rows.writerow([*start, "claim", part["text"], claim["text"], *numbers, status, ""])
+                rows.writerow([*start, "claim", defuse(part["text"]), defuse(claim["text"]), *numbers, status, ""])
     return file.getvalue()
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfless.inputs import check_experiment
+
 Record = dict[str, Any]
 Cell = Mapping[str, Any]
 Place = tuple[str, str]  # (row, column)
@@ -31,7 +33,8 @@ def read(path: Path) -> Record:
         record: Record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != FORMAT:
             raise ValueError(f"its format is {record['format']}, not {FORMAT}")
-    except (KeyError, TypeError, ValueError) as error:
+        check_experiment(record)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a record of this version ({error}); delete it, or write it again: selfless reproduce") from error
     return record | {"folder": str(path.parent.parent)}
 

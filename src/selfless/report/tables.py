@@ -119,9 +119,15 @@ def csv(results: Sequence[Result]) -> str:
     for g in found:
         pairs = [g.held_out, *(g.value(name) for name in MEASURES), *g.per_task]
         shares = ["" if math.isnan(x) else repr(x) for pair in pairs for x in pair] + [""] * 2 * (tasks - g.tasks)
-        what = [g.label, g.run.method, g.run.stream, g.run.model, g.tasks, g.run.scenario]
-        rows.writerow([*what, len(g.done), len(g.failures), g.select, int(is_trial(g.results[0])), "; ".join(g.notes), *shares])
+        what = [*map(defuse, (g.label, g.run.method, g.run.stream, g.run.model)), g.tasks, g.run.scenario]
+        notes = defuse("; ".join(g.notes))
+        rows.writerow([*what, len(g.done), len(g.failures), g.select, int(is_trial(g.results[0])), notes, *shares])
     return file.getvalue()
+
+
+def defuse(text: str) -> str:
+    """Return the text of a CSV cell so that a spreadsheet does not run it as a formula: one that begins like a formula gets a quote."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def terminal(results: Sequence[Result]) -> RenderableType:
@@ -183,15 +189,17 @@ def _table(rest: Sequence[str], first: str = "method", marks: bool = False) -> T
 
 
 def _summary(found: Sequence[Group], labels: Sequence[Sequence[Text]]) -> Table:
+    from rich.text import Text
+
     headings = [heading.replace(" ", "\n").replace("parameters", "param.") for heading, _ in MEASURES.values()]
     table = _table(headings, marks=len(labels[0]) > 1)
     top = best(found)
     for group, label in zip(found, labels, strict=True):
         if not group.done:
-            table.add_row(*label, "[red]failed[/red]", *["–"] * (len(MEASURES) - 1))
+            table.add_row(*label, Text("failed", style="red"), *["–"] * (len(MEASURES) - 1))
             continue
         texts = [group.value(name).text(digits, std=name == "average") for name, (_, digits) in MEASURES.items()]
-        table.add_row(*label, f"[bold green]{texts[0]}[/]" if group is top else texts[0], *texts[1:])
+        table.add_row(*label, Text(texts[0], style="bold green" if group is top else ""), *texts[1:])
     return table
 
 
@@ -204,12 +212,14 @@ def _per_task(found: Sequence[Group], labels: Sequence[Sequence[Text]], start: i
 
 
 def _matrix(group: Group) -> Table:
+    from rich.text import Text
+
     A = group.accuracy[0]
     table = _table([str(u + 1) for u in range(A.shape[1])], "learnt")
     for t, row in enumerate(A):
         texts = ["–" if math.isnan(a) else number(a) for a in row]
         joint = len(A) == 1
-        table.add_row("all" if joint else str(t + 1), *(x if joint or u <= t else f"[dim]{x}[/dim]" for u, x in enumerate(texts)))
+        table.add_row("all" if joint else str(t + 1), *(Text(x, style="" if joint or u <= t else "dim") for u, x in enumerate(texts)))
     return table
 
 

@@ -23,7 +23,8 @@ from types import TracebackType
 from typing import Any
 
 from selfless.engine.progress import Event
-from selfless.files import write_text
+from selfless.files import is_running, write_text
+from selfless.inputs import check_note
 from selfless.runner.store import Store
 from selfless.spec import Run
 
@@ -44,13 +45,7 @@ def is_alive(note: dict[str, Any], changed: float) -> bool:
     silent = time.time() - changed
     if note["host"] != socket.gethostname() or silent < SILENT:
         return silent < LOST
-    try:
-        os.kill(note["process"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it runs, as another user
-        pass
-    return True
+    return is_running(note["process"])
 
 
 class FleetNote:
@@ -91,7 +86,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 def announced(runs: Sequence[Run], store: Store) -> Iterator[None]:
     """Inside `with`: a note says that these runs are to be trained. After an error it stays, with the reason, if anything was trained."""
     is_new = not store.out.exists()
-    _remove_old(runs, store)
+    remove_old(runs, store)
     host = re.sub(r"[^\w.]", "_", socket.gethostname())
     path = store.out / f"study-{host}-{os.getpid()}-{next(_numbers)}.json"
     note = where() | {"started": time.time(), "runs": [describe(run) for run in runs]}
@@ -111,12 +106,12 @@ def announced(runs: Sequence[Run], store: Store) -> Iterator[None]:
     path.unlink(missing_ok=True)
 
 
-def _remove_old(runs: Sequence[Run], store: Store) -> None:
+def remove_old(runs: Sequence[Run], store: Store) -> None:
     """Remove the notes of studies that ended and whose runs are recorded or about to be trained again."""
     planned = {run.key for run in runs}
     for path in store.out.glob("study-*.json"):
         note = read_note(path)
-        if note is None or ("ended" not in note and is_alive(note, note["updated"])):
+        if note is None or ("ended" not in note and is_alive(note, 0.0 if note["host"] == socket.gethostname() else note["updated"])):
             continue
         if all(run["key"] in planned or store.has(run["key"]) for run in note["runs"]):
             path.unlink(missing_ok=True)
@@ -125,7 +120,8 @@ def _remove_old(runs: Sequence[Run], store: Store) -> None:
 def read_note(path: Path) -> dict[str, Any] | None:
     """Return a note; None if it was removed in the meantime, or is none of ours."""
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-        return note if {"host", "process", "updated", "runs"} <= note.keys() else None
-    except (OSError, json.JSONDecodeError, AttributeError):
+        note: dict[str, Any] = json.loads(path.read_bytes())
+        check_note(note, path.name.startswith("training-"))
+        return note | {"runs": [{name: run[name] for name in ("key", "method", "stream", "model", "seed")} for run in note["runs"]]}
+    except (OSError, ValueError, RecursionError):
         return None

@@ -11,14 +11,17 @@ import dataclasses
 import gc
 import json
 import math
+import signal
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import torch
 
 from selfless.data import DataError, holding, name_stream
@@ -26,16 +29,18 @@ from selfless.engine.build import CannotShareFleet
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
 from selfless.network.given import is_unnamed, name_network
+from selfless.runner.checks import check_runs
 from selfless.runner.continuing import find_parent
 from selfless.runner.given import can_travel, check_objects, pack_streams
-from selfless.runner.live import FleetNote, announced
+from selfless.runner.live import FleetNote, announced, remove_old
 from selfless.runner.machine import core_count, machine, resolve_device, suitable_threads
 from selfless.runner.memory import available, parts_that_fit
 from selfless.runner.options import TrainOptions, Watch
 from selfless.runner.plan import fleets, split_evenly
 from selfless.runner.store import Store
 from selfless.spec import Result, Run
-from selfless.workers import Pool, WorkerDied
+from selfless.terms import Term
+from selfless.workers import Pool
 
 
 @overload
@@ -127,15 +132,21 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
         missing = [run for run in unique if options.force or is_unnamed(run.model) or store.load(run) is None]
         trained: dict[Run, Result] = {}
         if missing:
-            stack.enter_context(holding())  # every fleet needs the same images
+            held = stack.enter_context(contextlib.ExitStack())
+            held.enter_context(holding())  # every fleet needs the same images
             options = dataclasses.replace(options, device=resolve_device(options.device))
+            check_runs(missing, options)
             parts, processes = _divide(missing, unique, store, options)
+            if processes > 1:
+                held.close()  # each worker loads them
             with announced(missing, store):
                 if processes > 1:
-                    _train_in_workers(parts, processes, store, options)
+                    trained = _train_in_workers(parts, processes, store, options)
                 else:
                     trained = {result.run: result for fleet in parts for result in train_fleet(fleet, store, options)}
-            store.sweep()
+        if options.out is not None:
+            remove_old(unique, store)
+            store.tidy(unique)
         results = {run: trained.get(run) or store.load(run) for run in unique}  # another process may train again what we recorded
         if options.out is None:  # the folder is temporary
             results = {run: None if r is None else _keep_weights(r) for run, r in results.items()}
@@ -155,13 +166,18 @@ def _keep_weights(result: Result) -> Result:
 
 def _check_importable(runs: Sequence[Run], options: TrainOptions) -> None:
     """Raise ValueError for custom terms that records and worker processes could not import."""
-    kinds = {type(term) for run in runs for term in (*run.preserve.parts, *run.sparsify.parts)}
+    kinds = {kind for run in runs for kind in _kinds(run)}
     hidden = [kind.__name__ for kind in kinds if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__]
     if hidden and (options.out is not None or (options.workers != 1 and len(runs) > 1)):
         raise ValueError(
             f"{min(hidden)} is defined in the main program or inside a function, where records and worker processes cannot import it; "
             "put it into a separate module (mine.py), or train without out= and with workers=1"
         )
+
+
+def _kinds(run: Run) -> set[type[Term]]:
+    """Return the classes of the terms of a run."""
+    return {type(term) for term in (*run.preserve.parts, *run.sparsify.parts)}
 
 
 def _divide(missing: list[Run], wanted: list[Run], store: Store, options: TrainOptions) -> tuple[list[list[Run]], int]:
@@ -247,17 +263,28 @@ def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOp
             parent=find_parent(runs[0], options),
             report=report,
         )
+        if learner.resumed:
+            for m, run in enumerate(runs):
+                store.restore_log(run, learner.log_lines(m))
         learner.learn()
         about = machine()
     recorded = []
     for m, result in enumerate(learner.results()):
         if result.run in todo:
             made_from = {"made_from": sources[m]} if sources[m] else {}
-            recorded.append(dataclasses.replace(result, about=result.about | about | made_from))
-            weights = store.record(recorded[-1], partial(learner.member_tensors, m))
-            recorded[-1] = dataclasses.replace(recorded[-1], weights=weights)
+            result = dataclasses.replace(result, about=result.about | about | made_from)
+            recorded.append(store.record(result, partial(learner.member_tensors, m)))
     store.training(runs).unlink(missing_ok=True)
     return recorded
+
+
+def record_failure(run: Run, reason: str, store: Store) -> Result:
+    """Record a run that ended without a result of its own, and return what was recorded."""
+    unknown = np.full((1, 1), math.nan)
+    result = Result(run, unknown, unknown[0], [], [], status="failed", error=reason, about=machine())
+    with store.lock([run], lambda run: None):
+        Store(store.out, store.data_dir, checkpoints=False).record(result, dict)
+    return result
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -277,8 +304,12 @@ def _halves(runs: list[Run], device: str) -> list[list[Run]]:
 
 
 # ------------------------------------------------------------------------------------------------------------------- workers
-def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, options: TrainOptions) -> None:
-    """Train the fleets in worker processes, which record the results. The first error stops all of them."""
+def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, options: TrainOptions) -> dict[Run, Result]:
+    """Train the fleets in worker processes, which record the results. The first error stops all of them.
+
+    A fleet whose worker dies is tried once more; if that one dies, too, its runs are recorded as failed, and returned.
+    """
+    deaths, failed = Counter[int](), dict[Run, Result]()
     shared = {
         "out": str(store.out.resolve()),
         "checkpoints": store.checkpoints,
@@ -287,6 +318,7 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
         "budget": options.budget,
         "force": options.force,
         "path": [entry for entry in sys.path if entry],
+        "trusted": sorted({kind.spelling() for runs in parts for run in runs for kind in _kinds(run) if kind.is_custom()}),
     }
 
     def receive(job: int, message: dict[str, Any]) -> None:
@@ -300,11 +332,22 @@ def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, opti
         if "event" in message:
             options.tell([runs[i] for i in message["members"]], Event(**message["event"]))
 
-    try:
-        with tempfile.TemporaryDirectory(prefix="selfless-") as folder:
-            packed = pack_streams([run for runs in parts for run in runs], Path(folder))
-            jobs = [shared | {"runs": [run.as_dict() for run in runs], "streams": packed} for runs in parts]
-            Pool([sys.executable, "-m", "selfless.runner.worker"], processes).run(jobs, receive)
-    except WorkerDied as death:
-        message = f"the worker that trained {parts[death.job][0].method} ended with status {death.status}; see its message above"
-        raise RuntimeError(message) from death
+    def replace(job: int, status: int) -> bool:
+        """Decide whether a job whose worker died is done again."""
+        deaths[job] += 1
+        reason = (
+            f"its worker process ended with status {status}{' (killed, perhaps for want of memory)' if status == -signal.SIGKILL else ''}"
+        )
+        if deaths[job] == 1:
+            warnings.warn(f"{parts[job][0].method}: {reason}; it is tried once more", stacklevel=6)
+            return True
+        for run in parts[job]:
+            if store.load(run) is None:
+                failed[run] = record_failure(run, f"{reason}, twice", store)
+        return False
+
+    with tempfile.TemporaryDirectory(prefix="selfless-") as folder:
+        packed = pack_streams([run for runs in parts for run in runs], Path(folder))
+        jobs = [shared | {"runs": [run.as_dict() for run in runs], "streams": packed} for runs in parts]
+        Pool([sys.executable, "-m", "selfless.runner.worker"], processes).run(jobs, receive, replace)
+    return failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +21,12 @@ def resolve_device(device: str) -> str:
     """Return the device for a name: "auto" is a GPU if there is one, else the CPU."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d{1,4})?", device):
+        raise ValueError(f"device {device!r} is not known; choose auto, cpu, cuda, or cuda:1 for the second GPU")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device {device!r} is not available: this machine has no usable GPU; use --device cpu")
+    if ":" in device and int(device[5:]) >= torch.cuda.device_count():
+        raise ValueError(f"device {device!r} is not available: this machine has {torch.cuda.device_count()} GPU, counted from cuda:0")
     return device
 
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from selfless.data.traits import stream_traits
+from selfless.inputs import check_recorded, collecting, raise_all, show
 from selfless.preserve import Preserver
 from selfless.runner.loading import folder_of, load
 from selfless.runner.network_traits import network_traits
 from selfless.runner.options import TrainOptions
 from selfless.spec import ON_HELD_OUT, Run
 
+MOST_SEEDS = 100_000
 HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints")  # fields of TrainOptions that are also keys of the TOML file
 
 
@@ -46,13 +48,25 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
     parents = folder_of(values["parent"]) if values.get("parent") else None
     values = values if parents is None else _continue(values)
     how = {name: values.pop(name) for name in HOW if name in values}
-    _check_whole("workers", how.get("workers"))
-    how["budget"] = parse_size(how.get("budget"))
-    if not isinstance(how.get("checkpoints", True), bool):
-        raise ValueError(f"checkpoints is {how['checkpoints']!r}; it must be true or false")
+    problems: list[Exception] = []
+    with collecting(problems):
+        _check_whole("workers", how.get("workers"))
+    with collecting(problems):
+        how["budget"] = parse_size(how.get("budget"))
+    with collecting(problems):
+        if not isinstance(how.get("checkpoints", True), bool):
+            raise ValueError(f"checkpoints is {show(how['checkpoints'])}; it must be true or false")
+    for name in ("out", "data_dir", "device"):
+        with collecting(problems):
+            if name in how and not (isinstance(how[name], str | Path) and str(how[name]).isprintable()):
+                raise ValueError(f"{name} is {show(how[name])}; it must be text")
     seeds = values.pop("seeds", 1)
-    first = Run.from_dict(values, recorded=False)
-    _check_whole("seeds", seeds, f": how many seeds to run, from {first.seed} up")
+    with collecting(problems):
+        _check_whole("seeds", seeds, f": how many seeds to run, from {show(values.get('seed', 0))} up", most=MOST_SEEDS)
+    with collecting(problems):
+        _check_text(values)
+        first = Run.from_dict(values, recorded=False)
+    raise_all(problems)
     runs = [dataclasses.replace(first, seed=first.seed + i) for i in range(seeds)]
     return Plan(runs, TrainOptions(**({"out": parents or "results"} | how), parents=parents, force=force))
 
@@ -62,6 +76,8 @@ def _continue(values: Mapping[str, Any]) -> dict[str, Any]:
     if not values.get("stream"):
         raise ValueError("--continue needs the new tasks: --stream folders:PATH, which holds only them")
     base = load(values["parent"]).continued(str(values["stream"])).as_dict()
+    if "model" not in values and ":" in base["model"]:
+        check_recorded(base["model"])
     return {**base, **values, "parent": base["parent"]}
 
 
@@ -71,7 +87,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}; --config takes a TOML file such as: model = 'mlp-64'") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # a folder, wrong TOML, text that is not UTF-8, too many digits or brackets
         raise ValueError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -84,9 +100,18 @@ def _check_keys(values: Mapping[str, Any], known: Sequence[str], config: Path | 
             raise ValueError(f"{config}: unknown key {key!r}.{hint} Known keys: {', '.join(known)}")
 
 
-def _check_whole(name: str, value: Any, explanation: str = "") -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"{name} is {value!r}; it must be a whole number ≥ 1{explanation}")
+def _check_text(values: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the stream and the network are names: a file holds no objects."""
+    defaults = {f.name: f.default for f in dataclasses.fields(Run)}
+    for name in ("stream", "model"):
+        if not isinstance(values.get(name, ""), str):
+            raise ValueError(f"{name} is {show(values[name])}; it must be text, as in {name} = {defaults[name]!r}")
+
+
+def _check_whole(name: str, value: Any, explanation: str = "", most: int = 2**31) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+        high = f", and at most {most:,}" if isinstance(value, int) and value > most else ""
+        raise ValueError(f"{name} is {show(value)}; it must be a whole number ≥ 1{high}{explanation}")
 
 
 def parse_pairs(pairs: Sequence[str], flag: str) -> dict[str, Any]:
@@ -98,24 +123,25 @@ def parse_pairs(pairs: Sequence[str], flag: str) -> dict[str, Any]:
             raise ValueError(f"{flag} {pair!r}: write key=value, as in {flag} classes_per_task=5")
         try:
             found[key] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError, KeyError):
             found[key] = text
     return found
 
 
 def parse_size(text: str | int | None) -> int | None:
     """Return the number of bytes of "2GB", "500 MiB" or a number."""
-    if text is None or (isinstance(text, (int, float)) and not isinstance(text, bool) and text > 0):
-        return None if text is None else int(text)
+    if text is None:
+        return None
     units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-    plain = str(text).strip().lower().replace(" ", "")
+    plain = show(text).strip("'").strip().lower().replace(" ", "")
     number = plain.rstrip("abcdefghijklmnopqrstuvwxyz")
     try:
-        if float(number) <= 0:
+        size = float(number) * units[plain[len(number) :]]
+        if isinstance(text, bool) or not 1 <= size < 2**63:
             raise ValueError
-        return int(float(number) * units[plain[len(number) :]])
+        return int(size)
     except (KeyError, ValueError):
-        raise ValueError(f"{str(text)!r} is not a size; write for example 2GB or 500MiB") from None
+        raise ValueError(f"{show(text)} is not a size; write for example 2GB or 500MiB") from None
 
 
 # -------------------------------------------------------------------------------------------------------------------- fleets

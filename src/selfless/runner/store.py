@@ -15,17 +15,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfless.data import checksum
 from selfless.data.digests import Contents
-from selfless.files import locked, write_atomically, write_json
+from selfless.files import locked, remove_left_over, write_atomically, write_json, write_text
+from selfless.inputs import NotHere, check_seal, seal
 from selfless.runner.archive import NAME, damaged, read_archive, write_archive
 from selfless.runner.sources import contents_of, made_from
 from selfless.spec import Result, Run
-from selfless.terms import NotHere
 
 __all__ = ["Store", "made_from"]
 
-METRICS, TENSORS = "metrics.json", "checkpoint.safetensors"
-PACKED = {METRICS, "spec.json", "log.jsonl", "lock"}  # a folder with only these files can be removed after packing: it has no tensors
+METRICS, TENSORS, LOG = "metrics.json", "checkpoint.safetensors", "log.jsonl"
+PACKED = {METRICS, "spec.json", LOG, "lock"}  # a folder with only these files can be removed after packing: it has no tensors
 
 
 class Store:
@@ -144,23 +145,38 @@ class Store:
         return found
 
     # ------------------------------------------------------------------------------------------------------------ writing
-    def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> Path | None:
-        """Write a result; return the file of its tensors, if any. The metrics are written last, as a run with metrics counts as done."""
+    def record(self, result: Result, tensors: Callable[[], Mapping[str, Any]]) -> Result:
+        """Write a result; return it as it is read again. The metrics are written last, as a run with metrics counts as done."""
         folder = self.folder(result.run)
         write_json(folder / "spec.json", result.run.as_dict())
         if self.checkpoints:
             from safetensors.torch import save_file
 
             write_atomically(folder / TENSORS, lambda path: save_file(dict(tensors()), path, {"key": result.run.key}))
-        write_json(folder / METRICS, result.as_dict())
-        return folder / TENSORS if self.checkpoints else None
+            result = dataclasses.replace(result, weights=folder / TENSORS, about=result.about | {"checkpoint": checksum(folder / TENSORS)})
+        write_json(folder / METRICS, seal(result.as_dict()))
+        return result
 
     def log(self, run: Run, line: Mapping[str, Any]) -> None:
         """Append one line to a run's log.jsonl."""
         folder = self.folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "log.jsonl", "a", encoding="utf-8") as file:
+        with open(folder / LOG, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    def restore_log(self, run: Run, expected: Sequence[Mapping[str, Any]]) -> None:
+        """Make the log of a run that continues what it was at its checkpoint: no line after it, and none missing before it.
+
+        expected   the lines up to the checkpoint. A process that was killed may have written more, or not the last one, or half of it.
+        """
+        written: dict[Any, Mapping[str, Any]] = {}
+        with contextlib.suppress(OSError):
+            for line in (self.folder(run) / LOG).read_bytes().splitlines():
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    values = json.loads(line)
+                    written[values["task"], values["epoch"], values["evaluated"]] = values
+        lines = [written.get((line["task"], line["epoch"], line["evaluated"]), line) for line in expected]
+        write_text(self.folder(run) / LOG, "".join(json.dumps(line) + "\n" for line in lines))
 
     def clear(self, run: Run) -> None:
         """Delete the record of a run. The caller must have locked it. The state of an interrupted fleet stays for its other members.
@@ -195,6 +211,20 @@ class Store:
                 path.unlink(missing_ok=True)
                 path.with_suffix(".json").unlink(missing_ok=True)  # the note of a fleet that was killed
 
+    def tidy(self, runs: Sequence[Run]) -> None:
+        """Remove what killed processes left in the folders of these runs: temporary files, and states and notes of finished fleets.
+
+        A folder that another process has locked is left alone.
+        """
+        remove_left_over(self.out)
+        for folder in {self.folder(run) for run in runs}:
+            if folder.is_dir() and any(path.name.startswith((".", "training-")) for path in folder.iterdir()):
+                with contextlib.suppress(_Busy), locked(folder / "lock", _give_up):
+                    remove_left_over(folder)
+                    for note in folder.glob("training-*.json"):
+                        note.unlink(missing_ok=True)
+        self.sweep()
+
     @contextlib.contextmanager
     def lock(self, runs: Sequence[Run], busy: Callable[[Run], None]) -> Iterator[None]:
         """Lock the runs, in a fixed order so that two processes never wait for each other. Empty folders are removed at the end.
@@ -208,23 +238,34 @@ class Store:
             yield
 
 
+class _Busy(Exception):
+    """Another process holds a lock."""
+
+
+def _give_up() -> None:
+    raise _Busy
+
+
 def _read(path: Path) -> Result | None:
     """Return the result in a metrics.json, with the file of its weights; None if there is no such file."""
     try:
-        result = _parse(path.read_text(encoding="utf-8"), path)
+        text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    result = _parse(text, path)
     weights = path.parent / TENSORS
     return dataclasses.replace(result, weights=weights) if weights.is_file() else result
 
 
-def _parse(text: str, path: Path) -> Result:
+def _parse(text: str | bytes, path: Path) -> Result:
     """Return the result in a metrics.json; `path` is named in errors."""
     try:
-        return Result.from_dict(json.loads(text))
+        values = json.loads(text)
+        check_seal(values)
+        return Result.from_dict(values)
     except NotHere as error:
         raise ValueError(f"{path} was made by a custom method, {error}; run this in the folder of that module") from error
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a result of this version ({error}); delete its folder, or train again with selfless run --force"
         ) from error
@@ -236,7 +277,7 @@ def _parse_archived(line: str, key: str, path: Path) -> Result:
         result = Result.from_dict(json.loads(line))
     except NotHere as error:
         raise ValueError(f"run {key} in {path} was made by a custom method, {error}; run this in the folder of that module") from error
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise damaged(path, f"run {key}: {error}") from error
     if result.run.key != key:
         raise damaged(path, f"run {key} has the settings of run {result.run.key}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from selfless.inputs import check_outcome, check_result
 from selfless.runner.archive import NAME, read_archive
 from selfless.runner.live import is_alive, read_note
 from selfless.runner.store import METRICS
@@ -129,8 +130,8 @@ class StudyReader:
             if changed < since * 1e9:
                 return None
             if path not in self._records or self._records[path][0] != changed:
-                self._records[path] = changed, _outcome(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, json.JSONDecodeError):
+                self._records[path] = changed, _outcome(path.read_bytes())
+        except OSError:
             return None
         return self._records[path][1]
 
@@ -138,13 +139,11 @@ class StudyReader:
         """Yield every run of the folder: recorded ones, and those that have a log but no record."""
         for path in sorted(self.out.rglob(NAME)):
             for key, line in read_archive(path).items():
-                values = json.loads(line)
-                yield path.parent, RunState(key, **_names(values["run"]), **_outcome(values))
+                yield path.parent, RunState(key, **_names(line), **_outcome(line))
         for path in sorted(self.out.rglob(METRICS)):
             record = self._record(path)
             if record is not None:
-                values = json.loads(path.read_text(encoding="utf-8"))
-                yield path.parent.parent, RunState(path.parent.name, **_names(values["run"]), **record)
+                yield path.parent.parent, RunState(path.parent.name, **_names(path.read_bytes()), **record)
         for path in sorted(self.out.rglob("log.jsonl")):
             if not (path.parent / METRICS).exists():
                 state = RunState(path.parent.name, path.parent.name, "", "", 0, "stopped", reason=_last_line(path))
@@ -159,27 +158,38 @@ def _changed(path: Path, note: dict[str, Any]) -> float:
         return float(note["updated"])
 
 
-def _outcome(values: dict[str, Any]) -> dict[str, Any]:
-    """Return state, accuracy and reason from the content of a metrics.json."""
+def _outcome(text: str | bytes) -> dict[str, Any]:
+    """Return state, accuracy and reason from the content of a metrics.json; one that cannot be read counts as failed."""
+    try:
+        values = json.loads(text)
+        check_outcome(values)
+    except (ValueError, RecursionError) as error:
+        return {"state": "failed", "accuracy": None, "reason": f"its record cannot be read ({error}); train it again with --force"}
     failed = values["status"] != "done"
     return {"state": "failed" if failed else "done", "accuracy": values["summary"].get("average"), "reason": values["error"]}
 
 
-def _names(run: dict[str, Any]) -> dict[str, Any]:
-    """Return method, stream, model and seed of a recorded run; of a method that cannot be imported here, its name."""
+def _names(text: str | bytes) -> dict[str, Any]:
+    """Return method, stream, model and seed of a recorded run; of a method that cannot be read or imported here, its name."""
+    try:
+        values = json.loads(text)
+        check_result(values)
+    except (ValueError, RecursionError):
+        return {"method": "unreadable", "stream": "", "model": "", "seed": 0}
+    run = values["run"]
     try:
         method = Run.from_dict(run).method
     except (ValueError, TypeError):
-        method = str(run["preserve"].get("name", "a sum of methods"))
+        method = str(run["preserve"].get("name", "a sum of methods")) if isinstance(run["preserve"], dict) else run["preserve"]
     return {"method": method, "stream": run["stream"], "model": run["model"], "seed": run["seed"]}
 
 
 def _last_line(path: Path) -> str:
     """Return where a log ends, in words."""
     try:
-        last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-        return f"its log ends after task {last['task']}, epoch {last['epoch']}"
-    except (OSError, IndexError, KeyError, json.JSONDecodeError):
+        last = json.loads(path.read_bytes().splitlines()[-1])
+        return f"its log ends after task {int(last['task'])}, epoch {int(last['epoch'])}"
+    except (OSError, IndexError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return "its log is empty"
 
 

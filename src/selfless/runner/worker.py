@@ -13,6 +13,7 @@ import torch
 
 from selfless.data import DataError
 from selfless.engine.progress import Event
+from selfless.inputs import describe_error, own_place, trust
 from selfless.runner.given import unpack_streams
 from selfless.runner.local import train_fleet
 from selfless.runner.options import TrainOptions
@@ -26,6 +27,8 @@ def train_job(job: dict[str, Any], send: Send) -> None:
     sys.path += [entry for entry in job["path"] if entry not in sys.path]
     warnings.showwarning = lambda message, *_, **__: send(warning=str(message))  # the parent warns, once for all workers
     try:
+        for name in job["trusted"]:
+            trust(name)
         unpack_streams(job["streams"])
         runs = [Run.from_dict(values) for values in job["runs"]]
 
@@ -42,8 +45,12 @@ def train_job(job: dict[str, Any], send: Send) -> None:
             waiting=lambda run: send(waiting=runs.index(run)),
         )
         train_fleet(runs, Store(job["out"], options.data_dir, checkpoints=job["checkpoints"]), options)
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
         send(error=str(error), is_data_error=isinstance(error, DataError))
+    except Exception as error:
+        if own_place(error) is None:
+            raise
+        send(error=describe_error(error), is_data_error=False)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Lives here: `network` (a module that takes images as the data set has them), `record` (what a run keeps for it), `predicting` (pictures →
 classes and probabilities), `export` (safetensors, ONNX, torch.export; each file is read again and compared).
 
-Imports data, files, models, network and preserve. Imported by cli, runner and spec.
+Imports data, files, inputs, models, network and preserve. Imported by cli, runner and spec.
 """
 
 from selfless.trained.export import FORMATS, export

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from selfless.data import DataDescription, checksum
+from selfless.inputs import check_recorded
 from selfless.network.given import PREFIX, name_network
 from selfless.trained.network import TrainedNetwork, restore
 
@@ -27,6 +28,8 @@ class Record(Protocol):
     @property
     def error(self) -> str: ...
     @property
+    def about(self) -> Mapping[str, Any]: ...
+    @property
     def data(self) -> DataDescription | None: ...
     @property
     def weights(self) -> Path | Mapping[str, Tensor] | None: ...
@@ -41,6 +44,8 @@ def model_of(record: Record, task: int | str | None = None, network: Any = None)
             f"the network of run {run.key} was passed as an object; pass it again, or a function that makes it: result.model(network=…). "
             "To use it from the command line, put the function into a module (mynet.py) and train with --model mynet:function"
         )
+    if network is None and ":" in name and held is None:
+        check_recorded(name)
     options, terms, chosen = run.model_options, run.preserve.parts, find_task(record, task)
     return restore(name, options, terms, tensors, data, task=chosen, learned=len(record.history), scenario=run.scenario)
 
@@ -88,7 +93,13 @@ def read_tensors(record: Record) -> Mapping[str, Tensor]:
         raise ValueError(f"run {key} has no recorded weights: packed results and checkpoints=False keep none; {AGAIN}")
     if isinstance(record.weights, Mapping):
         return record.weights
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    found: dict[str, Tensor] = load_file(record.weights)
+    try:
+        if record.about.get("checkpoint") not in (None, checksum(record.weights)):
+            raise ValueError("its checksum is not the recorded one")
+        found: dict[str, Tensor] = load_file(record.weights)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{record.weights} is damaged ({error}); {AGAIN}") from error
     return found

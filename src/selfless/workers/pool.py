@@ -25,6 +25,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # one process per
 STOP_SECONDS = 10.0  # how long a worker may take to stop before it is killed
 
 Receive = Callable[[int, dict[str, Any]], None]
+Replace = Callable[[int, int], bool]
 
 
 class WorkerDied(RuntimeError):
@@ -41,10 +42,11 @@ class Pool:
     def __init__(self, command: Sequence[str], count: int) -> None:
         self.command, self.count = list(command), count
 
-    def run(self, jobs: Sequence[Mapping[str, Any]], receive: Receive) -> None:
+    def run(self, jobs: Sequence[Mapping[str, Any]], receive: Receive, replace: Replace | None = None) -> None:
         """Do all jobs. Call `receive(number of the job, message)` in this thread for every message.
 
-        If a worker dies, raise WorkerDied. On this and any other exception (from `receive`, or Ctrl-C) all workers are stopped first.
+        If a worker dies, call `replace(number of its job, exit status)`, and start another worker, which does that job again if the answer
+        is True. Without `replace`, raise WorkerDied. On any exception (from `receive`, or Ctrl-C) all workers are stopped first.
         """
         waiting, lines = list(enumerate(jobs)), queue.SimpleQueue[tuple[_Worker, str]]()
         workers: list[_Worker] = []
@@ -57,7 +59,15 @@ class Pool:
                 if worker.job is None:
                     continue  # the end of a worker that finished its last job
                 if not line:
-                    raise WorkerDied(worker.job, worker.process.wait())
+                    if replace is None:
+                        raise WorkerDied(worker.job, worker.process.wait())
+                    if replace(worker.job, worker.process.wait()):
+                        waiting.insert(0, (worker.job, jobs[worker.job]))
+                    worker.job = None
+                    if waiting:
+                        workers.append(_Worker(self.command, lines))
+                        workers[-1].give(waiting.pop(0))
+                    continue
                 message = json.loads(line)
                 if message != FINISHED:
                     receive(worker.job, message)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +18,8 @@ from selfless.data.errors import DataError, MissingData
 from selfless.data.rng import split_by_class
 from selfless.data.sources.base import Source
 
+UNREADABLE = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError)
+UNREADABLE += (MemoryError, SyntaxError)  # type: ignore[assignment]  # a header that promises terabytes, or is no Python literal
 AT_ONCE = 2**22  # numbers that are checked at a time
 NPZ_ARRAYS = {"x_train", "y_train", "x_test", "y_test", "task", "task_test"}
 
@@ -62,6 +67,11 @@ def read_arrays(
     else:
         test = (as_images(x_test, "x_test"), as_labels(y_test, "y_test"))
         tasks_test = None if task_test is None else as_labels(task_test, "task_test")
+        if len(test[0]) != len(test[1]) or (tasks_test is not None and len(tasks_test) != len(test[0])):
+            counts = f"{len(test[0])} images, {len(test[1])} labels and {len(test[0] if tasks_test is None else tasks_test)} task numbers"
+            raise ValueError(f"the test data have {counts}; their numbers must be equal")
+        if test[0].shape[1:] != x.shape[1:]:
+            raise ValueError(f"x_train holds images {tuple(x.shape[1:])} and x_test {tuple(test[0].shape[1:])}; they must be equal")
         check_finite(test[0], "x_test", tasks_test)
     known = torch.unique(torch.cat((y, test[1])))
     names = tuple(classes) if classes is not None else tuple(str(int(c)) for c in known)
@@ -93,8 +103,8 @@ def as_images(x: Any, what: str = "images") -> Tensor:
         t = t[:, None]
     elif t.ndim == 4 and t.shape[3] in (1, 3) and t.shape[1] not in (1, 3):
         t = t.permute(0, 3, 1, 2)
-    if t.ndim != 4:
-        raise ValueError(f"{what} must be (n, d), (n, H, W) or (n, C, H, W), not {tuple(t.shape)}")
+    if t.ndim != 4 or 0 in t.shape:
+        raise ValueError(f"{what} must be (n, d), (n, H, W) or (n, C, H, W) with at least one image, not {tuple(t.shape)}")
     return t.contiguous()
 
 
@@ -115,7 +125,7 @@ def check_finite(x: Tensor, what: str, tasks: Tensor | None = None) -> None:
 def as_labels(y: Any, what: str = "labels") -> Tensor:
     """Return labels as (n,) int64."""
     t = _as_tensor(y)
-    if t.ndim != 1 or t.is_floating_point():
+    if t.ndim != 1 or t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         raise ValueError(f"{what} must be whole numbers, one per image, not {tuple(t.shape)} {t.dtype}")
     return t.to(torch.int64)
 
@@ -145,7 +155,7 @@ def read_npz(place: Path) -> dict[str, Any]:
     try:
         with np.load(place, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{place} is not a plain .npz of arrays ({error}); write it with numpy.savez") from error
     if "task_train" in arrays:
         arrays["task"] = arrays.pop("task_train")

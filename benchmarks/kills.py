@@ -1,0 +1,164 @@
+"""Kill commands at random moments, start them again, and compare what they record with an undisturbed run, bit for bit.
+
+    python benchmarks/kills.py --kills 200 --seed 1 --to kills.json
+
+A trial kills one command one to three times (SIGKILL, sometimes SIGTERM or SIGINT), at moments drawn from its whole duration, then lets it
+end. It requires: the numbers of every run are those of the undisturbed command, the log has the same lines, and the folder holds the same
+files: no temporary file, no state of a fleet, no note. A command starts by a fork of this process, which has imported everything, so that
+a trial takes about a second; worker processes start as usual. SIGTERM and SIGINT must end with status 143 and 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+NUMBERS = ("accuracy", "accuracy_all", "held_out", "baseline", "history", "capacity", "summary", "status", "error")
+SIGNALS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+def commands(data: str) -> dict[str, list[str]]:
+    """Return the commands that are killed, without --out."""
+    small = ["--stream", data, "--model", "mlp-12", "--epochs", "6", "--batch", "10"]
+    return {
+        "run": ["run", *small, "--sparsify", "slnid:1e-2"],
+        "held-out": ["run", *small, "--preserve", "ewc:1", "--select", "held-out", "--schedule", "plateau"],
+        "fleet": ["run", *small, "--seeds", "4", "--workers", "1", "--preserve", "si:1"],
+        "workers": ["run", *small, "--seeds", "4", "--workers", "2"],
+        "tune": ["tune", *small, "--strengths", "1e-3,1e-2", "--seeds", "1", "--workers", "1"],
+        "reproduce": ["reproduce", "locality", "--quick", "--seeds", "1", "--workers", "1"],
+    }
+
+
+def make_data(folder: Path) -> str:
+    """Write three small tasks of two classes; return the name of their stream."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(6), 65)
+    x = np.clip(rng.integers(0, 200, (6, 1, 6, 6))[y] + rng.normal(0, 60, (len(y), 1, 6, 6)), 0, 255).astype(np.uint8)
+    np.savez(folder / "tasks.npz", x_train=x, y_train=y, x_test=x[::3], y_test=y[::3], task=y // 2, task_test=y[::3] // 2)
+    return f"arrays:{folder / 'tasks.npz'}"
+
+
+def start(words: list[str]) -> int:
+    """Fork a process that runs a command; return its number."""
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        os.setsid()
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(quiet, descriptor)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from selfless.cli import app
+
+        app(words)
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    finally:
+        os._exit(status)
+    return 0
+
+
+def wait(process: int) -> int:
+    """Return the exit status of a process; negative: the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def content(out: Path) -> dict[str, Any]:
+    """Return what must be equal after a kill: numbers and logs of all runs, and the names of all files."""
+    found: dict[str, Any] = {}
+    for path in sorted(out.rglob("*")):
+        name = path.relative_to(out).as_posix()
+        if path.name == "metrics.json":
+            values = json.loads(path.read_text())
+            found[name] = {key: values.get(key) for key in NUMBERS}
+        elif path.name == "log.jsonl":
+            found[name] = path.read_text()
+        elif path.parent.name == "experiments":
+            record = json.loads(path.read_text())
+            found[name] = [record[key] for key in ("cells", "choices", "claims")]
+        elif path.is_file():
+            found[name] = None
+    return found
+
+
+def trial(words: list[str], seconds: float, expected: dict[str, Any], out: Path, rng: random.Random) -> tuple[list[str], Counter[str]]:
+    """Kill a command a few times, let it end, and return (what is wrong, how often it was ended by which signal)."""
+    wrong, kills = [], Counter[str]()
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        how = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        process = start(words)
+        time.sleep(rng.uniform(0, 1.1 * seconds))
+        os.kill(process, how)
+        status = wait(process)
+        if status == 0:
+            kills["ended before"] += 1
+        else:
+            kills[how.name] += 1
+            if status not in (SIGNALS[how], -how):  # a signal before the handler is set ends the process by itself
+                wrong.append(f"{how.name} gave status {status}")
+    if (status := wait(start(words))) != 0:
+        wrong.append(f"the last start gave status {status}")
+    got = content(out)
+    wrong += [f"{name} differs" for name in expected.keys() & got.keys() if expected[name] != got[name]]
+    wrong += [f"{name} is missing" for name in expected.keys() - got.keys()] + [f"{name} is left" for name in got.keys() - expected.keys()]
+    return wrong, kills
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="stop after so many")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so many seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", action="append", choices=sorted(commands("")))
+    parser.add_argument("--to", type=Path, help="write the counts there as JSON")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    import selfless.cli.app
+    import selfless.experiments.reproduce
+    import selfless.runner.local  # noqa: F401  # imported before the forks
+
+    counts: dict[str, Counter[str]] = {}
+    problems: list[str] = []
+    started, number = time.monotonic(), 0
+    with tempfile.TemporaryDirectory(prefix="selfless-kills-") as place:
+        every = {kind: words for kind, words in commands(make_data(Path(place))).items() if not given.kind or kind in given.kind}
+        whole: dict[str, tuple[float, dict[str, Any]]] = {}
+        for kind, words in every.items():
+            began = time.monotonic()
+            assert wait(start([*words, "--out", str(Path(place, f"whole-{kind}"))])) == 0, f"{kind} fails undisturbed"
+            whole[kind] = time.monotonic() - began, content(Path(place, f"whole-{kind}"))
+        while sum(sum(one.values()) for one in counts.values()) < given.kills and time.monotonic() - started < given.seconds:
+            kind = list(every)[number % len(every)]
+            out = Path(place, "out")
+            rng = random.Random(f"{given.seed}:{number}")
+            wrong, kills = trial([*every[kind], "--out", str(out)], whole[kind][0], whole[kind][1], out, rng)
+            counts.setdefault(kind, Counter()).update(kills)
+            problems += [f"trial {number} ({kind}): {one}" for one in wrong]
+            number += 1
+            shutil.rmtree(out, ignore_errors=True)
+    result = {"seed": given.seed, "trials": number, "kills": {kind: dict(one) for kind, one in counts.items()}, "problems": problems}
+    print(json.dumps(result, indent=1))
+    if given.to:
+        given.to.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
