@@ -27,8 +27,8 @@ SENTENCES = re.compile(r"\bImports [^.]*\.\s+Imported by [^.]*\.")
 
 # The lowest layer first. A room imports rooms of lower layers, and of its own layer if no circle arises.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("files", "fields", "terms", "functional", "metrics", "capacity", "activations", "workers", "network", "distributed"),
-    ("importance", "sparsify", "models", "data"),
+    ("files", "fields", "terms", "functional", "metrics", "activations", "workers", "network", "distributed"),
+    ("importance", "sparsify", "models", "data", "capacity"),
     ("preserve",),
     ("trained",),
     ("spec",),

@@ -4,14 +4,22 @@ Three tasks each: permuted images with one head (perceptron); turned images (CNN
 Tuned means the best pair of a grid on held-out data; "auto" is one setting for all five. Both are compared on test data.
 
     python examples/five_networks.py                             # drawn images, a small grid: about a minute
-    python examples/five_networks.py --full --out auto.json      # MNIST, 20 pairs, five seeds; add --device cuda
+    python examples/five_networks.py --full --out auto.json      # MNIST, 20 pairs, five seeds: 150 runs
+    python examples/five_networks.py --full --out auto.json --device cuda --workers 12
+
+A run that was interrupted goes on where it stopped: finished trainings are kept in auto.json.runs.
 """
 
 import argparse
 import json
 import platform
 import statistics
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +29,7 @@ import selfless
 from selfless import MAS, SLNID
 
 Data = tuple[Tensor, Tensor]
+Job = tuple[str, int, float | str, float | str]  # a network, a seed, λ_Ω, λ
 TASKS, WORDS, LENGTH, TUNING_SEED = 3, 200, 10, 100
 ANCHORS, STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0), (1e-4, 3e-4, 1e-3, 3e-3)  # the grid of tuned strengths
 
@@ -100,6 +109,7 @@ def draw_images(count: int, generator: torch.Generator) -> Data:
     return patterns[y] + 1.5 * torch.randn(count, 1, 14, 14, generator=generator), y
 
 
+@cache
 def read_images() -> tuple[Data, Data]:
     """Return the training and test images of MNIST, 14 × 14."""
     from selfless.data import stream
@@ -156,29 +166,54 @@ def learn(name: str, tasks: list[list[Data]], preserve: MAS, strength: float | s
     return {"held_out": held_out, "test": test, "seed": seed, "strengths": keeper.strengths}
 
 
-def compare(name: str, args: argparse.Namespace, images: tuple[Data, Data] | None) -> dict[str, object]:
-    """Tune both strengths on held-out data with one seed; compare them with "auto" on the test data of other seeds."""
+def train_one(job: Job, settings: dict[str, Any]) -> dict[str, object]:
+    """Train one network on the tasks of its seed; a worker process calls this too."""
+    torch.set_num_threads(1)  # fastest for networks as small as these
+    name, seed, anchor, strength = job
+    images = read_images() if settings["full"] else None
+    device = settings["device"]
+    tasks = [[(x.to(device), y.to(device)) for x, y in task] for task in make_tasks(name, seed, settings["size"], images)]
+    return {"job": job, **learn(name, tasks, MAS(anchor), strength, seed, settings["epochs"])}  # type: ignore[arg-type]
 
-    def tasks(seed: int) -> list[list[Data]]:
-        return [[(x.to(args.device), y.to(args.device)) for x, y in task] for task in make_tasks(name, seed, args.size, images)]
 
-    tuning = tasks(TUNING_SEED)
-    grid = [(anchor, strength) for anchor in args.anchors for strength in args.strengths]
-    scores = [learn(name, tuning, MAS(a), s, TUNING_SEED, args.epochs) for a, s in grid] if len(grid) > 1 else []
-    anchor, strength = grid[max(range(len(grid)), key=lambda k: scores[k]["held_out"] if scores else 0)]  # type: ignore[arg-type, return-value]
-    tuned, auto = [], []
-    for seed in range(args.seeds):
-        data = tasks(seed)
-        tuned.append(learn(name, data, MAS(anchor), strength, seed, args.epochs))
-        auto.append(learn(name, data, MAS("auto"), "auto", seed, args.epochs))
-    gaps = [a["test"] - b["test"] for a, b in zip(auto, tuned, strict=True)]  # type: ignore[operator]
-    means = [statistics.mean(run["test"] for run in runs) for runs in (tuned, auto)]  # type: ignore[misc]
-    measured = "   ".join(f"{key}:{value:.2g}" for key, value in auto[0]["strengths"].items())  # type: ignore[attr-defined]
-    print(f"{name:8}{means[0]:8.1f}{means[1]:8.1f}{statistics.mean(gaps):+8.1f}   mas:{anchor:g}   slnid:{strength:g}   →   {measured}")
-    grid_scores = [
-        {"mas": a, "slnid": s, "held_out": score["held_out"], "test": score["test"]} for (a, s), score in zip(grid, scores, strict=False)
+def train_all(jobs: list[Job], settings: dict[str, Any], workers: int, log: Path | None) -> dict[Job, dict[str, Any]]:
+    """Train every job that is not in the log yet; return all results by job. Each result is added to the log at once."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log and log.exists() else []
+    done = {tuple(one["job"]): one for one in lines if one["settings"] == settings}
+    left = [job for job in jobs if job not in done]
+    processes = ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 and left else None
+    found = processes.map(train_one, left, [settings] * len(left)) if processes else (train_one(job, settings) for job in left)
+    for one in found:
+        done[tuple(one["job"])] = one  # type: ignore[arg-type]
+        if log:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({**one, "settings": settings}) + "\n")
+    if processes:
+        processes.shutdown()
+    return {job: done[job] for job in jobs}  # type: ignore[index]
+
+
+def compare(name: str, chosen: tuple[float, float], found: dict[Job, dict[str, Any]], seeds: int) -> dict[str, object]:
+    """Return and print the results of one network: the tuned strengths beside "auto", on the test data of each seed."""
+    tuned = [found[name, seed, *chosen] for seed in range(seeds)]
+    auto = [found[name, seed, "auto", "auto"] for seed in range(seeds)]
+    gaps = [a["test"] - b["test"] for a, b in zip(auto, tuned, strict=True)]
+    means = [statistics.mean(run["test"] for run in runs) for runs in (tuned, auto)]
+    measured = "   ".join(f"{key}:{value:.2g}" for key, value in auto[0]["strengths"].items())
+    print(f"{name:8}{means[0]:8.1f}{means[1]:8.1f}{statistics.mean(gaps):+8.1f}   mas:{chosen[0]:g}   slnid:{chosen[1]:g}   →   {measured}")
+    grid = [
+        {"mas": job[2], "slnid": job[3], "held_out": one["held_out"], "test": one["test"]}
+        for job, one in found.items()
+        if job[:2] == (name, TUNING_SEED)
     ]
-    return {"network": name, "chosen": {"mas": anchor, "slnid": strength}, "tuned": tuned, "auto": auto, "gaps": gaps, "grid": grid_scores}
+    return {
+        "network": name,
+        "chosen": dict(zip(("mas", "slnid"), chosen, strict=True)),
+        "tuned": tuned,
+        "auto": auto,
+        "gaps": gaps,
+        "grid": grid,
+    }
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, object]]:
@@ -193,26 +228,33 @@ def main(arguments: list[str] | None = None) -> list[dict[str, object]]:
     parser.add_argument("--anchors", type=float, nargs="+", help="the grid of λ_Ω")
     parser.add_argument("--strengths", type=float, nargs="+", help="the grid of λ")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, help="write all numbers into this JSON file")
+    parser.add_argument("--workers", type=int, default=1, help="processes that train at the same time")
+    parser.add_argument("--out", type=Path, help="write all numbers into this JSON file; runs in FILE.runs are not trained again")
     args = parser.parse_args(arguments)
     args.seeds = args.seeds or (5 if args.full else 1)
-    args.size = args.size or (2400 if args.full else 600)
-    args.epochs = args.epochs or (3 if args.full else 6)
     args.anchors = args.anchors or (ANCHORS if args.full else (0.03, 0.3))
     args.strengths = args.strengths or (STRENGTHS if args.full else (1e-4, 1e-3))
-    images = read_images() if args.full else None
+    size, epochs = args.size or (2400 if args.full else 600), args.epochs or (3 if args.full else 6)
+    settings = {"full": args.full, "size": size, "epochs": epochs, "device": args.device}
+    log = args.out and args.out.with_name(args.out.name + ".runs")
+    if log:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    pairs = list(product(args.anchors, args.strengths))
+    grid: list[Job] = [(name, TUNING_SEED, *pair) for name in args.networks for pair in pairs] if len(pairs) > 1 else []
+    found = train_all(grid, settings, args.workers, log)
+    chosen = {name: max(pairs, key=lambda p, n=name: found[n, TUNING_SEED, *p]["held_out"] if grid else 0) for name in args.networks}
+    rest: list[Job] = [(n, seed, *pair) for n in args.networks for seed in range(args.seeds) for pair in (chosen[n], ("auto", "auto"))]
+    found |= train_all(rest, settings, args.workers, log)
     print(f"average test accuracy in % after {TASKS} tasks; on the right the tuned strengths → those of auto with seed 0\n")
     print(f"{'':8}{'tuned':>8}{'auto':>8}{'gap':>8}")
-    found = [compare(name, args, images) for name in args.networks]
+    rows = [compare(name, chosen[name], found, args.seeds) for name in args.networks]
     if args.out:
-        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
         hardware = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or platform.machine()
-        record = {"settings": settings, "tuning_seed": TUNING_SEED, "hardware": hardware, "torch": torch.__version__, "networks": found}
-        args.out.parent.mkdir(parents=True, exist_ok=True)
+        settings |= {"anchors": args.anchors, "strengths": args.strengths, "seeds": args.seeds}
+        record = {"settings": settings, "tuning_seed": TUNING_SEED, "hardware": hardware, "torch": torch.__version__, "networks": rows}
         args.out.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    return found
+    return rows
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # fastest for networks as small as these
     main()

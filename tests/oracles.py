@@ -254,6 +254,37 @@ def der(outputs: Tensor, logits: Tensor, labels: Tensor, own: list[range], among
     return values
 
 
+def sparseness(values: list[float]) -> float:
+    """(1 − (Σ|v|/n)² / (Σv²/n)) / (1 − 1/n): Vinje and Gallant's sparseness of n responses."""
+    n = len(values)
+    return (1 - (sum(abs(v) for v in values) / n) ** 2 / (sum(v * v for v in values) / n)) / (1 - 1 / n)
+
+
+def mean_correlation(h: Tensor) -> float:
+    """The mean |ρ| over pairs of columns that vary, one pair at a time."""
+    columns = [h[:, i] for i in range(h.shape[1]) if float(h[:, i].std()) > 0]
+    found = [abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) for i, a in enumerate(columns) for b in columns[:i]]
+    return sum(found) / len(found)
+
+
+def participation(h: Tensor) -> float:
+    """(Σ λ)² / Σ λ² over the eigenvalues λ of the covariance matrix."""
+    values = torch.linalg.eigvalsh(torch.cov(h.T, correction=0))
+    return float(values.sum() ** 2 / values.square().sum())
+
+
+def sparing_decov(h: Tensor, alpha: Tensor, sigma: float | None, discount: str) -> Tensor:
+    """½ Σ_{i≠j} K_ij D_ij C_ij², one pair at a time."""
+    c, total = torch.cov(h.T, correction=0), torch.zeros((), dtype=h.dtype)
+    for i in range(h.shape[1]):
+        for j in range(h.shape[1]):
+            if i != j:
+                near = 1.0 if sigma is None else math.exp(-((i - j) ** 2) / (2 * sigma**2))
+                spared = alpha[i] + alpha[j] if discount == "product" else torch.maximum(alpha[i], alpha[j])
+                total = total + 0.5 * near * torch.exp(-spared) * c[i, j] ** 2
+    return total
+
+
 def gpm(inputs: list[np.ndarray], energies: list[float], alpha: float | None = None) -> tuple[np.ndarray, np.ndarray]:
     """GPM's basis M (d, k) and λ (k,) after tasks whose inputs are the columns of R (d, n), by SVD; SGP's if `alpha` is given."""
     basis, scale = np.zeros((len(inputs[0]), 0)), np.zeros(0)

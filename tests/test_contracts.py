@@ -40,6 +40,7 @@ from selfless import (
     PackNet,
     Replay,
     RWalk,
+    SparingDeCov,
 )
 from selfless.preserve import PRESERVERS, Preserver, Quadratic
 from selfless.preserve.capabilities import Distils, Gated, Replays
@@ -85,6 +86,8 @@ SPARSIFY: dict[str, Sparsifier] = {
     "slnid max": SLNID(1e-2, sigma=3.0, discount="max"),
     "l1-rep": L1Rep(1e-2),
     "decov": DeCov(1e-2),
+    "decov-sparing": SparingDeCov(1e-2),
+    "decov-sparing max": SparingDeCov(1e-2, sigma=3.0, discount="max"),
     "l1-param": L1Param(1e-2),
     "l2-wd": L2Param(1e-2),
     "orth-reg": OrthReg(1e-2),

@@ -44,8 +44,8 @@ def test_tables_are_those_of_the_recorded_experiments(monkeypatch: pytest.Monkey
     results, found = Store(RECORDED).all(), experiments.load(RECORDED)  # read once for the three forms
     monkeypatch.setattr(Store, "all", lambda self: results)
     monkeypatch.setattr(experiments, "load", lambda folder: found)
-    today = {id(record): report.declared_today(record) for record in found}
-    monkeypatch.setattr(report, "declared_today", lambda record: today[id(record)])
+    today = {(record["name"], record["profile"]): report.declared_today(record) for record in found}
+    monkeypatch.setattr(report, "declared_today", lambda record: today[record["name"], record["profile"]])
     for form, suffix in (("md", "md"), ("csv", "csv"), ("latex", "tex")):
         made = CliRunner().invoke(app, ["report", str(RECORDED), "--format", form])
         assert made.stdout == read(RECORDED / f"tables.{suffix}"), f"run make tables: tables.{suffix} is old"

@@ -1,13 +1,17 @@
-"""Numbers of recorded trials in the documentation: the replay baselines, which use old data."""
+"""Numbers of recorded trials in the documentation: the replay baselines, which use old data, and forecasts."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import re
 from pathlib import Path
 
 import numpy as np
 
+from selfless.capacity import forecast
+from selfless.capacity.trend import fitted
 from selfless.metrics import forgetting
 from selfless.runner.store import Store
 
@@ -36,3 +40,27 @@ def test_the_table_of_replay_is_that_of_the_recorded_runs() -> None:
     assert found.group(1) == table
     for row in table.splitlines()[2:]:
         assert ("uses old data" in row) == ("`replay:" in row or "`der:" in row)
+
+
+def test_the_table_of_forecasts_is_that_of_the_record() -> None:
+    """What was said, what happened, and how often it was right."""
+    record = json.loads((ROOT / "results/trials/capacity/forecast.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/lab-notes/capacity.md").read_text(encoding="utf-8")
+    found = re.search(r"^<!-- forecasts -->\n(.*?)\n<!-- /forecasts -->$", page, re.S | re.M)
+    assert found is not None
+    rows = [row.strip("| ").split(" | ") for row in found.group(1).splitlines()[2:]]
+    recorded = [one for one in record["forecasts"] if not one["lost_before"]]
+    assert len(rows) == len(recorded)
+    for row, one in zip(rows, recorded, strict=True):
+        accuracy = np.array(record["accuracy"][one["case"]][one["method"]])
+        again = forecast(accuracy[:, : one["known"]], one["margin"])
+        words = ["no limit" if math.isinf(n) else f"{n:.0f}" for n in (again.more, again.low, again.high)]
+        happened = fitted(accuracy.mean(0), one["margin"], one["known"])
+        left = f"all {accuracy.shape[1] - one['known']}" if happened is None else str(happened)
+        assert row[1:5] == [f"{100 * one['margin']:.0f}", str(one["known"]), f"{words[0]} ({words[1]} to {words[2]})", left]
+        assert row[5] == ("yes" if one["right"] else "no")
+    summary = record["summary"]
+    assert (
+        f"{summary['right']} of these {summary['of']} forecasts are right, and {summary['right_by_seed']} of {summary['of_by_seed']}"
+        in page
+    )

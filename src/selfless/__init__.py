@@ -18,7 +18,7 @@ Whole runs, from data to a table:
 
     preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet GPM SGP NoPreserver
     with old data Replay DERpp
-    sparsifiers   SNI SNID SLNI SLNID L1Rep DeCov L1Param L2Param OrthReg NoSparsifier
+    sparsifiers   SNI SNID SLNI SLNID L1Rep DeCov SparingDeCov L1Param L2Param OrthReg NoSparsifier
     activations   Maxout LWTA
     modules       functional (the formulas), importance, preserve, sparsify, models, data, trained, metrics, capacity, experiments
 
@@ -35,6 +35,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attach": "keeper",
     "Keeper": "keeper",
+    "tune": "experiments.tuning",
     "describe": "network.describing",
     "Capacity": "capacity",
     **dict.fromkeys(
@@ -43,6 +44,7 @@ _HOMES = {
     ),
     **dict.fromkeys(["Replay", "DERpp"], "preserve"),  # they keep samples of old tasks
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
+    "SparingDeCov": "sparsify",
     **dict.fromkeys(["Run", "Result"], "spec"),
     **dict.fromkeys(["train", "load"], "runner"),
     "stream": "data",
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from selfless.activations import LWTA, Maxout
     from selfless.capacity import Capacity
     from selfless.data import stream
+    from selfless.experiments.tuning import tune
     from selfless.keeper import Keeper, attach
     from selfless.network.describing import describe
     from selfless.preserve import (
@@ -78,7 +81,7 @@ if TYPE_CHECKING:
         RWalk,
     )
     from selfless.runner import load, train
-    from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg
+    from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg, SparingDeCov
     from selfless.spec import Result, Run
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "paired_t_interval",
     "seeds_to_decide",
     "spread",
+    "strongest_that_keeps",
     "student_cdf",
     "student_quantile",
     "summary",
@@ -97,6 +98,19 @@ def chance_of_hits(hits: int, n: int, p: float) -> float:
     logs = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(p) + (n - k) * math.log1p(-p)
             for k in range(hits, n + 1)]  # fmt: skip
     return min(1.0, math.fsum(map(math.exp, logs)))
+
+
+def strongest_that_keeps(strengths: "ArrayLike", scores: "ArrayLike", reference: float, tolerance: float) -> int | None:
+    """max {λ_i : s_i ≥ reference − tolerance}, as its number i; the weakest λ with a score if none keeps it, None if there is no score.
+
+    It is the rule of thumb for a sparsifier, and "strong, then decay" for a preserver: start with the strongest and weaken it until the
+    score is kept. A NaN stands for a run that failed.
+    """
+    s = _float64(scores)
+    known = [i for i in range(len(s)) if not math.isnan(s[i])]
+    kept = [i for i in known if s[i] >= reference - tolerance]
+    by_strength = _float64(strengths).__getitem__
+    return max(kept, key=by_strength) if kept else min(known, key=by_strength, default=None)
 
 
 def spread(values: "ArrayLike | Tensor") -> tuple[float, float]:

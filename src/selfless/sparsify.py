@@ -29,7 +29,7 @@ class Sparsifier(Term):
     role: ClassVar[str] = "sparsifier"
     strength: Strength
     reads: ClassVar[Reads] = "activations"
-    decorrelates: ClassVar[bool] = False  # True if R is DeCov's formula; the engine then adds its gradient itself
+    decorrelates: ClassVar[bool] = False  # True if R is ½ Σ_{i≠j} S_ij C_ij², as DeCov; the engine then adds its gradient itself
     is_mean: ClassVar[bool] = False  # True if R is a mean over samples; over several ranks it then needs no other rank's activations
     discounted: ClassVar[bool] = False  # True if α lowers the penalty of neurons that earlier tasks need
 
@@ -58,6 +58,10 @@ class Sparsifier(Term):
         """Return the pair form of a layer of n neurons if R = 1/M Σ_m hᵀSh, else None. The engine then adds the gradient 2Sh/M itself."""
         return None
 
+    def covariance_form(self, n: int, alpha: Tensor | None = None) -> PairForm | None:
+        """Return S of a sparsifier that decorrelates, R = ½ Σ_{i≠j} S_ij C_ij²; None if S_ij = 1."""
+        return None
+
 
 @dataclass(frozen=True)
 class NoSparsifier(Sparsifier):
@@ -74,7 +78,7 @@ class _Inhibition:
     """Common part of SNI, SNID, SLNI and SLNID: R = 1/M Σ_m hᵀSh with S from `form`; if `absolute`, |h| replaces h."""
 
     is_mean: ClassVar[bool] = True
-    auto_share: ClassVar[float | None] = 0.1  # docs/choosing.md: measured on five networks
+    auto_share: ClassVar[float | None] = 0.05  # docs/lab-notes/auto.md: measured on five networks
     absolute: bool
 
     def form(self, n: int, alpha: Tensor | None) -> PairForm:
@@ -180,6 +184,45 @@ class DeCov(Sparsifier):
 
 
 @dataclass(frozen=True)
+class SparingDeCov(Sparsifier):
+    """DeCov that spares what old tasks need: SLNID's discount and locality on covariances (`functional.sparing_decov`).
+
+        R = ½ Σ_{i≠j} D_ij K_ij C_ij²        ∂R/∂h_m = 2/M (S ∘ C)(h_m − h̄),   S_ij = D_ij K_ij,  S_ii = 0
+
+    SLNID sums D_ij K_ij E[hᵢhⱼ]; here E[hᵢhⱼ] becomes C_ij², the squared covariance. SLNID makes neurons silent, and this one makes them
+    differ. With D_ij = dᵢdⱼ, d = exp(−α), the pair (i, j) of R is that of DeCov for the activations √d·h: a neuron that old tasks need
+    counts as if it were scaled down, so it is not moved to make room. Derivation of the gradient: dC_ij = 1/M Σ_m (dhᵢ xⱼ + xᵢ dhⱼ) with
+    x = h − h̄ (the change of h̄ cancels, since Σ_m x = 0), and S is symmetric.
+
+    local      K_ij = exp(−(i−j)²/2σ²), σ = `sigma` or N/6; False: K = 1
+    discount   D_ij = exp(−(αᵢ+αⱼ)) for "product", exp(−max(αᵢ, αⱼ)) for "max"; "none": D = 1
+    """
+
+    name: ClassVar[str] = "decov-sparing"
+    decorrelates: ClassVar[bool] = True
+    discounted: ClassVar[bool] = True
+    strength: float = 1e-4
+    sigma: float | None = None
+    local: bool = True
+    discount: Discount | Literal["none"] = "product"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "sigma")
+        check_choice(self, "discount", ("product", "max", "none"))
+
+    def covariance_form(self, n: int, alpha: Tensor | None = None) -> PairForm | None:
+        sigma = resolve_sigma(self.sigma, n) if self.local else None
+        return PairForm(n, sigma) if self.discount == "none" else PairForm(n, sigma, alpha, self.discount)
+
+    def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
+        h = functional.samples(x)
+        form = self.covariance_form(h.shape[1], alpha)
+        assert form is not None
+        return functional.sparing_decov(h, form)
+
+
+@dataclass(frozen=True)
 class L1Param(Sparsifier):
     """L1 norm of every trainable parameter: sparse parameters (`functional.l1_param`)."""
 
@@ -217,5 +260,5 @@ class OrthReg(Sparsifier):
 
 
 SPARSIFIERS: dict[str, type[Sparsifier]] = {
-    kind.name: kind for kind in (NoSparsifier, SNI, SNID, SLNI, SLNID, L1Rep, DeCov, L1Param, L2Param, OrthReg)
+    kind.name: kind for kind in (NoSparsifier, SNI, SNID, SLNI, SLNID, L1Rep, DeCov, SparingDeCov, L1Param, L2Param, OrthReg)
 }

@@ -103,12 +103,12 @@ def test_unknown_accuracies_are_shown_as_such(stream: str, tmp_path: Path) -> No
         assert done.exit_code == 0, done.output
 
 
-def named_tasks(names: list[str], folder: Path, **options: object) -> Path:
+def named_tasks(names: list[str], folder: Path, preserve: str = "mas") -> Path:
     """Record a run over tasks of the classes off and on with these names; return its folder."""
     x = np.random.default_rng(0).integers(0, 256, (20, 1, 6, 6), dtype=np.uint8)
     half = (x, np.arange(20) % 2)
     stream = selfless.stream([(half, half)] * len(names), names=names, classes=["off", "on"])
-    run = selfless.Run(stream=stream, model="mlp-4", epochs=1, batch=20)
+    run = selfless.Run(stream=stream, model="mlp-4", preserve=preserve, epochs=1, batch=20)
     selfless.train(run, out=folder)
     return folder / run.key
 
@@ -145,3 +145,11 @@ def test_a_file_that_is_no_picture(place: Path, tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "bad.png is not a readable image: it is in no format that Pillow knows; give a PNG or JPEG file" in done.stderr
     assert "<" not in done.stderr
+
+
+def test_capacity_of_a_run_that_is_not_there_and_of_one_without_importances(tmp_path: Path) -> None:
+    place = named_tasks(["day"], tmp_path, "none")
+    done = runner.invoke(app, ["capacity", str(tmp_path / "nokey")])
+    assert (done.exit_code, f"has no run 'nokey'; its newest runs: {place.name}" in done.stderr.replace("\n", " ")) == (1, True)
+    shown = " ".join(runner.invoke(app, ["capacity", str(place)]).stdout.split())
+    assert "not measured; no preserver measures their importance" in shown

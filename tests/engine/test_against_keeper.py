@@ -40,6 +40,7 @@ from selfless import (
     PackNet,
     Run,
     RWalk,
+    SparingDeCov,
 )
 from selfless.data import stream
 from selfless.engine import rng
@@ -134,6 +135,7 @@ MORE: list[tuple[Any, Any, str]] = [
     (MAS(0.1), SLNID(1e-2), "explicit"),
     (MAS(0.3, estimator="per-batch"), L1Rep(1e-3), "implicit"),
     (EWC(5.0, mode="per-task"), DeCov(1e-2), "explicit"),
+    (MAS(0.1), SparingDeCov(1e-1), "implicit"),
     (EWC(5.0, fisher="exact"), OrthReg(1e-2), "implicit"),
     (SI(1.0), L1Param(1e-3), "explicit"),
     (NoPreserver(), NoSparsifier(), "implicit"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.testing import assert_close
 
-from selfless import functional
+from selfless import DeCov, SparingDeCov, functional
+from selfless.engine.inhibition import Slot
 from selfless.engine.native.options import CovarianceGradient, Switch
 
 
@@ -14,6 +15,23 @@ def test_the_gradient_of_decov_is_autograds() -> None:
     weight, g = torch.tensor([0.1, 0.0, 2.0], dtype=torch.float64), torch.ones(3, 64, 5, dtype=torch.float64)
     cost = (weight * torch.stack([functional.decov(one) for one in h])).sum()
     assert_close(CovarianceGradient(weight).add_to(g, h.detach()), g + torch.autograd.grad(cost, h)[0])
+
+
+def test_the_gradient_of_a_sparing_decov_is_autograds() -> None:
+    """Members of one slot may be sparing, plain or neither; a plain one has S = 1."""
+    g = torch.Generator().manual_seed(0)
+    h = torch.randn(3, 64, 6, generator=g, dtype=torch.float64).relu().requires_grad_()
+    alpha = {"fc1": torch.rand(3, 6, generator=g, dtype=torch.float64)}
+    kinds = [SparingDeCov(0.1), DeCov(0.1), SparingDeCov(0.1, local=False, discount="max")]
+    slot = Slot(kinds)
+    slot.prepare({"fc1": 6}, alpha, h.detach())
+    assert slot.groups == []
+    weight = torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)
+    slot.scale(weight)
+    cost = sum(w * kind.penalty(one, a) for w, kind, one, a in zip(weight, kinds, h, alpha["fc1"], strict=True))
+    ((_, gradient),) = slot.gradients()
+    zero = torch.zeros_like(h)
+    assert_close(gradient.add_to(zero, h.detach()), torch.autograd.grad(cost, h)[0])
 
 
 def test_a_switch_turns_it_off() -> None:

@@ -157,3 +157,18 @@ def test_reported_runs_of_tiny_imagenet_use_all_training_images() -> None:
     made = experiment("fig-3b", "equal")
     assert {run.held_out for cell in made.cells for run in cell.candidates} == {0.0}
     assert {run.held_out for cell in experiment("fig-3b", "ours").cells for run in cell.candidates} == {0.1}  # as recorded
+
+
+def test_rows_of_table_2_have_nine_candidates_and_every_pair_is_compared() -> None:
+    from selfless.experiments.table_2 import Here, table_2
+
+    found = Here(("flowers", "birds", "cars", "letters"), ("cars",), {}, "alexnet_imagenet_features.npz@0123456789ab")
+    made = table_2("equal", found)
+    rows = {cell.row: cell for cell in made.cells if cell.candidates}
+    assert {row: len(cell.candidates) for row, cell in rows.items() if row != "Finetune"} == dict.fromkeys(rows.keys() - {"Finetune"}, 9)
+    assert all(cell.choice == EQUAL for cell in rows.values())  # all tasks decide
+    assert {run.preserve.strength for run in rows["EWC"].candidates} >= {1e3, 1e4, 1e5, 1e6, 1e7}
+    assert {run.preserve.strength for run in rows["SI"].candidates} >= {1e2, 1e3, 1e4, 1e5, 1e6}
+    assert all(run.preserve.warmup == 1 and run.preserve.damped for row in ("LwF", "EBLL") for run in rows[row].candidates)  # type: ignore[attr-defined]
+    compared = {frozenset((part.a[0], part.b[0])) for claim in made.claims for part in claim.parts if part.b and part.a[1] == found.column}
+    assert compared == {frozenset((a, b)) for a in rows for b in rows if a != b}

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def study() -> list[Experiment]:
-    return [experiment(name, "equal") for name in ("fig-3a", "fig-3a-128", "ewc")]
+    return [experiment(name, "equal") for name in ("fig-3a", "fig-3a-128", "locality")]
 
 
 def test_parts_hold_every_cell_once_and_share_no_run(study: list[Experiment]) -> None:

@@ -31,6 +31,7 @@ PENALTIES: dict[str, Any] = {
     "slnid max": lambda h: f.slnid(h, alphas(h.shape[1]), discount="max"),
     "l1_rep": f.l1_rep,
     "decov": f.decov,
+    "sparing_decov": lambda h: f.sparing_decov(h, f.PairForm(h.shape[1], h.shape[1] / 6, alphas(h.shape[1]))),
     "orth_reg": f.orth_reg,
 }
 

@@ -185,3 +185,19 @@ def test_bad_input() -> None:
         f.snid(torch.ones(2, 5), torch.ones(5), discount="min")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no weights"):
         f.l1_param([])
+
+
+@pytest.mark.parametrize("sigma", [None, 2.0])
+@pytest.mark.parametrize("discount", ["product", "max"])
+def test_a_sparing_decov_is_the_sum_over_pairs_of_covariances(sigma: float | None, discount: Any) -> None:
+    h, alpha = relu(30, 7, dtype=torch.float64), alphas(7).double()
+    found = f.sparing_decov(h, f.PairForm(7, sigma, alpha, discount))
+    assert_close(found, oracles.sparing_decov(h, alpha, sigma, discount))
+    assert_close(f.sparing_decov(h, f.PairForm(7)), f.decov(h))  # K = D = 1
+    assert_close(f.sparing_decov(h, f.PairForm(7, 1e6)), f.decov(h), rtol=1e-6, atol=0)  # σ → ∞
+    needed = alpha.clone()
+    needed[3] = 60.0  # an old task needs neuron 3: it is not moved
+    h.requires_grad_()
+    (gradient,) = torch.autograd.grad(f.sparing_decov(h, f.PairForm(7, sigma, needed, discount)), h)
+    assert float(gradient[:, 3].abs().max()) < 1e-20
+    assert float(gradient[:, 2].abs().max()) > 1e-6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,23 +16,29 @@ from selfless.cli.results import load_results
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from selfless.capacity.trend import Forecast
     from selfless.spec import Result
 
-EXAMPLES = "Examples:  selfless capacity results  ·  selfless capacity results/KEY"
+EXAMPLES = "Examples:  selfless capacity results  ·  selfless capacity results/KEY  ·  selfless capacity results --margin 5"
 FEW = 12  # up to this number of runs all layers are shown, for more runs a summary
 
 
 def capacity(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results, or of one run.")] = Path("results"),
+    margin: Annotated[float, typer.Option(min=0.01, help="For the forecast: how many points of accuracy a new task may lose.")] = 2.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show how much room each recorded run has left after each task: free parameters and neurons by layer, or a summary of many runs."""
+    """Show how much room each recorded run has left after each task, and forecast how many more tasks fit.
+
+    Free, used and shared neurons, their overlap between tasks beside chance, sparsity, correlation, effective rank and dead neurons; of
+    many runs a summary. Runs that differ in the seed alone share a forecast, from the accuracy on each task just after learning it.
+    """
     with reporting_errors(as_json):
         results = load_results(folder)
         if as_json:
             names = ("key", "stream", "model", "method", "seed")
             rows = [{name: getattr(r.run, name) for name in names} | {"capacity": r.capacity} for r in results]
-            typer.echo(json.dumps({"runs": rows}))
+            typer.echo(json.dumps({"runs": rows, "forecasts": [{"method": g} | f.as_dict() for g, f in _forecasts(results, margin / 100)]}))
             return
         from rich.console import Console
 
@@ -39,12 +46,38 @@ def capacity(
             from selfless.report import room
 
             Console().print(room(results))
+            _print_forecasts(results, margin / 100)
             typer.echo(
                 f"\n{len(results)} runs, means over seeds. Layers of one run: selfless capacity {folder}/KEY. All keys and layers: --json"
             )
             return
+        from selfless.report.rooms import room_by_layer, room_over_tasks
+
         for result in results:
-            Console().print(_table(result))
+            for table in (_table(result), room_over_tasks(result), room_by_layer(result)):
+                if table is not None:
+                    Console().print(table)
+        _print_forecasts(results, margin / 100)
+
+
+def _forecasts(results: Sequence[Result], margin: float) -> list[tuple[str, Forecast]]:
+    """Return the forecast of each group of runs that differ in the seed alone, if they have learned enough tasks one by one."""
+    import numpy as np
+
+    from selfless.capacity.trend import LEAST, forecast
+    from selfless.report import groups
+
+    found = []
+    for group in groups(results):
+        rows = [r.accuracy.diagonal() for r in group.done if len(r.accuracy) == len(r.baseline) >= LEAST]
+        if rows and len({len(row) for row in rows}) == 1 and np.isfinite(rows).all():
+            found.append((group.done[0].run.method, forecast(np.array(rows), margin)))
+    return found
+
+
+def _print_forecasts(results: Sequence[Result], margin: float) -> None:
+    for method, found in _forecasts(results, margin):
+        typer.echo(f"Forecast, {method}, after {found.tasks} tasks: {found}")
 
 
 def _table(result: Result) -> Table:
@@ -65,5 +98,5 @@ def _table(result: Result) -> Table:
             cells = ["–" if share is None else f"{100 * share:.1f}" for share in shares]
             table.add_row(f"{kind}: {name}", *cells, style="bold" if name == "all" else None, end_section=name == "all")
             if None in shares:
-                table.caption = f"–: not measured; {REASONS[kind]}"
+                table.caption = f"–: not measured{REASONS[kind]}"
     return table

@@ -72,7 +72,7 @@ def reproduce(
 
         count = seeds or (2 if quick else 5)
         if listing:
-            _list_experiments(count, data_dir, as_json)
+            _list_experiments(count, data_dir, as_json, ("ours", "paper") if profile != "equal" else ("ours", "equal", "paper"))
             return
         if not names:
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
@@ -219,25 +219,24 @@ def _show(records: Sequence[dict[str, Any]], problems: dict[str, str], out: Path
     console.print(f"records: {out / 'experiments'}    page: selfless report {out}", highlight=False, soft_wrap=True)
 
 
-def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool) -> None:
-    """Print every experiment with its claims and the number of its runs."""
+def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool, profiles: Sequence[str]) -> None:
+    """Print every experiment with its claims and the number of its runs in these profiles."""
     from selfless.experiments import NAMES, PAPER, experiment
-    from selfless.experiments.base import PROFILES
     from selfless.experiments.reproduce import count
 
-    made = {profile: [experiment(name, profile, data_dir=data_dir) for name in NAMES] for profile in PROFILES}
+    made = {profile: [experiment(name, profile, data_dir=data_dir) for name in NAMES] for profile in profiles}
     rows: list[dict[str, Any]] = [
         {
             "name": one.name,
             "source": one.source,
             "title": one.title,
             "claims": len(one.claims),
-            "runs": {profile: count([made[profile][i]], seeds) for profile in PROFILES},
+            "runs": {profile: count([made[profile][i]], seeds) for profile in profiles},
             "pending": one.pending,
         }
         for i, one in enumerate(made["ours"])
     ]
-    total = {profile: count([one for one in made[profile] if one.name in PAPER], seeds) for profile in PROFILES}
+    total = {profile: count([one for one in made[profile] if one.name in PAPER], seeds) for profile in profiles}
     if as_json:
         typer.echo(json.dumps({"seeds": seeds, "experiments": rows, "total": total}))
         return
@@ -247,14 +246,13 @@ def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool) -> None:
     table = Table(title=f"Experiments; runs with {seeds} seeds, choosing included", title_justify="left")
     for heading, justify in (("name", "left"), ("in the paper", "left"), ("what", "left"), ("claims", "right")):
         table.add_column(heading, justify=justify, no_wrap=heading == "name")  # type: ignore[arg-type]
-    shown = ("ours", "equal", "paper")
-    for profile in shown:
+    for profile in profiles:
         table.add_column(profile, justify="right")
     for row in rows:
         runs = row["runs"]
-        table.add_row(row["name"], row["source"], row["title"], str(row["claims"]), *(str(runs[p]) if runs[p] else "–" for p in shown))
+        table.add_row(row["name"], row["source"], row["title"], str(row["claims"]), *(str(runs[p]) if runs[p] else "–" for p in profiles))
     table.add_section()
-    table.add_row("all", "of the paper", "what is shared is trained once", "", *(str(total[profile]) for profile in shown))
+    table.add_row("all", "of the paper", "what is shared is trained once", "", *(str(total[profile]) for profile in profiles))
     console = Console()
     console.print(table)
     for row in rows:

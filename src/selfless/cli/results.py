@@ -71,5 +71,8 @@ def load_results(folder: Path) -> list[Result]:
         begun = sum(1 for _ in folder.glob("*/log.jsonl"))
         if begun:
             raise ValueError(f"{folder} holds no results, but {begun} unfinished; give the command that began them again")
+        near = Store(folder.parent).keys() if not folder.exists() else ()
+        if near:
+            raise ValueError(f"{folder.parent} has no run {folder.name!r}; its newest runs: {', '.join(near[-3:])}")
         raise ValueError(f"{folder} holds no results; train something first: selfless run --out {folder}")
     return results

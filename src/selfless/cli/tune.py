@@ -20,7 +20,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   selfless tune                                    [dim]# λ for five permuted-MNIST tasks and mlp-128[/dim]
   selfless tune --stream split-cifar-100 --model cnn-256 --epochs 50 --strengths 1e-4,1e-3,1e-2
-  selfless tune --sparsify slnid:1e-3+decov:1e-4   [dim]# the larger strength is chosen, 10 : 1 stays[/dim]"""
+  selfless tune --sparsify slnid:1e-3+decov:1e-4   [dim]# the larger strength is chosen, 10 : 1 stays[/dim]
+  selfless tune --preserve lwf --plot tune.png --write mine.toml    [dim]# λ_Ω too; then: selfless run --config mine.toml[/dim]"""
 
 SURE = 0.05  # an accuracy that guessing reaches more often than this does not show that something was learnt
 
@@ -30,6 +31,12 @@ def tune(
     model: Annotated[str, typer.Option(help="The network.")] = "mlp-128",
     sparsify: Annotated[str, typer.Option(help="The sparsifier whose strength is chosen; the parts of a sum keep their ratio.")] = "slnid",
     strengths: Annotated[str, typer.Option(help="The grid of strengths, separated by commas.")] = "1e-5,3e-5,1e-4,3e-4,1e-3,3e-3,1e-2,3e-2",
+    preserve: Annotated[
+        str | None, typer.Option(help="A preserver: choose its strength too, on the first --seen tasks. Without it λ alone is chosen.")
+    ] = None,
+    preserve_strengths: Annotated[str, typer.Option(help="The grid of the preserver's strengths.")] = "0.01,0.1,1,10,100",
+    seen: Annotated[int, typer.Option(min=2, help="How many of the first tasks choose the preserver's strength.")] = 2,
+    drop: Annotated[float, typer.Option(min=0, help="How many points the newest task may lose to the preserver.")] = 2.0,
     tolerance: Annotated[
         float, typer.Option(min=0, help="How many points of accuracy a strength may lose against training without a sparsifier.")
     ] = 0.5,
@@ -41,13 +48,18 @@ def tune(
     limit: Annotated[int | None, typer.Option(min=1, help="How many images of the task to use.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 up.")] = 2,
     out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results/tune"),
+    plot: Annotated[Path | None, typer.Option(help="Draw what was compared and chosen into this PNG file.", rich_help_panel=HOW)] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the settings and chosen strengths as TOML.", rich_help_panel=HOW)] = None,
     data_dir: DataDir = None,
     device: Device = None,
     workers: Workers = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Choose λ by the paper's rule of thumb: train the first task with several strengths and compare held-out accuracies.
+    """Choose λ by the paper's rule of thumb, and with --preserve λ_Ω too: train with several strengths, compare held-out accuracies.
+
+    λ: the largest that keeps the accuracy on the first task. λ_Ω, at that λ: the largest with which the newest of the --seen tasks can
+    still be learned (strong, then decay). No test data are used.
 
     The paper asks for the smallest λ that keeps the accuracy, but means the λ that leaves most room, the largest one. Both are shown;
     the largest is suggested.
@@ -78,7 +90,16 @@ def tune(
         largest = choose(cell, results)
         smallest = choose(tuning(base, grid, Choice("rule-smallest", tuple(range(seeds)), tolerance=tolerance)), results)
         sizes = [_held_out(result) for result in results.values()]
-        show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json, min(sizes, default=(0, 0)))
+        sizes_seen = min(sizes, default=(0, 0))
+        if preserve is None and plot is None and write is None:
+            show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json, sizes_seen)
+            return
+        from selfless.cli.tune_pair import Stage, finish
+
+        stage = Stage(base, cell.candidates, largest, tolerance, drop, seen, tuple(range(seeds)))
+        if not as_json:
+            show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json, sizes_seen)
+        finish(stage, preserve, _parse_strengths(preserve_strengths), options, plot, write, as_json)
 
 
 def _parse_strengths(text: str) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from selfless.engine.inhibition import Slot
-from selfless.functional.scale import Scale, follow, scaled_strength, settle, start_scale
+from selfless.functional.scale import Scale, complete, follow, scaled_strength, settle, start_scale
 
 
 class AutoStrengths:
@@ -43,8 +43,8 @@ class AutoStrengths:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` returned."""
-        for key, t in self.tensors().items():
-            t.copy_(tensors[key])
+        for k, scale in self.scales.items():
+            self._write(k, complete({name: tensors[key] for name in scale if (key := f"scale.sparsify.{k}.{name}") in tensors}))
         self.is_open = any(not bool(scale["ended"].all()) for scale in self.scales.values())
 
     def _write(self, slot: int, new: Scale) -> None:

@@ -55,6 +55,7 @@ class Fleet:
         self.seeds = torch.tensor([r.seed for r in runs], device=device)
         self.augment = AUGMENT[self.run.augment]
         self.alpha: Tensors = {}
+        self.task_alpha: Tensors = {}  # α of the newest task alone, for its capacity
         self.tasks = 0
         self.footprint = 0  # how many numbers the forward pass of one sample computes
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}  # (batch size, measures) → the captured step
@@ -224,6 +225,7 @@ class Fleet:
             fill_memory(part, self, head, order)
             add_inputs(part, self, order)
             part.consolidate(omega)
+        self.task_alpha = alpha
         for name, a in alpha.items():
             old = self.alpha.get(name)
             self.alpha[name] = a if old is None else old + a if self.run.alpha == "sum" else old + (a - old) / (self.tasks + 1)

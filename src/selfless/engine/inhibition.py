@@ -47,7 +47,9 @@ class Slot:
         if any(self.kinds[m].is_on for m in decorrelating):
             self._decorrelates = like.new_tensor([float(m in decorrelating) for m in range(len(self.kinds))])
             weight = torch.zeros_like(self._decorrelates)  # all layers share it
-            self.covariances = {name: CovarianceGradient(weight, self.switch) for name in widths}
+            for name, n in widths.items():
+                pairs = _covariance_pairs(self.kinds, decorrelating, n, alpha.get(name), like)
+                self.covariances[name] = CovarianceGradient(weight, self.switch, pairs)
         if not any(self.kinds[m].is_on for m in members):
             return
         for name, rows in forms.items():
@@ -129,6 +131,15 @@ def _forms(kinds: Sequence[Sparsifier], n: int, alpha: Tensor | None, like: Tens
         dense = [None if f is None else (f.matrix(like), None) for f in found]
         return dense
     return wide
+
+
+def _covariance_pairs(kinds: Sequence[Sparsifier], members: set[int], n: int, alpha: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return S (F, N, N) of the members that decorrelate; None if S = 1 for all of them."""
+    forms = {m: kinds[m].covariance_form(n, alpha[m] if alpha is not None and kinds[m].discounted else None) for m in members}
+    if all(form is None for form in forms.values()):
+        return None
+    ones = like.new_ones(n, n)
+    return torch.stack([ones if (form := forms.get(m)) is None else form.matrix(like) for m in range(len(kinds))])
 
 
 def _stack(forms: Sequence[Form | None], n: int, like: Tensor) -> PairGradient:

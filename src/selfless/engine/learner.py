@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfless.capacity import Capacity, count_free
 from selfless.data import DataDescription, Stream, describe
 from selfless.engine import rng, scenario
 from selfless.engine.batches import FleetData
@@ -28,8 +27,8 @@ from selfless.engine.checkpoint import CannotContinue, Checkpoint
 from selfless.engine.continuing import Parent, check, inherit
 from selfless.engine.plateaus import STOP, lower
 from selfless.engine.progress import Event, Pace, Progress, Report
+from selfless.engine.room import add_capacity
 from selfless.engine.stack import Tensors
-from selfless.preserve.base import importance_of
 from selfless.spec import ON_HELD_OUT, Matrix, Result, Run
 
 WORST = -1e9  # below every accuracy and every loss that is finite
@@ -260,7 +259,7 @@ class Learner:
             if not finite and m not in progress.failed:
                 where = f"after task {t + 1} ({task.name})"
                 progress.failed[m] = f"parameters or importances were not finite {where}; {_remedy(self.runs[m])}"
-        self._count_free()
+        add_capacity(self.fleet, progress.capacity)
 
     def _after_step(self, t: int, epoch: int) -> None:
         if self.pace.step():
@@ -289,15 +288,6 @@ class Learner:
         progress.stalled, factor = lower(self.run.schedule, progress.stalled, improved, shares)
         fleet.set_lr(fleet.lr * torch.tensor(factor, device=self.device))
         return any(s < STOP for s in progress.stalled)
-
-    def _count_free(self) -> None:
-        """Add the free capacity of every member after this task to the progress."""
-        omega = importance_of([part.term for part in self.fleet.parts], self.fleet.states) or {}
-        alpha = self.fleet.alpha
-        for m in range(len(self.runs)):
-            parameters = {n: count_free(o[m]) for n, o in omega.items()}
-            neurons = {n: count_free(a[m]) for n, a in alpha.items()}
-            self.progress.capacity[m].append(Capacity(parameters, neurons, self.fleet.tasks).as_dict())
 
     def load(self, parts: Sequence[Any]) -> FleetData:
         """Return the data of one part (the training or test data of a task) of every member, on the device."""

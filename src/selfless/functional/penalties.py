@@ -68,6 +68,20 @@ def decov(h: Tensor) -> Tensor:
     return 0.5 * (gram.square().sum() - x.square().sum(0).square().sum()) / m**2
 
 
+def sparing_decov(h: Tensor, form: PairForm) -> Tensor:
+    """DeCov with weights:  R = ½ Σ_{i≠j} S_ij C_ij²,  S = K D of a pair form,  C = 1/M Σ_m (h−h̄)(h−h̄)ᵀ,  h: (M, N).
+
+    K = 1 and D = 1 give DeCov. With D_ij = dᵢdⱼ and K = 1 it is DeCov of √d·h, so the smaller Gram matrix is used; otherwise C is built.
+    """
+    x = samples(h)
+    if form.sigma is None and (form.alpha is None or form.discount == "product"):
+        return decov(x if form.alpha is None else x * torch.exp(-0.5 * form.alpha.to(x.dtype)))
+    x = x - x.mean(0)
+    with without_autocast(x):
+        c = x.T @ x / len(x)
+    return 0.5 * (form.matrix(x) * c.square()).sum()
+
+
 # ------------------------------------------------------------------------------------------------- penalties on weights
 def l1_param(weights: Tensor | Iterable[Tensor]) -> Tensor:
     """R = Σ_k |θ_k| over one tensor or several."""

@@ -4,7 +4,7 @@ Lives here: the `Keeper`, and one module for each of its tasks: collect activati
 optimizer, anchor, inject gradients, store the state and count its memory. Users import it; runs are trained by the engine.
 
 Imports capacity, distributed, functional, importance, network, preserve, sparsify and terms.
-Imported by bench and integrations.
+Imported by bench, experiments and integrations.
 """
 
 from selfless.keeper.entry import attach

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.capacity import THRESHOLD, Capacity, check_threshold
+from selfless.capacity.counts import THRESHOLD, Capacity, check_threshold
 from selfless.distributed import Ranks, find_ranks
 from selfless.distributed.shards import reshard
 from selfless.importance.objectives import Loss
@@ -43,6 +43,7 @@ from selfless.keeper.measuring import Measuring, measure_task, several_reads
 from selfless.keeper.notices import Notices
 from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, watch_optimizers
 from selfless.keeper.part import Part
+from selfless.keeper.room import Room, look
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.keeper.storage import Choice, Storage
 from selfless.network.calling import Forward, check_batches, is_compiled, unwrap
@@ -75,21 +76,18 @@ class Keeper(OldNames):
         process_group: Any = None,
     ) -> None:
         self.model = unwrap(model)
-        self.preserve, self.sparsify, self.check_finite = preserve, sparsify, check_finite
+        self.preserve, self.sparsify, self.check_finite, self._choice = preserve, sparsify, check_finite, choice
         self.heads = check_heads(heads, self.model)
         self.forwards: list[Forward | None] = []  # the forward= of each task that has ended, for distillation
         self.alpha: dict[str, Tensor] = {}
-        self.tasks = 0
-        self.implicit = False
-        self._attached = True
+        self.tasks, self.room = 0, Room()
+        self.implicit, self._attached = False, True
         self._has_penalty, self._has_step, self._has_epoch = False, False, False  # True if this task had a call or step
         self.sparsifiers = Sparsifiers(sparsify.parts)
         self.step_log, self.notices = Log(), Notices(sparsify.parts)
         self.scale: Any = 1.0  # for inject=True, the factor of the loss in the backward pass: a number, a function or a GradScaler
-        self._choice = choice
         self._find_ranks, self._checked = partial(find_ranks, process_group), False  # _checked: the terms were, for these ranks
-        reads = {term.reads for term in sparsify.parts if term.is_on}
-        compiled, found = is_compiled(model), self.preserved()
+        reads, compiled, found = {term.reads for term in sparsify.parts if term.is_on}, is_compiled(model), self.preserved()
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
         self._chosen: tuple[Layers, bool] = (layers if is_automatic(layers) else (), compiled)
         self.parts: list[Part] = [Part(t, self.model, found, taps, self.heads, storage, self._find_ranks) for t in preserve.parts]
@@ -208,6 +206,7 @@ class Keeper(OldNames):
         if iter(batches) is batches and several_reads(self.parts):
             batches = list(batches)  # a generator can be used only once
         how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice, self.ranks)
+        activity, batches = look(self.model, self.collector, batches, forward, self.ranks)
         omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
         if self._has_step:
@@ -219,6 +218,7 @@ class Keeper(OldNames):
         self.tasks += 1
         self.sparsifiers.end_task()
         self.forwards.append(forward)
+        self.room = self.room.after(alpha, activity)
         self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
         sharing.check_same(self.ranks, self.parts, {}, self.alpha)
 
@@ -261,10 +261,10 @@ class Keeper(OldNames):
         return evaluated(self.model, self.parts, self.preserved(), task, self.tasks)
 
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
-        """Return the free parameters and neurons by layer: those whose importance over all tasks so far is below `threshold`."""
+        """Return what is free by layer (importance over all tasks so far below `threshold`), and each layer's `LayerRoom`."""
         check_threshold(threshold)
         self.follow_model()
-        return sharing.count_capacity(self.model, self.parts, self.alpha, self.tasks, threshold, self.ranks)
+        return sharing.count_capacity(self.model, self.parts, self.alpha, self.tasks, threshold, self.ranks, self.room.layers)
 
     def describe(self) -> Description:
         """Return a table of every layer: its activation, and why it was taken or left. After the first forward pass it is complete."""

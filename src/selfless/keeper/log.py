@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from selfless.capacity import Capacity
+from selfless.capacity.counts import Capacity
 from selfless.distributed import Ranks
 from selfless.distributed.shards import is_sharded
 from selfless.keeper.anchor import distances

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from selfless.capacity import Capacity, Free, count_free
+from selfless.capacity.counts import Capacity, Free, count_free
+from selfless.capacity.rooms import LayerRoom
 from selfless.distributed import Ranks
 from selfless.distributed.shards import fsdp_modules, is_sharded, local
 from selfless.keeper.part import Part
@@ -67,13 +68,19 @@ def check_same(ranks: Ranks, parts: Sequence[Part], parameters: Mapping[str, Ten
 
 
 def count_capacity(
-    model: nn.Module, parts: Sequence[Part], alpha: Mapping[str, Tensor], tasks: int, threshold: float, ranks: Ranks
+    model: nn.Module,
+    parts: Sequence[Part],
+    alpha: Mapping[str, Tensor],
+    tasks: int,
+    threshold: float,
+    ranks: Ranks,
+    layers: dict[str, LayerRoom],
 ) -> Capacity:
     """Return the free parameters and neurons; of sharded parameters, over all ranks. A parameter without an importance is free."""
     omega = importance_of([part.term for part in parts], [part.rows for part in parts])
     neurons = {name: count_free(a, threshold) for name, a in alpha.items()}
     if omega is None:
-        return Capacity({}, neurons, tasks, threshold)
+        return Capacity({}, neurons, tasks, threshold, layers)
     named = {n: p for n, p in model.named_parameters() if p.requires_grad or n in omega}
     rows = {name: local(p) for name, p in named.items()}
     found = {name: count_free(omega.get(name, torch.zeros_like(p)), threshold) for name, p in rows.items()}
@@ -82,4 +89,4 @@ def count_capacity(
         free = torch.tensor([found[name].free for name in sharded], device=rows[sharded[0]].device)
         ranks.sum_([free])
         found |= {name: Free(int(n), named[name].numel()) for name, n in zip(sharded, free, strict=True)}
-    return Capacity(found, neurons, tasks, threshold)
+    return Capacity(found, neurons, tasks, threshold, layers)

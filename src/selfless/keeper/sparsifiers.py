@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from selfless.functional.scale import Scale, follow, scaled_strength, settle, start_scale
+from selfless.functional.scale import Scale, complete, follow, scaled_strength, settle, start_scale
 from selfless.keeper.part import Part
 from selfless.sparsify import Reads, Sparsifier
 
@@ -49,7 +49,7 @@ class Sparsifiers:
 
     def load(self, found: dict[int, Scale], tasks: int) -> None:
         """Use scales that were saved after `tasks` tasks."""
-        self.found |= {i: scale for i, scale in found.items() if i in self.found}
+        self.found |= {i: complete(scale) for i, scale in found.items() if i in self.found}
         self.is_first_task = tasks == 0
 
     def move_to(self, device: torch.device) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from selfless.distributed.shards import local
 from selfless.functional.scale import Scale
+from selfless.keeper.room import Room
 from selfless.network.calling import Forward
 from selfless.network.layers import Tap
 from selfless.network.roles import output_width
@@ -30,7 +31,7 @@ class Learned:
 
     `begun` is True if the current task has started. `called` says for each task if consolidate() had a forward=, which cannot be saved;
     None if no preserver needs it. `scales` and `measured` are those of the strength "auto": of each sparsifier by its number, and λ of each
-    preserver, None if it has none.
+    preserver, None if it has none. `room` are the counts of tasks by neuron, if they were saved.
     """
 
     states: list[State]
@@ -40,6 +41,7 @@ class Learned:
     called: list[bool] | None = None
     scales: dict[int, Scale] = field(default_factory=dict)
     measured: list[float | None] = field(default_factory=list)
+    room: dict[str, Tensor] = field(default_factory=dict)
 
 
 def save(keeper: Keeper) -> dict[str, Tensor]:
@@ -49,7 +51,8 @@ def save(keeper: Keeper) -> dict[str, Tensor]:
     called = [forward is not None for forward in keeper.forwards] if calls and keeper.tasks else None
     begun = any(part.path_started for part in keeper.parts)
     measured = [part.measured for part in keeper.parts]
-    return flatten(terms, Learned(keeper.states, keeper.alpha, keeper.tasks, begun, called, keeper.sparsifiers.found, measured))
+    scales, room = keeper.sparsifiers.found, keeper.room.tensors()
+    return flatten(terms, Learned(keeper.states, keeper.alpha, keeper.tasks, begun, called, scales, measured, room))
 
 
 def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None) -> None:
@@ -64,7 +67,7 @@ def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward
             f"the {new.tasks} tasks of this state were consolidated with forward=, which a file cannot store; "
             "pass forwards=[one per task] to load_state_dict"
         )
-    keeper.forwards, keeper.alpha, keeper.tasks = calls, new.alpha, new.tasks
+    keeper.forwards, keeper.alpha, keeper.tasks, keeper.room = calls, new.alpha, new.tasks, Room.of_tensors(new.room)
     keeper.sparsifiers.load(new.scales, new.tasks)
     for part, saved, measured in zip(keeper.parts, new.states, new.measured, strict=True):
         part.load(saved, keeper.preserved(), new.begun, measured)
@@ -84,6 +87,7 @@ def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
     found |= {f"alpha.{name}": t for name, t in learned.alpha.items()}
     found |= {f"scale.sparsify.{i}.{name}": t for i, scale in learned.scales.items() for name, t in scale.items()}
     found |= {f"scale.preserve.{i}": torch.tensor(t) for i, t in enumerate(learned.measured) if t is not None}
+    found |= {f"room.{name}": t for name, t in learned.room.items()}
     method = torch.tensor(list(_method(terms).encode()), dtype=torch.uint8)
     plain = {"tasks": torch.tensor(learned.tasks), "method": method, "begun": torch.tensor(int(learned.begun))}
     if learned.called is not None:
@@ -102,12 +106,15 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
     alpha: dict[str, Tensor] = {}
     scales: dict[int, Scale] = {}
     measured: list[float | None] = [None for _ in terms]
+    room: dict[str, Tensor] = {}
     for key, tensor in flat.items():
         kind, _, rest = key.partition(".")
         if not isinstance(tensor, Tensor) or (tensor.is_floating_point() and not bool(torch.isfinite(local(tensor)).all())):
             raise ValueError(f"{key!r} in the state is not a tensor of finite numbers; the file is damaged or from a run that diverged")
         if kind == "alpha":
             alpha[rest] = tensor.detach().clone()
+        elif kind == "room":
+            room[rest] = tensor.detach().clone()
         elif kind == "scale":
             role, number, *name = rest.split(".")
             if role == "preserve":
@@ -120,7 +127,7 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
             raise ValueError(f"the state has {key!r}, which is unknown to this keeper; was it saved by another version?")
     called = [bool(c) for c in flat["called"].tolist()] if "called" in flat else None
     begun = "begun" in flat and bool(int(flat["begun"]))
-    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured)
+    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured, room)
 
 
 def _method(terms: Sequence[Preserver]) -> str:

@@ -73,14 +73,18 @@ class PairGradient:
 
 @dataclass(frozen=True)
 class CovarianceGradient:
-    """The gradient 2/M (h − h̄)(C − diag C) of DeCov for every member. `weight` (F,) is λ times the learning rate."""
+    """The gradient 2/M (h − h̄)(S ∘ C) of R = ½ Σ_{i≠j} S_ij C_ij² for every member. `weight` (F,) is λ times the learning rate.
+
+    S is `pairs` (F, N, N), whose diagonal is not read; None: S = 1, as in DeCov.
+    """
 
     weight: Tensor
     switch: Switch = field(default_factory=Switch)
+    pairs: Tensor | None = None
     any_precision: ClassVar[bool] = True
 
     def add_to(self, g: Tensor, h: Tensor) -> Tensor:
-        """Return g + 2 weight/M (h − h̄)(C − diag C) for g, h (F, M, N)."""
+        """Return g + 2 weight/M (h − h̄)(S ∘ C) for g, h (F, M, N), with S_ii = 0."""
         if not self.switch.on:
             return g
         members, samples = h.shape[:2]
@@ -92,6 +96,8 @@ class CovarianceGradient:
         pairs = bmm_wide(blocks.mT, blocks).view(members, parts, *[x.shape[-1]] * 2).sum(1)  # M C
         pairs.diagonal(dim1=1, dim2=2).zero_()
         pairs *= (2 / samples**2 * self.weight)[:, None, None]
+        if self.pairs is not None:
+            pairs *= self.pairs
         return torch.baddbmm(g, x, pairs.to(x.dtype))
 
 

@@ -36,3 +36,11 @@ def test_without_importances_nothing_is_known():
         "  neurons     not measured: no layer is attached",
         "  parameters  not measured: no preserver measures their importance",
     ]
+
+
+def test_the_reasons_why_nothing_is_measured() -> None:
+    assert "neurons     not measured yet: consolidate() measures them when a task ends" in str(Capacity({}, {}, 0))
+    assert str(Capacity({}, {}, 1)).splitlines()[1:] == [
+        "  neurons     not measured: no layer is attached",
+        "  parameters  not measured: no preserver measures their importance",
+    ]

@@ -1,0 +1,101 @@
+"""How forecasts of `selfless.capacity.forecast` turn out: what they said after five tasks, and what then happened up to task 20.
+
+    python benchmarks/forecast.py --out forecast                        # all cases, for one GPU
+    python benchmarks/forecast.py --only mnist-64 --epochs 3 --seeds 2 --out forecast
+
+Runs are recorded under OUT, so a stopped study goes on where it was. OUT/forecast.json holds, for each case, method, number of tasks known
+and margin: the forecast with its interval, and how many of the following tasks did fit (null: all of them). A forecast is right if its
+interval contains that number; where all tasks fitted, if its upper end is not below them. "Known" tasks are those of all seeds together, as
+`selfless capacity` takes them; "by seed" each seed alone. Cases where the margin was lost before the forecast are left out of the count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import selfless
+from selfless import Run
+from selfless.capacity import forecast
+from selfless.capacity.trend import fitted
+
+MNIST = {"stream": "permuted-mnist", "held_out": 0.1, "epochs": 10}
+CIFAR = {"stream": "split-cifar-100", "held_out": 0.1, "epochs": 50, "lr": 0.03, "schedule": "cosine", "layers": "all"}
+CASES: dict[str, dict[str, Any]] = {
+    "mnist-64": MNIST | {"model": "mlp-64"},
+    "mnist-128": MNIST | {"model": "mlp-128"},
+    "cifar": CIFAR | {"model": "cnn-256"},
+}
+ON_MNIST = (("mas:0.01", "slnid:1e-3"), *((p, s) for p in ("mas:0.1", "mas:1", "mas:10") for s in ("none", "slnid:1e-3")))
+METHODS = {
+    "mnist-64": ON_MNIST,
+    "mnist-128": ON_MNIST,
+    "cifar": (("mas:1", "none"), ("mas:1", "slnid:1e-3"), ("lwf:1", "decov:3e-3")),
+}
+MARGINS = (0.02, 0.05, 0.1, 0.2)
+
+
+def judge(accuracy: Any, known: int, margin: float) -> dict[str, Any]:
+    """Compare the forecast from the first `known` tasks of accuracy (S, T) with what happened on average over its seeds."""
+    said = forecast(accuracy[:, :known], margin)
+    mean = accuracy.mean(0)
+    happened = fitted(mean, margin, known)
+    all_of_them = accuracy.shape[1] - known
+    right = said.high >= all_of_them if happened is None else said.low <= happened <= said.high
+    lost = fitted(mean[:known], margin, 0) is not None
+    return {"known": known, "said": said.as_dict(), "happened": happened, "right": bool(right), "lost_before": lost}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=CASES, action="append")
+    parser.add_argument("--tasks", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--known", type=int, nargs="+", default=[5, 8])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("forecast"))
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    learned: dict[str, Any] = {}  # accuracy on each task just after learning it, by case and method, then by seed
+    for name in options.only or CASES:
+        case = CASES[name] | ({"epochs": options.epochs} if options.epochs else {})
+        common = case | {"tasks": options.tasks}
+        made = {m: [Run(**common, preserve=m[0], sparsify=m[1], seed=seed) for seed in range(options.seeds)] for m in METHODS[name]}
+        every = [run for runs in made.values() for run in runs]
+        results = selfless.train(every, out=options.out, device=options.device, data_dir=options.data)
+        by_run = {result.run: result for result in results}
+        for method, runs in made.items():
+            done = [by_run[run] for run in runs if by_run[run].status == "done"]
+            accuracy = np.array([result.accuracy.diagonal() for result in done])
+            learned.setdefault(name, {})[" + ".join(method)] = accuracy.tolist()
+            for known in options.known:
+                for margin in MARGINS if len(done) else ():
+                    row = {"case": name, "method": " + ".join(method), "margin": margin, "seeds": len(done)}
+                    rows.append(row | judge(accuracy, known, margin) | {"by_seed": [judge(one[None], known, margin) for one in accuracy]})
+    open_rows = [row for row in rows if not row["lost_before"]]
+    single = [one for row in rows for one in row["by_seed"] if not one["lost_before"]]
+    summary = {
+        "right": sum(row["right"] for row in open_rows),
+        "of": len(open_rows),
+        "right_by_seed": sum(one["right"] for one in single),
+        "of_by_seed": len(single),
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "forecast.json").write_text(json.dumps({"summary": summary, "accuracy": learned, "forecasts": rows}))
+    for row in open_rows:
+        said = row["said"]
+        print(
+            f"{row['case']:<10} {row['method']:<24} margin {100 * row['margin']:>3.0f}  after {row['known']}: "
+            f"{said['more']} [{said['low']}, {said['high']}]  happened: {row['happened']}  {'right' if row['right'] else 'wrong'}"
+        )
+    print(summary)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The capacity of every member after a task: free parameters and neurons, the neurons that the task uses, and its activations.
+
+A record holds the set of neurons of each task, so that the sets of earlier tasks need no state of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfless.capacity.activity import Activity, observe, rows_of
+from selfless.capacity.counts import Capacity, count_free
+from selfless.capacity.measuring import SAMPLES
+from selfless.capacity.rooms import counts_of, pack, rooms, task_sets
+from selfless.engine.fleet import Fleet
+from selfless.engine.stack import Tensors
+from selfless.preserve.base import importance_of
+
+SHARE, LEAST, AT_ONCE = 20, 100, 500  # read at most 1/20 of the samples that training saw, but 100; 500 in one pass
+
+
+def add_capacity(fleet: Fleet, entries: list[list[dict[str, Any]]]) -> None:
+    """Add the capacity of every member after its newest task to its list of recorded entries."""
+    omega = importance_of([part.term for part in fleet.parts], fleet.states) or {}
+    activity = measure_activity(fleet)
+    for m, recorded in enumerate(entries):
+        own = {name: members[m] for name, members in activity.items()}
+        sets = task_sets({name: a[m] for name, a in fleet.task_alpha.items()}, own)
+        layers = rooms(sets, counts_of(recorded), sum("sets" in entry for entry in recorded), own)
+        parameters = {n: count_free(o[m]) for n, o in omega.items()}
+        neurons = {n: count_free(a[m]) for n, a in fleet.alpha.items()}
+        found = Capacity(parameters, neurons, fleet.tasks, layers=layers).as_dict()
+        recorded.append(found | ({"sets": pack(sets)} if layers else {}))
+
+
+@torch.no_grad()
+def measure_activity(fleet: Fleet) -> dict[str, list[Activity]]:
+    """Return {layer: the activity of each member} on samples of the newest task, evenly spaced, as that task is evaluated."""
+    stack, data = fleet.stack, fleet.step.data
+    if not stack.layers:
+        return {}
+    other: Tensors = {}
+    for part in fleet.parts:
+        other |= part.evaluated_parameters(fleet.tasks - 1, fleet.tasks)
+        part.close_gates(fleet.tasks - 1, fleet.tasks)
+    found: dict[str, list[Activity]] = {}
+    size = min(data.at_once(max(fleet.footprint, 1)), AT_ONCE)
+    stack.module.eval()
+    for rows in _rows(fleet).split(size, 1):
+        x = data.batch(rows, fleet.still)[0].to(fleet.step.dtype)
+        with fleet.step.precision():
+            run = stack.outputs if other else stack.forward
+            hidden = run(fleet.params | other, fleet.buffers, x)[1]
+        for name, h in zip(stack.layers, hidden, strict=True):
+            each = rows_of(h, 2 if h.dim() > 4 else -1)
+            new = [observe(one) for one in each]
+            found[name] = [a + b for a, b in zip(found[name], new, strict=True)] if name in found else new
+    return found
+
+
+def _rows(fleet: Fleet) -> Tensor:
+    """Return the rows to read of every member's task, (F, S). A blurred task has weights: its rows are drawn by them."""
+    data = fleet.step.data
+    count = min(data.n, SAMPLES, max(LEAST, math.ceil(data.n * fleet.run.epochs / SHARE)))
+    if data.weights is not None:
+        return data.order(fleet.seeds, fleet.tasks - 1, fleet.run.epochs)[:, :count]
+    rows = torch.linspace(0, data.n - 1, count, device=fleet.device, dtype=torch.float64).round().long()
+    return rows.expand(fleet.size, -1)

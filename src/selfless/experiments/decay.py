@@ -1,0 +1,49 @@
+"""Choose λ_Ω by "strong, then decay": the largest strength of a preserver with which the newest task can still be learned.
+
+De Lange et al. (*A continual learning survey*, 2019) train a task with a strong λ_Ω and halve it until the accuracy on the task is within a
+margin of that without a preserver. A fleet trains all strengths at once. Only held-out data of the tasks seen so far are used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from selfless.metrics import strongest_that_keeps
+from selfless.spec import Result, Run
+
+
+@dataclass(frozen=True)
+class Decay:
+    """The candidates by strength (the first is 0), their held-out accuracies on the newest task by seed in percent, and the chosen one."""
+
+    candidates: tuple[Run, ...]
+    scores: tuple[tuple[float, ...], ...]
+    index: int | None
+
+
+def decay_runs(base: Run, strengths: Sequence[float], tasks: int, seeds: Sequence[int], held_out: float = 0.1) -> dict[Run, list[Run]]:
+    """Return {candidate: its runs by seed}: the preserver of `base` at 0 and at each strength, on the first `tasks` tasks."""
+    if tasks < 2:
+        raise ValueError(f"{tasks} task is seen, but the strength of a preserver shows on the second task; use two or more")
+    found = {}
+    for strength in (0.0, *sorted(strengths)):
+        one = dataclasses.replace(base, preserve=base.preserve.with_strength(strength), tasks=tasks, held_out=max(base.held_out, held_out))
+        found[one] = [dataclasses.replace(one, seed=seed) for seed in seeds]
+    return found
+
+
+def choose_decay(trials: Mapping[Run, Sequence[Run]], results: Mapping[Run, Result], drop: float) -> Decay:
+    """Return the largest strength whose held-out accuracy on the newest task is within `drop` points of that at strength 0."""
+
+    def score(run: Run) -> float:
+        held_out = results[run].held_out
+        return 100 * float(held_out[-1, -1]) if results[run].status == "done" and held_out is not None else float("nan")
+
+    scores = tuple(tuple(score(run) for run in runs) for runs in trials.values())
+    means = [float(np.mean(row)) for row in scores]
+    strengths = [run.preserve.fixed_strength for run in trials]
+    return Decay(tuple(trials), scores, strongest_that_keeps(strengths, means, means[0], drop))

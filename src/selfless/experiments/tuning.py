@@ -1,0 +1,176 @@
+"""`tune`: choose the strengths of a sparsifier and a preserver for one's own model and loop, on held-out data of the tasks seen so far.
+
+    λ     the largest whose held-out accuracy on the first task is within `tolerance` of that without a sparsifier (the rule of thumb)
+    λ_Ω   at that λ, the largest whose held-out accuracy on the newest task is within `drop` of that without a preserver: start strong, and
+          weaken it until the new task can be learned (De Lange et al., *A continual learning survey*, 2019)
+
+No test data and no task to come is used. With one task λ_Ω cannot be chosen, because nothing has to be kept yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selfless.keeper import Keeper, attach
+from selfless.metrics import strongest_that_keeps
+from selfless.network.calling import evaluating, labels_of, run_batch, to_device
+from selfless.network.layers import Layers
+from selfless.preserve import PRESERVERS, Preserver
+from selfless.sparsify import SPARSIFIERS, Sparsifier
+from selfless.terms import Term, parse
+
+Batches = Iterable[Any]
+Seen = tuple[Batches, Batches]  # the training batches and the held-out batches of a task
+Fit = Callable[[nn.Module, Keeper, Batches], None]
+Score = Callable[[nn.Module, Batches], float]
+
+SPARSIFY = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+PRESERVE = (1e-2, 1e-1, 1.0, 10.0, 100.0)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The held-out scores of one kind of term at several strengths; the first is 0. `chosen` is the number of the chosen one."""
+
+    term: Term
+    strengths: tuple[float, ...]
+    scores: tuple[float, ...]
+    chosen: int
+    allowed: float
+
+    @property
+    def result(self) -> Term:
+        """The term at the chosen strength."""
+        return self.term.with_strength(self.strengths[self.chosen])
+
+    def __str__(self) -> str:
+        mark = f"  ← the largest within {100 * self.allowed:g} points of 0"
+        pairs = zip(self.strengths, self.scores, strict=True)
+        rows = [f"  {s:>8g}  {100 * score:6.2f} %{mark if i == self.chosen else ''}" for i, (s, score) in enumerate(pairs)]
+        return "\n".join([f"{self.term.name}: held-out score by strength", *rows])
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The chosen terms, and the trials that explain the choice. `preserve` is the given term if there was one task only."""
+
+    preserve: Term
+    sparsify: Term
+    trials: tuple[Trial, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([*(str(trial) for trial in self.trials), f"chosen: preserve={self.preserve}, sparsify={self.sparsify}"])
+
+
+def tune(
+    model_factory: Callable[[], nn.Module],
+    task: Seen | Sequence[Seen],
+    *,
+    fit: Fit | None = None,
+    score: Score | None = None,
+    preserve: Preserver | Term | str = "mas",
+    sparsify: Sparsifier | Term | str = "slnid",
+    preserve_strengths: Sequence[float] = PRESERVE,
+    sparsify_strengths: Sequence[float] = SPARSIFY,
+    tolerance: float = 0.005,
+    drop: float = 0.02,
+    layers: Layers = "auto",
+    heads: Sequence[str] = (),
+    epochs: int = 5,
+    lr: float = 0.05,
+    seed: int = 0,
+) -> Tuned:
+    """Return the strengths for your model, chosen on held-out data of the tasks seen so far.
+
+    model_factory   makes a new model; torch's random numbers start from `seed` before each call
+    task            (training batches, held-out batches) of the first task, or a list of such pairs; lists or DataLoaders, read often
+    fit             fit(model, keeper, batches): your loop over one task, with keeper.penalty(); default: SGD and cross-entropy
+    score           score(model, batches) → accuracy; default: the share of right labels
+    tolerance, drop how much λ may cost on the first task, and λ_Ω on the newest one
+    epochs, lr      of the default loop
+    """
+    tasks = [task] if _is_pair(task) else list(task)
+    if not tasks or not all(_is_pair(one) for one in tasks):
+        raise TypeError(
+            "tune takes (training batches, held-out batches) of a task, or a list of such pairs; split the data of each task first"
+        )
+    keep = parse(preserve, PRESERVERS, "preserve") if isinstance(preserve, str) else preserve
+    spare = parse(sparsify, SPARSIFIERS, "sparsify") if isinstance(sparsify, str) else sparsify
+    train, rate = fit or _default_fit(epochs, lr), score or accuracy
+
+    def learn(preserver: Term, sparsifier: Term, seen: Sequence[Any]) -> float:
+        """Return the held-out score on the newest of the `seen` tasks; NaN if training diverged."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = model_factory()
+            with attach(model, preserver, sparsifier, layers, heads=heads, check_finite=False) as keeper:
+                for number, (batches, _) in enumerate(seen):
+                    train(model, keeper, batches)
+                    if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+                        return math.nan
+                    if number + 1 < len(seen):
+                        keeper.consolidate(batches)
+            return float(rate(model, seen[-1][1]))
+
+    first = _choose(spare, sparsify_strengths, tolerance, lambda term: learn(keep.with_strength(0.0), term, tasks[:1]))
+    if len(tasks) == 1:
+        return Tuned(keep, first.result, (first,))
+    second = _choose(keep, preserve_strengths, drop, lambda term: learn(term, first.result, tasks))
+    return Tuned(second.result, first.result, (first, second))
+
+
+def _choose(term: Term, strengths: Sequence[float], allowed: float, run: Callable[[Term], float]) -> Trial:
+    """Score the term at strength 0 and at each of `strengths`; choose the largest that keeps the score of 0."""
+    grid = (0.0, *sorted(strengths))
+    scores = tuple(run(term.with_strength(strength)) for strength in grid)
+    chosen = strongest_that_keeps(grid, scores, scores[0], allowed)
+    if chosen is None:
+        raise ValueError(f"every strength of {term.name} failed: its score is NaN; try a smaller learning rate in fit()")
+    return Trial(term, grid, scores, chosen, allowed)
+
+
+def _is_pair(task: Any) -> bool:
+    """Return True for (training batches, held-out batches): a tuple of two iterables that are no tensors."""
+    return isinstance(task, tuple) and len(task) == 2 and all(isinstance(b, Iterable) and not isinstance(b, Tensor) for b in task)
+
+
+def _default_fit(epochs: int, lr: float) -> Fit:
+    def fit(model: nn.Module, keeper: Keeper, batches: Batches) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+        keeper.anchor_with(optimizer)
+        model.train()
+        for epoch in range(epochs):
+            keeper.begin_epoch(epoch, epochs)
+            for batch in batches:
+                given = to_device(batch, model)
+                labels = labels_of(given)
+                if labels is None:
+                    raise ValueError("a batch has no labels, which the default loop of tune needs; pass fit= and score= of your own")
+                loss = F.cross_entropy(run_batch(model, given), labels) + keeper.penalty(given)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    return fit
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, batches: Batches) -> float:
+    """Return the share of samples whose largest output is their label."""
+    hits = count = 0
+    with evaluating(model):
+        for batch in batches:
+            given = to_device(batch, model)
+            labels = labels_of(given)
+            if labels is None:
+                raise ValueError("a held-out batch has no labels; pass score= of your own")
+            hits += int((run_batch(model, given).argmax(-1) == labels).sum())
+            count += labels.numel()
+    return hits / count if count else float("nan")

@@ -1,0 +1,74 @@
+"""The room of a keeper: which neurons each task uses, counted, and what the activations of the last task are like.
+
+The counts have the size of the layers, whatever the number of tasks. `consolidate` reads the first samples of the task once more for them,
+without gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfless.capacity.activity import SUMS, Activity
+from selfless.capacity.measuring import SAMPLES, Peeked, measure_activity
+from selfless.capacity.rooms import LayerRoom, Sets, add_sets, rooms, task_sets
+from selfless.distributed import Ranks
+from selfless.distributed.shards import fsdp_modules
+from selfless.keeper.activations import Collector
+from selfless.network.calling import Forward
+
+
+@dataclass(frozen=True)
+class Room:
+    """Counts of tasks by neuron, of `tasks` tasks, and the rooms of the layers after the last one (empty after loading a state)."""
+
+    counts: Sets = field(default_factory=dict)
+    tasks: int = 0
+    layers: dict[str, LayerRoom] = field(default_factory=dict)
+
+    def after(self, alpha: Mapping[str, Tensor], activity: Mapping[str, Activity]) -> Room:
+        """Return the room after one more task with this α and activity."""
+        sets = task_sets(alpha, activity)
+        return Room(add_sets(self.counts, sets), self.tasks + 1, rooms(sets, self.counts, self.tasks, activity))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the counts as flat named tensors, {"KIND.LAYER", "tasks"}; none before the first task."""
+        flat = {f"{kind}.{name}": c for kind, named in self.counts.items() for name, c in named.items()}
+        return flat | {"tasks": torch.tensor(self.tasks)} if flat else {}
+
+    @classmethod
+    def of_tensors(cls, flat: Mapping[str, Tensor]) -> Room:
+        """Return the room that `tensors` made flat."""
+        counts: Sets = {}
+        for key, tensor in flat.items():
+            kind, dot, name = key.partition(".")
+            if dot:
+                counts.setdefault(kind, {})[name] = tensor.cpu()
+        return cls(counts, int(flat["tasks"]) if "tasks" in flat else 0)
+
+
+def look(
+    model: nn.Module, collector: Collector, batches: Iterable[Any], forward: Forward | None, ranks: Ranks
+) -> tuple[dict[str, Activity], Iterable[Any]]:
+    """Return the activity of the layers on the first samples of a task, and the batches to read from then on.
+
+    Several ranks add up what they saw. With FSDP2 nothing is read: forward passes there need the same number of batches on every rank.
+    """
+    if not collector.taps or fsdp_modules(model):
+        return {}, batches
+    peeked = Peeked(batches, SAMPLES)
+    collector.complete_taps(peeked.first, forward)
+    found = measure_activity(model, peeked.first, collector.taps, forward)
+    return found if ranks.is_alone else {name: _over_ranks(one, ranks, model) for name, one in found.items()}, peeked
+
+
+def _over_ranks(one: Activity, ranks: Ranks, model: nn.Module) -> Activity:
+    """Return the sums over the samples of all ranks."""
+    device = next(model.parameters()).device
+    tensors = [getattr(one, name).to(device) for name in SUMS]
+    ranks.sum_(tensors)
+    return Activity(ranks.count(one.rows, device), *(t.cpu() for t in tensors))

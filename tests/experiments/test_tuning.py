@@ -1,0 +1,72 @@
+"""`selfless.tune`: the largest strengths that keep held-out scores, with one's own loop or the default one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import selfless
+from selfless import MAS, SLNID
+from selfless.metrics import strongest_that_keeps
+
+
+def build() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 2))
+
+
+def halves(seed: int) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]:
+    """A task whose label is the sign of one input: training and held-out batches."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(96, 4, generator=g)
+    y = (x[:, seed] > 0).long()
+    return [(x[i : i + 16], y[i : i + 16]) for i in range(0, 64, 16)], [(x[64:], y[64:])]
+
+
+def test_the_strongest_that_keeps() -> None:
+    nan = float("nan")
+    assert strongest_that_keeps([0, 1, 2, 3], [0.9, 0.9, 0.89, 0.5], 0.9, 0.02) == 2
+    assert strongest_that_keeps([3, 2, 1], [nan, 0.1, 0.2], 0.9, 0.02) == 2  # none keeps it: the weakest that did not fail
+    assert strongest_that_keeps([1.0], [nan], 0.9, 0.0) is None
+
+
+def test_both_strengths_are_chosen_by_what_they_cost() -> None:
+    """A stand-in for training: λ above 1e-3 costs the first task, λ_Ω above 1 the second one."""
+    seen: list[tuple[float, float, int]] = []
+
+    def fit(model: nn.Module, keeper: Any, batches: Any) -> None:
+        keeper.told = (keeper.preserve.fixed_strength, keeper.sparsify.fixed_strength)
+        seen.append((*keeper.told, keeper.tasks))
+
+    def score(model: nn.Module, batches: Any) -> float:
+        keep, spare, tasks = seen[-1]
+        return 0.9 - 0.1 * (spare > 1e-3) - 0.1 * (keep > 1 and tasks == 1)
+
+    found = selfless.tune(build, [halves(0), halves(1)], fit=fit, score=score, preserve=MAS(), sparsify=SLNID(sigma=2.0))
+    assert (found.preserve, found.sparsify) == (MAS(1.0), SLNID(1e-3, sigma=2.0))
+    assert all(keep == 0 for keep, _, tasks in seen[:9])
+    assert "the largest within 2 points" in str(found)
+    alone = selfless.tune(build, halves(0), fit=fit, score=score, preserve="mas:0.1")
+    assert (str(alone.preserve), len(alone.trials)) == ("mas:0.1", 1)
+
+
+def test_the_default_loop_learns_and_leaves_random_numbers_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    grids: Any = {"sparsify_strengths": [1e-3, 1e4], "preserve_strengths": [0.1, 1e6]}
+    found = selfless.tune(build, [halves(0), halves(1)], **grids, epochs=4, lr=0.1, tolerance=0.1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.trials[0].scores[0] > 0.8
+    assert math.isnan(found.trials[0].scores[2])
+    assert found.sparsify.fixed_strength == 1e-3  # 1e4 diverges
+    assert found.preserve.fixed_strength < 1e6  # 1e6 learns nothing new
+
+
+def test_what_is_no_pair_is_refused() -> None:
+    with pytest.raises(TypeError, match="training batches, held-out batches"):
+        selfless.tune(build, [torch.zeros(3)])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="every strength of slnid failed"):
+        selfless.tune(build, halves(0), fit=lambda *_: None, score=lambda *_: float("nan"))
