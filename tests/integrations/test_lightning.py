@@ -228,7 +228,9 @@ def test_strategies_that_lose_the_state_are_refused() -> None:
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     """The callback alone makes the difference between forgetting and not."""
-    found = load_example("lightning_tasks").main()
+    example = load_example("lightning_tasks")
+    example.EPOCHS = 3
+    found = example.main()
     assert found["MAS + SLNID"] > found["plain"] + 0.1
     assert "free after 3 tasks" in capsys.readouterr().out
 
