@@ -20,8 +20,8 @@ from transformers import BertConfig, BertForSequenceClassification, PrinterCallb
 from selfless import EWC
 from selfless.integrations.transformers import SelflessTrainerCallback
 
-TASKS, CLASSES, LETTERS, LENGTH, SENTENCES, EPOCHS = 3, 3, 12, 12, 160, 5
-STRENGTHS = {"full": 10.0, "LoRA": 10.0}
+TASKS, CLASSES, LETTERS, LENGTH, SENTENCES, EPOCHS = 3, 3, 12, 12, 160, 6
+STRENGTHS = {"full": 10.0, "LoRA": 30.0}
 QUIET: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no", "save_strategy": "no", "use_cpu": True}
 Rows = list[dict[str, Tensor]]
 
@@ -69,7 +69,7 @@ def main() -> dict[str, float]:
             model, callback = make_model(), SelflessTrainerCallback(EWC(strength))
             train(model, TASKS, [])
             if kind == "LoRA":
-                lora = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=32, target_modules=["query", "value", "dense"])
+                lora = LoraConfig(task_type="SEQ_CLS", r=16, lora_alpha=16, target_modules=["query", "value", "dense"])
                 model = get_peft_model(model, lora)
             for task in range(TASKS):
                 train(model, task, [callback])

@@ -234,7 +234,6 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(selfless.Keeper, "ranks"), reason="this keeper measures the data of each process alone")
 def test_two_processes_are_one_with_twice_the_batch(tmp_path: Path) -> None:
     """Rank r has samples r, r + 2, …: two batches of four are one of eight. Weights, Ω and α are those of one process, on both ranks."""
     root = Path(__file__).parents[2]
