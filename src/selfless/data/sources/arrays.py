@@ -153,7 +153,7 @@ def read_npz(place: Path) -> dict[str, Any]:
     if not place.is_file():
         raise MissingData(f"{place} is not there; check the path")
     try:
-        with np.load(place, allow_pickle=False) as file:
+        with place.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except UNREADABLE as error:
         raise DataError(f"{place} is not a plain .npz of arrays ({error}); write it with numpy.savez") from error
