@@ -1,4 +1,4 @@
-"""Several processes equal one: `checks.py` runs once, with two and with four processes; here is one test for each of its checks."""
+"""Several processes equal one: `checks.py` runs once, with two and with four processes."""
 
 from __future__ import annotations
 
@@ -16,25 +16,20 @@ from selfless.distributed import ALONE, Ranks, find_ranks
 from selfless.distributed.reduction import ShardedReduction
 
 FILE = Path(__file__).with_name("checks.py")
-TWO = [line.split("(")[0].removeprefix("def ") for line in FILE.read_text().split("@check\n")[1:]]
-FOUR = ("ddp_decov", "checkpoint_load")
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    if importlib.util.find_spec("torch.distributed") is None or not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
-    path = tmp_path_factory.mktemp("ranks") / "results.json"
-    done = subprocess.run([sys.executable, "-W", "ignore", str(FILE), str(path)], capture_output=True, text=True, timeout=240, check=False)
-    assert path.exists(), done.stderr
-    found: dict[str, str | None] = json.loads(path.read_text())
-    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*(f"2 {name}" for name in TWO), *(f"4 {name}" for name in FOUR)])
-def test_several_processes_equal_one(name: str, results: dict[str, str | None]) -> None:
-    assert results[name] is None, results[name]
+def test_several_processes_equal_one(tmp_path: Path) -> None:
+    """All checks in one test: the processes start once, on one worker of pytest-xdist."""
+    if importlib.util.find_spec("torch.distributed") is None or not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    path = tmp_path / "results.json"
+    done = subprocess.run([sys.executable, "-W", "ignore", str(FILE), str(path)], capture_output=True, text=True, timeout=120, check=False)
+    assert path.exists(), done.stderr
+    results: dict[str, str | None] = json.loads(path.read_text())
+    names = [line.split("(")[0].removeprefix("def ") for line in FILE.read_text().split("@check\n")[1:]]
+    assert {f"2 {name}" for name in names} < results.keys()
+    assert {name: error for name, error in results.items() if error is not None} == {}
 
 
 def test_one_process_sends_nothing_and_returns_the_same_tensors() -> None:

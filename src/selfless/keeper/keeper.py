@@ -43,7 +43,7 @@ from selfless.keeper.measuring import Measuring, measure_task, several_reads
 from selfless.keeper.notices import Notices
 from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, watch_optimizers
 from selfless.keeper.part import Part
-from selfless.keeper.room import Room, look
+from selfless.keeper.room import Room, look, over_ranks
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.keeper.storage import Choice, Storage
 from selfless.network.calling import Forward, check_batches, is_compiled, unwrap
@@ -206,7 +206,7 @@ class Keeper(OldNames):
         if iter(batches) is batches and several_reads(self.parts):
             batches = list(batches)  # a generator can be used only once
         how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice, self.ranks)
-        activity, batches = look(self.model, self.collector, batches, forward, self.ranks)
+        activity, batches = look(self.model, self.collector, batches, forward)
         omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
         if self._has_step:
@@ -218,7 +218,7 @@ class Keeper(OldNames):
         self.tasks += 1
         self.sparsifiers.end_task()
         self.forwards.append(forward)
-        self.room = self.room.after(alpha, activity)
+        self.room = self.room.after(alpha, over_ranks(activity, self.ranks, self.model))
         self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
         sharing.check_same(self.ranks, self.parts, {}, self.alpha)
 

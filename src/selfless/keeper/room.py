@@ -52,23 +52,25 @@ class Room:
 
 
 def look(
-    model: nn.Module, collector: Collector, batches: Iterable[Any], forward: Forward | None, ranks: Ranks
+    model: nn.Module, collector: Collector, batches: Iterable[Any], forward: Forward | None
 ) -> tuple[dict[str, Activity], Iterable[Any]]:
     """Return the activity of the layers on the first samples of a task, and the batches to read from then on.
 
-    Several ranks add up what they saw. With FSDP2 nothing is read: forward passes there need the same number of batches on every rank.
+    With FSDP2 nothing is read: forward passes there need the same number of batches on every rank.
     """
     if not collector.taps or fsdp_modules(model):
         return {}, batches
     peeked = Peeked(batches, SAMPLES)
     collector.complete_taps(peeked.first, forward)
-    found = measure_activity(model, peeked.first, collector.taps, forward)
-    return found if ranks.is_alone else {name: _over_ranks(one, ranks, model) for name, one in found.items()}, peeked
+    return measure_activity(model, peeked.first, collector.taps, forward), peeked
 
 
-def _over_ranks(one: Activity, ranks: Ranks, model: nn.Module) -> Activity:
-    """Return the sums over the samples of all ranks."""
-    device = next(model.parameters()).device
+def over_ranks(found: dict[str, Activity], ranks: Ranks, model: nn.Module) -> dict[str, Activity]:
+    """Return the sums over the samples of all ranks. Call it when every rank is known to have batches."""
+    return found if ranks.is_alone else {name: _sum(one, ranks, next(model.parameters()).device) for name, one in found.items()}
+
+
+def _sum(one: Activity, ranks: Ranks, device: torch.device) -> Activity:
     tensors = [getattr(one, name).to(device) for name in SUMS]
     ranks.sum_(tensors)
     return Activity(ranks.count(one.rows, device), *(t.cpu() for t in tensors))
