@@ -28,7 +28,7 @@ def test_report_and_capacity_read_what_was_recorded(stream: str, tmp_path: Path)
     assert "parameters: all" in runner.invoke(app, ["capacity", str(tmp_path)]).output
     empty = runner.invoke(app, ["report", str(tmp_path / "none")])
     assert empty.exit_code == 1
-    assert "holds no results" in empty.output
+    assert "has no run 'none'; its newest runs" in empty.output
     (tmp_path / "begun" / "0123456789abcdef").mkdir(parents=True)
     (tmp_path / "begun" / "0123456789abcdef" / "log.jsonl").write_text("{}\n")
     assert "holds no results, but 1 unfinished" in runner.invoke(app, ["report", str(tmp_path / "begun")]).output

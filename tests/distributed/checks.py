@@ -133,22 +133,13 @@ def compare(
                 "parameters": {name: whole(p.detach()) for name, p in model.named_parameters()},
                 "states": [{g: {n: whole(t) for n, t in ts.items()} for g, ts in state.items()} for state in keeper.states],
                 "alpha": keeper.alpha,
-                "capacity": capacity(keeper, sharded),
+                "capacity": {k: v for k, v in keeper.capacity().as_dict().items() if not sharded or k not in ("layers", "network")},
                 "strengths": keeper.strengths,
                 "log": {name: log[name] for name in ("anchor", "drift", "inhibition") if name in log},
             }
         )
     for key in (key for key in found[0] if rank == 0 and key not in ignore):
         assert_close(found[0][key], found[1][key], msg=lambda text, key=key: f"{key}: {text}")
-
-
-def capacity(keeper: Any, sharded: bool) -> dict[str, Any]:
-    """What `keeper.capacity()` counts. With FSDP2 the activity of neurons is not measured, so only what importances give is compared."""
-    found: dict[str, Any] = keeper.capacity().as_dict()
-    if sharded:
-        found["layers"] = {name: layer["importance"] for name, layer in found["layers"].items()}
-        found["network"] = found["network"]["importance"]
-    return found
 
 
 def whole(tensor: Tensor) -> Tensor:

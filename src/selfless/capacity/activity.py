@@ -21,6 +21,7 @@ from torch import Tensor
 
 MOST_PAIRS = 1024  # correlation and rank of a wider layer are those of so many neurons, evenly spaced
 SUMS = ("total", "size", "square", "fired", "pairs", "spread", "awake")
+AT_ONCE = 2**13  # numbers of h that are summed at once: what the sums need beside h
 EVERY_POSITION = 64  # positions of a feature map, or tokens, that are read of each sample, evenly spaced
 
 
@@ -33,7 +34,7 @@ class Activity:
     size    Σ_m |h| (…, N)
     square  Σ_m h² (…, N)
     fired   #{m : h > 0} (…, N)
-    pairs   Σ_m h hᵀ (…, n, n) of at most 1024 neurons
+    pairs   Σ_m h hᵀ (…, n, n) of at most `most` neurons
     spread  Σ_m population sparsity of sample m (…,)
     awake   #{m : h ≠ 0} (…,)
     """
@@ -78,7 +79,7 @@ class Activity:
 
     def covariance(self) -> Tensor:
         """C = E_m hhᵀ − h̄h̄ᵀ, (n, n)."""
-        mean = _spaced(self.total, -1) / self.rows
+        mean = _spaced(self.total, -1, self.pairs.shape[-1]) / self.rows
         return self.pairs / self.rows - mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
     def correlation(self) -> float:
@@ -101,14 +102,22 @@ class Activity:
 
 
 @torch.no_grad()
-def observe(h: Tensor) -> Activity:
-    """Return the sums of activations h (…, M, N), in float64."""
+def observe(h: Tensor, most: int = MOST_PAIRS) -> Activity:
+    """Return the sums of activations h (…, M, N), in float64, some rows at a time; pairs of at most `most` neurons."""
+    first, *others = h.split(max(1, AT_ONCE * h.shape[-2] // max(h.numel(), 1)), -2)
+    found = _observe(first, most)
+    for rows in others:
+        found = found + _observe(rows, most)
+    return found
+
+
+def _observe(h: Tensor, most: int) -> Activity:
     h = h.double()
     size, square, n = h.abs(), h.square(), h.shape[-1]
     by_sample = square.mean(-1)
     awake = (by_sample > 0) & (n > 1)
     spread = (1 - size.mean(-1).square() / by_sample.clamp(min=1e-300)) / (1 - 1 / max(n, 2))
-    few = _spaced(h, -1)
+    few = _spaced(h, -1, most)
     return Activity(
         h.shape[-2],
         h.sum(-2),
@@ -127,7 +136,7 @@ def rows_of(h: Tensor, axis: int) -> Tensor:
     return _spaced(h, 2, EVERY_POSITION).flatten(1, 2)
 
 
-def _spaced(t: Tensor, axis: int, most: int = MOST_PAIRS) -> Tensor:
+def _spaced(t: Tensor, axis: int, most: int) -> Tensor:
     """Return at most `most` entries of an axis, evenly spaced; all of them if there are not more."""
     n = t.shape[axis]
     if n <= most:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.capacity.activity import Activity, observe, rows_of
+from selfless.capacity.activity import MOST_PAIRS, Activity, observe, rows_of
 from selfless.capacity.counts import THRESHOLD, Capacity, count_free
 from selfless.capacity.rooms import Sets, add_sets, rooms, task_sets
 from selfless.importance import measure as measure_importance
@@ -45,7 +45,8 @@ class Peeked:
 class Meter:
     """Inside `with`: forward passes of the model add the activations of its taps to `found`, {layer: Activity}."""
 
-    def __init__(self, taps: dict[str, Tap]) -> None:
+    def __init__(self, taps: dict[str, Tap], most: int = MOST_PAIRS) -> None:
+        self.most = most
         self.taps = {name: tap for name, tap in taps.items() if tap.complete}
         self.found: dict[str, Activity] = {}
         self._handles: list[Any] = []
@@ -65,16 +66,18 @@ class Meter:
                 return
             h = n if tap.activation is None else tap.activation(n)
             axis = neuron_axis(h, tap.axis)
-            one = observe(rows_of(h.unsqueeze(0), axis if axis < 0 else axis + 1).squeeze(0))
+            one = observe(rows_of(h.unsqueeze(0), axis if axis < 0 else axis + 1).squeeze(0), self.most)
             known = self.found.get(name)
             self.found[name] = one if known is None or known.total.shape != one.total.shape else known + one
 
         return hook
 
 
-def measure_activity(model: nn.Module, batches: Iterable[Any], taps: dict[str, Tap], forward: Forward | None = None) -> dict[str, Activity]:
+def measure_activity(
+    model: nn.Module, batches: Iterable[Any], taps: dict[str, Tap], forward: Forward | None = None, most: int = MOST_PAIRS
+) -> dict[str, Activity]:
     """Return the activity of each complete tap on these batches, in eval mode and without gradients."""
-    with evaluating(model), torch.no_grad(), Meter(taps) as meter:
+    with evaluating(model), torch.no_grad(), Meter(taps, most) as meter:
         for batch in batches:
             run_batch(model, to_device(batch, model), forward)
     return {name: one.cpu() for name, one in meter.found.items()}

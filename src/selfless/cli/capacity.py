@@ -98,5 +98,5 @@ def _table(result: Result) -> Table:
             cells = ["–" if share is None else f"{100 * share:.1f}" for share in shares]
             table.add_row(f"{kind}: {name}", *cells, style="bold" if name == "all" else None, end_section=name == "all")
             if None in shares:
-                table.caption = f"–: not measured{REASONS[kind]}"
+                table.caption = f"–: not measured; {REASONS[kind]}"
     return table

@@ -86,8 +86,11 @@ def _readable(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def measure_footprint(model: nn.Module, parts: Sequence[Part], parameters: Mapping[str, Tensor]) -> Footprint:
-    """Return the footprint of the preservers of a keeper; if FSDP2 shards the `parameters`, that of this rank."""
+def measure_footprint(model: nn.Module, parts: Sequence[Part], parameters: Mapping[str, Tensor], activity: int = 0) -> Footprint:
+    """Return the footprint of the preservers of a keeper; if FSDP2 shards the `parameters`, that of this rank.
+
+    activity   bytes of the sums over activations that `consolidate` holds
+    """
     preserved = local_values(parameters)
     groups: dict[str, int] = {}
     after: dict[str, int] = {}
@@ -110,7 +113,7 @@ def measure_footprint(model: nn.Module, parts: Sequence[Part], parameters: Mappi
         own = omega if part.term.measures else 0
         peak = max(peak, level - own + need)
         level += sum(_by_group(new).values()) - sum(_by_group(part.rows).values()) - own
-    return Footprint(groups, after, peak, sum(_nbytes(local(p)) for p in model.parameters() if p.requires_grad))
+    return Footprint(groups, after, peak + activity, sum(_nbytes(local(p)) for p in model.parameters() if p.requires_grad))
 
 
 def _predict(part: Part, parameters: Mapping[str, Tensor]) -> tuple[State, int]:

@@ -43,7 +43,7 @@ from selfless.keeper.measuring import Measuring, measure_task, several_reads
 from selfless.keeper.notices import Notices
 from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, watch_optimizers
 from selfless.keeper.part import Part
-from selfless.keeper.room import Room, look, over_ranks
+from selfless.keeper.room import Room, activity_bytes, look, over_ranks
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.keeper.storage import Choice, Storage
 from selfless.network.calling import Forward, check_batches, is_compiled, unwrap
@@ -279,7 +279,7 @@ class Keeper(OldNames):
     def footprint(self) -> Footprint:
         """Return the memory that this keeper holds now, by group of the state, and at the peak of the next `consolidate`."""
         self.follow_model()
-        return measure_footprint(self.model, self.parts, self.preserved())
+        return measure_footprint(self.model, self.parts, self.preserved(), activity_bytes(self.model, self.taps))
 
     @property
     def strengths(self) -> dict[str, float | None]:

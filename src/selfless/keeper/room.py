@@ -6,6 +6,7 @@ without gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.capacity.activity import SUMS, Activity
+from selfless.capacity.activity import MOST_PAIRS, SUMS, Activity
 from selfless.capacity.measuring import SAMPLES, Peeked, measure_activity
 from selfless.capacity.rooms import LayerRoom, Sets, add_sets, rooms, task_sets
 from selfless.distributed import Ranks
 from selfless.distributed.shards import fsdp_modules
 from selfless.keeper.activations import Collector
 from selfless.network.calling import Forward
+from selfless.network.layers import Tap
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,22 @@ class Room:
         return cls(counts, int(flat["tasks"]) if "tasks" in flat else 0)
 
 
+def most_pairs(model: nn.Module, layers: int) -> int:
+    """Return of how many neurons of a layer pairs are summed, 32 to 1024: together one number for 16 parameters of the model."""
+    size = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return min(MOST_PAIRS, max(32, math.isqrt(size // (16 * max(layers, 1)))))
+
+
+def activity_bytes(model: nn.Module, taps: Mapping[str, Tap]) -> int:
+    """Return the bytes of the sums that `look` returns, by the sizes of the layers' weights."""
+    if fsdp_modules(model):
+        return 0
+    most = most_pairs(model, len(taps))
+    weights = [getattr(tap.module, "weight", None) for tap in taps.values()]  # None: an activation, whose width is not known here
+    widths = [len(weight) if isinstance(weight, Tensor) and weight.dim() else most for weight in weights]
+    return sum(8 * (min(width, most) ** 2 + 4 * width) for width in widths)  # float64: pairs, and four sums for each neuron
+
+
 def look(
     model: nn.Module, collector: Collector, batches: Iterable[Any], forward: Forward | None
 ) -> tuple[dict[str, Activity], Iterable[Any]]:
@@ -62,7 +80,7 @@ def look(
         return {}, batches
     peeked = Peeked(batches, SAMPLES)
     collector.complete_taps(peeked.first, forward)
-    return measure_activity(model, peeked.first, collector.taps, forward), peeked
+    return measure_activity(model, peeked.first, collector.taps, forward, most_pairs(model, len(collector.taps))), peeked
 
 
 def over_ranks(found: dict[str, Activity], ranks: Ranks, model: nn.Module) -> dict[str, Activity]:
