@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from selfless.cli import app
 from selfless.data import MissingData, load
 from selfless.experiments import NAMES, Experiment, experiment
 from selfless.experiments import quick as quick_versions
-from selfless.experiments.base import Cell
+from selfless.experiments.base import Cell, Place
 
 runner = CliRunner()
 DATA = {"mnist": "mnist", "cifar": "cifar-100", "tiny": "tiny-imagenet"}
@@ -29,7 +31,7 @@ def out(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make quick versions quicker still: a few images, and one cell of an experiment that has something to choose from."""
+    """Make quick versions quicker still: few images, each pair of methods once, and one cell that has something to choose from."""
     for stream, images in {"permuted-mnist": 40, "split-cifar-100": 4, "blurred-cifar-100": 4, "split-tiny-imagenet": 2}.items():
         monkeypatch.setitem(quick_versions.LIMIT, stream, images)
     monkeypatch.setattr(quick_versions, "STEPS", 2)
@@ -38,7 +40,7 @@ def fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shrink_more(whole: Experiment) -> Experiment:
     made = quick_versions.shrink(whole)
-    left_out = {cell.place for cell in made.cells if skipped(cell)}
+    left_out = repeated(made.cells)
     claims = (claim for claim in made.claims if not any({part.a, part.b} & left_out for part in claim.parts))
     made = dataclasses.replace(made, cells=tuple(cell for cell in made.cells if cell.place not in left_out), claims=tuple(claims))
     chosen = next((cell for cell in made.cells if len(cell.candidates) > 1), None)
@@ -46,9 +48,19 @@ def shrink_more(whole: Experiment) -> Experiment:
     return dataclasses.replace(made, cells=(*cells[:1], *(smaller(cell) for cell in cells[1:])))
 
 
-def skipped(cell: Cell) -> bool:
-    """Whether a cell of the rivals is left out: every rival runs alone, and three of them beside SLNID, one of each kind."""
-    return "+ SLNID" in cell.column and cell.row not in ("MAS", "LwF", "PackNet")
+def repeated(cells: Iterable[Cell]) -> set[Place]:
+    """Return the cells that would train a pair of methods once more: each pair is trained once, and each stream with two of them."""
+    left_out, pairs, streams, keys = set(), set(), Counter[str](), set()
+    for cell in cells:
+        for run in cell.candidates[:1]:
+            pair = (run.preserve.name, run.sparsify.name, run.layers, run.augment)
+            if run.key in keys or pair not in pairs or streams[run.stream] < 2:
+                pairs.add(pair)
+                streams[run.stream] += run.key not in keys
+                keys.add(run.key)
+            else:
+                left_out.add(cell.place)
+    return left_out
 
 
 def smaller(cell: Cell) -> Cell:
