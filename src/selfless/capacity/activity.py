@@ -21,7 +21,7 @@ from torch import Tensor
 
 MOST_PAIRS = 1024  # correlation and rank of a wider layer are those of so many neurons, evenly spaced
 SUMS = ("total", "size", "square", "fired", "pairs", "spread", "awake")
-AT_ONCE = 2**13  # numbers of h that are summed at once: what the sums need beside h
+AT_ONCE = 2**18  # numbers of h that are summed at once: what the sums need beside h
 EVERY_POSITION = 64  # positions of a feature map, or tokens, that are read of each sample, evenly spaced
 
 

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
@@ -66,6 +66,7 @@ def test_a_file_that_is_cut_off_anywhere_is_altered(data: bytes) -> None:
 
 
 @settings(max_examples=300, deadline=None)
+@example([(144, 8), (295, 68)])
 @given(st.lists(st.tuples(st.integers(128, len(PLAIN) - 1), st.integers(0, 255)), min_size=1, max_size=6))
 def test_a_damaged_file_is_read_or_altered_and_nothing_else(changes: list[tuple[int, int]]) -> None:
     data = bytearray(PLAIN)

@@ -120,7 +120,12 @@ class _Reader:
         if kind in ARRAYS:
             if flags & 0x800:
                 raise Altered(f"{self.what} holds complex numbers, which no published set here has; fetch it again")
-            return self.read_numbers(count).astype(f"{ARRAYS[kind]}", copy=False).reshape(shape, order="F")
+            numbers = self.read_numbers(count)
+            try:
+                with np.errstate(all="raise"):
+                    return numbers.astype(f"{ARRAYS[kind]}", copy=False).reshape(shape, order="F")
+            except FloatingPointError:
+                raise Altered(f"{self.what} holds numbers that do not fit their type; fetch it again") from None
         if kind == CHAR:
             return self.read_text(shape)
         if kind == CELL:
