@@ -16,7 +16,7 @@ from selfless.capacity.rooms import Sets, add_sets, rooms, task_sets
 from selfless.importance import measure as measure_importance
 from selfless.importance.objectives import FunctionNorm
 from selfless.network.calling import Forward, check_batches, evaluating, run_batch, to_device, unwrap
-from selfless.network.discovery import Discovery
+from selfless.network.describing import watch_pass
 from selfless.network.layers import Layers, Tap, is_automatic, resolve
 from selfless.network.roles import first_tensor, neuron_axis
 
@@ -133,11 +133,5 @@ def _complete(model: nn.Module, taps: dict[str, Tap], batch: Any, forward: Forwa
     """Return the taps with the activations that a forward pass shows; taps that have none stay as they are."""
     if all(tap.complete for tap in taps.values()):
         return taps
-    watch = Discovery(model)
-    with evaluating(model), torch.no_grad():
-        watch.start()
-        try:
-            run_batch(model, to_device(batch, model), forward)
-        finally:
-            watch.stop()
+    watch = watch_pass(model, batch, forward)
     return {name: watch.complete(name, tap) for name, tap in taps.items()}

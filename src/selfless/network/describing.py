@@ -64,17 +64,23 @@ def describe(
         raise TypeError(f"describe takes a torch.nn.Module, not {type(model).__name__}")
     model, heads = unwrap(model), tuple(heads)
     taps = resolve(model, layers, heads)
-    watch = Discovery(model)
     if batch is not None:
-        with evaluating(model), torch.no_grad():
-            watch.start()
-            try:
-                run_batch(model, to_device(batch, model), forward)
-            finally:
-                watch.stop()
+        watch = watch_pass(model, batch, forward)
         taps = {name: watch.complete(name, tap) for name, tap in taps.items()}
         taps = {name: tap for name, tap in taps.items() if tap.complete or name not in watch.reached}
     return describe_taps(model, layers, heads, taps)
+
+
+def watch_pass(model: nn.Module, batch: Any, forward: Forward | None) -> Discovery:
+    """Return what a forward pass shows, in eval mode and without gradients: which activation follows which layer."""
+    watch = Discovery(model)
+    with evaluating(model), torch.no_grad():
+        watch.start()
+        try:
+            run_batch(model, to_device(batch, model), forward)
+        finally:
+            watch.stop()
+    return watch
 
 
 def describe_taps(model: nn.Module, layers: Layers, heads: Iterable[str], taps: Mapping[str, Tap], compiled: bool = False) -> Description:
