@@ -19,6 +19,7 @@ from selfless.experiments import quick as quick_versions
 from selfless.experiments.base import Cell, Place
 
 runner = CliRunner()
+OTHER_WIDTHS = {"fig-2-64", "fig-3a-128"}  # fig-2 and fig-3a with networks of another width: tests/experiments/test_declarations.py
 DATA = {"mnist": "mnist", "cifar": "cifar-100", "tiny": "tiny-imagenet"}
 
 
@@ -65,7 +66,10 @@ def repeated(cells: Iterable[Cell]) -> set[Place]:
 
 def smaller(cell: Cell) -> Cell:
     """Replace the slowest network: one cell of an experiment shows that it runs."""
-    runs = (run if run.model != "vgg-slim" else dataclasses.replace(run, model="cnn-16", model_options={}) for run in cell.candidates)
+    runs = (
+        run if run.model != "vgg-slim" else dataclasses.replace(run, model="cnn-16", model_options={})
+        for run in cell.candidates
+    )
     return dataclasses.replace(cell, candidates=tuple(runs))
 
 
@@ -87,7 +91,7 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OTHER_WIDTHS])
 def test_every_experiment_runs(name: str, out: Path) -> None:
     need(name)
     light = not any(word in name for word in ("3", "table-1", "rivals"))
@@ -109,8 +113,10 @@ def test_every_experiment_runs(name: str, out: Path) -> None:
     for choice in record["choices"]:
         means = [sum(c["scores"]) / len(c["scores"]) for c in choice["candidates"]]
         assert choice["by"].startswith("rule") or choice["chosen"] == means.index(max(means))
+    if not light:
+        return
     before = times(record, out)
-    again = quick(name, out, "--seeds", "2" if light else "1")
+    again = quick(name, out, "--seeds", "2")
     assert again["cells"] == record["cells"]
     assert times(record, out) == before, "something was trained again"
 
