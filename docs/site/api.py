@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api.md"
+VALUES = ("Preservers", "Sparsifiers", "Activations")  # users construct these and call no method of theirs
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,9 @@ def page(section: Section) -> str:
     lines = [f"# {section.title}: every name", "", f"[The overview](../api.md#{section.slug}) says in a line what each name is.", ""]
     for number, code in enumerate(section.snippets):
         lines += [*([] if number else ["## Example", ""]), "```python", code.rstrip(), "```", ""]
+    values = section.title in VALUES
     for name in section.names:
-        lines += [f"::: selfless.{name}", ""]
+        lines += [f"::: selfless.{name}", *(["    options:", "      members: false"] if values else []), ""]
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
 """An extension of griffe: docstrings with aligned lists become Markdown, so that the site shows them as tables.
 
-    stream        the stream of all runs          | `stream` | the stream of all runs |
-    model         the network of all runs,   →    | `model`  | the network of all runs, whose weights … |
-                  whose weights …
+stream        the stream of all runs          | `stream` | the stream of all runs |
+model         the network of all runs,   →    | `model`  | the network of all runs, whose weights … |
+              whose weights …
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def to_markdown(text: str) -> str:
 def _paragraph(text: str) -> str:
     lines = text.splitlines()
     rows = [match.groups() for line in lines if (match := ROW.match(line))]
-    if not rows or not ROW.match(lines[0]) or lines[0].endswith((".", ":")) and len(rows) == 1:
-        return text
+    if not rows or not ROW.match(lines[0]) or (lines[0].endswith((".", ":")) and len(rows) == 1):
+        return _escape(text)
     table: list[list[str]] = []
     for line in lines:
         match = ROW.match(line)
@@ -41,6 +41,15 @@ def _paragraph(text: str) -> str:
         elif line.startswith("  "):
             table[-1][1] += " " + line.strip()
         else:
-            return text
-    cells = [(name.replace("|", "\\|"), meaning.replace("|", "\\|")) for name, meaning in table]
+            return _escape(text)
+    cells = [(name.replace("|", "\\|"), _escape(meaning).replace("|", "\\|")) for name, meaning in table]
     return "\n".join(["| name | meaning |", "| --- | --- |", *(f"| `{name}` | {meaning} |" for name, meaning in cells)])
+
+
+def _escape(text: str) -> str:
+    """Return prose in which θ* and Ω_t are themselves, not marks of Markdown; code and equations stay as they are."""
+    if text.startswith("    "):
+        return text
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"([*_<])", r"\\\1", part) for part in parts[::2]]
+    return "".join(parts)

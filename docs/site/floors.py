@@ -1,4 +1,4 @@
-"""The rooms of the package as a drawing for the site, which loads no Mermaid: one row for each layer, an arrow for each import."""
+"""The rooms of the package as a drawing for the site, which loads no Mermaid: a row or two for each layer, an arrow for each import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 HERE = Path(__file__).resolve().parent
-WIDTH, GAP, BOX, ROW = 1040, 14, 30, 84  # the picture, between boxes, height of a box, from row to row
+WIDTH, GAP, BOX, ROW, MOST = 760, 14, 30, 78, 5  # the picture, between boxes, height of a box, from row to row, boxes in a row
 
 
 def draw() -> str:
@@ -16,17 +16,18 @@ def draw() -> str:
     rooms = _rooms()
     files = rooms.rooms_of(rooms.SOURCE)
     drawn = rooms.reduce_arrows(rooms.arrows_of(rooms.SOURCE))
-    rows = [[name for name in layer if name in files] for layer in reversed(rooms.LAYERS)]
+    layers = [[name for name in layer if name in files] for layer in reversed(rooms.LAYERS)]
+    rows = [layer[i : i + MOST] for layer in layers for i in range(0, len(layer), MOST)]
     places: dict[str, tuple[float, float, float]] = {}
     for number, row in enumerate(rows):
-        widths = [9.2 * len(_label(rooms, name)) + 20 for name in row]
+        widths = [8.8 * len(_label(rooms, name)) + 20 for name in row]
         left = (WIDTH - sum(widths) - GAP * (len(row) - 1)) / 2
         for name, width in zip(row, widths, strict=True):
             places[name] = (left, 10 + ROW * number, width)
             left += width + GAP
     arrows = [_arrow(places[name], places[other]) for name in sorted(drawn) for other in sorted(drawn[name])]
     boxes = [_box(_label(rooms, name), *place) for name, place in places.items()]
-    height = 10 + ROW * (len(rows) - 1) + BOX + 10
+    height = 10 + ROW * (len(rows) - 1) + BOX + 30
     head = f'<svg class="rooms" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="The rooms of the package and their imports">'
     return "\n".join(['<div class="rooms-frame" tabindex="0">', head, *arrows, *boxes, "</svg>", "</div>"])
 

@@ -39,7 +39,7 @@ def rewrite(text: str, page: str) -> str:
 def place(path: str, root: Path = ROOT) -> str:
     """Return where a file or folder of the repository is in the site, as the path of its source: a page ends with .md."""
     if path.startswith(DOCS):
-        return path.removeprefix(DOCS)
+        return re.sub(r"\.ipynb$", ".md", path.removeprefix(DOCS))
     if (root / path).is_dir():
         return posixpath.join(FOLDER, path, "README.md" if (root / path / "README.md").is_file() else "index.md")
     return posixpath.join(FOLDER, path + (".md" if path.endswith(".py") else ""))

@@ -65,7 +65,7 @@ def _output(output: dict[str, Any], name: str, pictures: dict[str, bytes]) -> li
         return [f"![Output of the cell above]({file})"]
     text = _text(output.get("text", data.get("text/plain", "")))
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip()
-    return [f"```text title=\"Output\"\n{text}\n```"] if text else []
+    return [f'```text title="Output"\n{text}\n```'] if text else []
 
 
 def _text(source: str | list[str]) -> str:
