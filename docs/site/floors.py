@@ -11,11 +11,11 @@ HERE = Path(__file__).resolve().parent
 WIDTH, GAP, BOX, ROW, MOST = 760, 14, 30, 78, 5  # the picture, between boxes, height of a box, from row to row, boxes in a row
 
 
-def draw() -> str:
-    """Return the drawing as SVG in HTML."""
+def draw(imports: dict[str, set[str]] | None = None) -> str:
+    """Return the drawing as SVG in HTML. `imports`: the rooms that each room imports; read from the files unless given."""
     rooms = _rooms()
     files = rooms.rooms_of(rooms.SOURCE)
-    drawn = rooms.reduce_arrows(rooms.arrows_of(rooms.SOURCE))
+    drawn = rooms.reduce_arrows(rooms.arrows_of(rooms.SOURCE) if imports is None else imports)
     layers = [[name for name in layer if name in files] for layer in reversed(rooms.LAYERS)]
     rows = [layer[i : i + MOST] for layer in layers for i in range(0, len(layer), MOST)]
     places: dict[str, tuple[float, float, float]] = {}
