@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 EXTRAS := .venv-integrations
+SITE   := .venv-docs
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 # Real data beside the checkout is used where it is there; otherwise it is fetched once into the user's cache.
@@ -9,7 +10,7 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo check test test-integrations lint docs fuzz kills bench tables clean help
+.PHONY: setup demo check test test-integrations lint snippets docs fuzz kills bench tables clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -42,8 +43,11 @@ test: lint      ## every test, lint and types included
 test-integrations: $(STAMP) ## callbacks, plugins and trackers, with the real libraries in an environment of their own
 	@$(BIN)/python tests/integrations/environment.py $(EXTRAS)
 
-docs: $(STAMP)  ## run every snippet of README.md and docs/
+snippets: $(STAMP) ## run every snippet of README.md and docs/
 	@$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_numbers.py
+
+docs: $(STAMP)  ## build the site into build/site, notebooks executed, in an environment of its own
+	@$(BIN)/python -m docs.site.build $(SITE)
 
 FUZZ_SECONDS ?= 1200
 fuzz: $(STAMP)  ## odd texts, flags, files and records for FUZZ_SECONDS: no traceback, no hang, nothing written elsewhere
@@ -67,4 +71,4 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md
 
 clean:          ## remove .venv and caches
-	rm -rf $(VENV) $(EXTRAS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(EXTRAS) $(SITE) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
