@@ -23,7 +23,7 @@ def wire(model: nn.Module, taps: Mapping[str, Tap]) -> Wiring:
         name, known = without_module[0], [n for n, module in model.named_modules() if is_known_activation(module)]
         remedy = f"name them: layers={known}" if known else 'use nn.ReLU() modules and name them: layers=["act1", …]'
         raise ValueError(
-            f"gates need activation modules, but no such module is known to follow {name!r}: {remedy}. If {name!r} is the output layer "
+            f"hidden layers need activation modules here, but none is known to follow {name!r}: {remedy}. If {name!r} is the output layer "
             f'of a task, name these layers: heads=["{name}", …]'
         )
     return chain(model, {name: tap.module for name, tap in taps.items()})

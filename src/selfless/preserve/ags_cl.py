@@ -145,10 +145,13 @@ class AGSCL(Preserver, KnowsHeads, Proximal, WeighsNodes):
         return {name: torch.where(strength > 0, star.to(parameters[name].dtype), parameters[name]) for name, star in stored.items()}
 
     def importance(self, state: State) -> Tensors | None:
-        """Ω_n for the incoming weights and the bias of neuron n, for the parameters that have a θ*."""
-        omega = state["importance"].get("all")
-        named = {n: star for n, star in state["anchor"].items() if n in state["start"]}
-        return {n: _across(omega[state["rows"][n]], star).expand_as(star) for n, star in named.items()} if omega is not None else {}
+        """Ω_n for the incoming weights and the bias of neuron n, from the end of the first task on. The state may be stacked."""
+        found: dict[str, Tensor] = {}
+        for name, star in state["anchor"].items():
+            if name in state["start"]:
+                omega = state["importance"]["all"].take_along_dim(state["rows"][name], -1)
+                found[name] = omega.view(*omega.shape, *[1] * (star.dim() - omega.dim())).expand_as(star)
+        return found
 
 
 def _layers(state: State, parameters: Tensors) -> Iterator[list[str]]:
