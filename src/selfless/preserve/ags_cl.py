@@ -46,7 +46,7 @@ class AGSCL(Preserver, KnowsHeads, Proximal, WeighsNodes):
         *(Group(name, like_parameter=False) for name in ("rows", "columns", "place", "importance", "activity")),
     )
     strength: float = 1.0
-    mu: float = 1e-3
+    mu: float = 0.01
     eta: float = 0.8
     rho: float = 0.75
 
