@@ -46,7 +46,7 @@ def add_activity(part: Part, fleet: Fleet, order: Tensor | None) -> None:
     term, stack, data = part.term, fleet.stack, fleet.step.data
     if not isinstance(term, WeighsNodes):
         return
-    modules = {layer: stack.module.get_submodule(layer) for layer in part.state["place"]}
+    modules = {layer: stack.module.get_submodule(layer) for layer in term.places(part.state)}
     found: list[Tensors] = []
     for m in range(fleet.size):
         stack.load_member(m, fleet.params, fleet.buffers)

@@ -127,7 +127,7 @@ def _predict(part: Part, parameters: Mapping[str, Tensor]) -> tuple[State, int]:
         if isinstance(term, ProjectsSteps) and term.is_on:
             state = term.add_inputs(state, moments_like(part.model, term, part.state, values), (), values)
         if isinstance(term, WeighsNodes) and term.is_on:
-            state = term.add_activity(state, {layer: torch.empty(place.shape, device=META) for layer, place in state["place"].items()})
+            state = term.add_activity(state, {layer: torch.empty(place.shape, device=META) for layer, place in term.places(state).items()})
         omega = {n: torch.empty_like(wide(p)) for n, p in values.items()} if term.measures else {}
         if term.splits == "whole":
             new = storage.store(term, term.consolidate(storage.load_state(state, META), values, omega), values)

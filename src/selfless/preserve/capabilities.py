@@ -251,7 +251,15 @@ class Wired(ABC):
 
 
 class WeighsNodes(Wired):
-    """Reads how active every hidden neuron was in a task. The weights of the next task may start from other values."""
+    """Reads how active every hidden neuron was in a task. The weights of the next task may start from other values.
+
+    Uses the group "place" of the state: {layer: the numbers of its neurons}, from the wiring.
+    """
+
+    @staticmethod
+    def places(state: State) -> Tensors:
+        """Return {layer: the numbers of its neurons (N,)}."""
+        return state["place"]
 
     @abstractmethod
     def add_activity(self, state: State, activity: Tensors) -> State:
