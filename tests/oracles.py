@@ -309,7 +309,7 @@ def shrunk(point: np.ndarray, centre: np.ndarray, amount: float) -> np.ndarray:
         return float(0.5 * ((centre + gap - point) ** 2).sum() + amount * np.sqrt((gap**2).sum()))
 
     low, high = 0.0, 1.0
-    for _ in range(200):
+    for _ in range(100):
         a, b = low + (high - low) / 3, high - (high - low) / 3
         low, high = (low, b) if cost(a) < cost(b) else (a, high)
     return centre + low * (point - centre)
