@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import (
+    AGSCL,
     EBLL,
     EWC,
     GPM,
@@ -70,6 +71,7 @@ PRESERVE: dict[str, Preserver] = {
     "packnet 1/4": PackNet(0.25, retrain=0.5),
     "gpm": GPM(0.9, rise=0.02, samples=20),
     "sgp": SGP(0.9, first=0.8, alpha=3.0, samples=20),
+    "ags-cl": AGSCL(0.5, mu=0.05),
     "lwf": LwF(2.0),
     "ebll": EBLL(2.0, drift=1.0, code=4, steps=9),
     "lwf cold": LwF(1.0, temperature=1.0, warmup=1),

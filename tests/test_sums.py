@@ -40,7 +40,12 @@ REFUSED = {
     ("ewc", "ewc-online"): "ewc-online is a variant of ewc",
     ("lwf", "ebll"): "ebll is a variant of lwf",
     ("gpm", "sgp"): "sgp is a variant of gpm",
-    **{(a, b): f"{b} sets weights to other values than the optimizer's" for a in ("gpm", "sgp") for b in ("packnet", "hat", "imm")},
+    **{
+        (a, b): f"{b} sets weights to other values than the optimizer's"
+        for a in ("gpm", "sgp")
+        for b in ("packnet", "hat", "imm", "ags-cl")
+    },
+    **{("ags-cl", b): f"ags-cl restarts neurons that {b} may have kept" for b in ("packnet", "hat", "imm")},
 }
 
 

@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
 from selfless import (
+    AGSCL,
     EBLL,
     EWC,
     GPM,
@@ -69,6 +70,7 @@ PRESERVERS = [
     IMM(0.1, drop=0.4),
     PackNet(0.5),
     GPM(0.8, samples=30),
+    AGSCL(0.3, mu=0.3),
     RWalk(1.0),
     LocalMAS(0.01),
     HAT(),
