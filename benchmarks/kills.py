@@ -45,6 +45,7 @@ def commands(data: str) -> dict[str, list[str]]:
         "held-out": ["run", *small, "--preserve", "ewc:1", "--select", "held-out", "--schedule", "plateau"],
         "fleet": ["run", *small, "--seeds", "4", "--workers", "1", "--preserve", "si:1"],
         "workers": ["run", *small, "--seeds", "4", "--workers", "2"],
+        "two processes": ["run", *small, "--seeds", "3", "--workers", "1", "--preserve", "ewc:1"],
         "tune": ["tune", *small, "--strengths", "1e-3,1e-2", "--seeds", "1", "--workers", "1"],
         "reproduce": ["reproduce", "locality", "--quick", "--seeds", "1", "--workers", "1", "--out", "OUT"],
         "data fetch": ["data", "fetch", "mnist", "letters", "--data-dir", "OUT/data"],
@@ -66,7 +67,7 @@ def start(words: list[str], out: Path) -> int:
     process = os.fork()
     if process:
         return process
-    status = 1
+    status = 130  # of a Ctrl-C before the command begins
     try:
         os.setsid()
         os.environ["XDG_CACHE_HOME"] = str(out / "cache")
@@ -76,6 +77,7 @@ def start(words: list[str], out: Path) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from selfless.cli import app
 
+        status = 1
         app([word.replace("OUT", str(out)) for word in words])
         status = 0
     except SystemExit as end:
@@ -109,9 +111,15 @@ def content(out: Path) -> dict[str, Any]:
     return found
 
 
-def trial(words: list[str], seconds: float, expected: dict[str, Any], out: Path, rng: random.Random) -> tuple[list[str], Counter[str]]:
-    """Kill a command a few times, let it end, and return (what is wrong, how often it was ended by which signal)."""
+def trial(
+    words: list[str], seconds: float, expected: dict[str, Any], out: Path, rng: random.Random, is_shared: bool
+) -> tuple[list[str], Counter[str]]:
+    """Kill a command a few times, let it end, and return (what is wrong, how often it was ended by which signal).
+
+    is_shared   another process runs the same command all the time, and is not killed
+    """
     wrong, kills = [], Counter[str]()
+    others = [start(words, out)] if is_shared else []
     for _ in range(rng.choice([1, 1, 2, 3])):
         how = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
         process = start(words, out)
@@ -124,8 +132,9 @@ def trial(words: list[str], seconds: float, expected: dict[str, Any], out: Path,
             kills[how.name] += 1
             if status not in (SIGNALS[how], -how):  # a signal before the handler is set ends the process by itself
                 wrong.append(f"{how.name} gave status {status}")
-    if (status := wait(start(words, out))) != 0:
-        wrong.append(f"the last start gave status {status}")
+    for process in [*others, start(words, out)]:
+        if (status := wait(process)) != 0:
+            wrong.append(f"a process that was not killed gave status {status}")
     got = content(out)
     wrong += [f"{name} differs" for name in expected.keys() & got.keys() if expected[name] != got[name]]
     wrong += [f"{name} is missing" for name in expected.keys() - got.keys()] + [f"{name} is left" for name in got.keys() - expected.keys()]
@@ -169,7 +178,7 @@ def main() -> int:
             kind = list(every)[found["trials"] % len(every)]
             out = Path(place, "out")
             rng = random.Random(f"{given.seed}:{found['trials']}")
-            wrong, kills = trial(every[kind], *whole[kind], out, rng)
+            wrong, kills = trial(every[kind], *whole[kind], out, rng, kind == "two processes")
             found["kills"][kind] = dict(Counter(found["kills"].get(kind, {})) + kills)
             found["problems"] += [f"trial {found['trials']} ({kind}): {one}" for one in wrong]
             found["trials"] += 1
