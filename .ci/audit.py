@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+SECONDS = 120  # for the answers of the service
+
 
 def main(python: str, place: str) -> int:
     listed = subprocess.run([python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True).stdout
@@ -25,8 +27,24 @@ def main(python: str, place: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "packages.txt")
         wanted.write_text("".join(f"{name}=={version}\n" for name, version in packages.items()))
-        command = [str(audit), "--requirement", str(wanted), "--no-deps", "--disable-pip", "--format", "json", "--progress-spinner", "off"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [
+            str(audit),
+            "--requirement",
+            str(wanted),
+            "--no-deps",
+            "--disable-pip",
+            "--format",
+            "json",
+            "--progress-spinner",
+            "off",
+            "--timeout",
+            "10",
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            print(f"audit: the list of known holes did not answer within {SECONDS} s; NOTHING WAS CHECKED", file=sys.stderr)
+            return 2
     try:
         found = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError):
