@@ -87,5 +87,5 @@ def _digest(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
         tensor = tensors[name]
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())  # one entry may have any stride
-        total.update(memoryview(flat.view(torch.uint8).numpy()))
+        total.update(flat.view(torch.uint8).numpy().data)
     return total.hexdigest()
