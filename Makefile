@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 EXTRAS := .venv-integrations
 SITE   := .venv-docs
+AUDIT  := .venv-audit
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 # Real data beside the checkout is used where it is there; otherwise it is fetched once into the user's cache.
@@ -10,7 +11,7 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo check test test-integrations lint snippets docs fuzz kills bench tables clean help
+.PHONY: setup demo check test test-integrations lint snippets docs fuzz kills faults audit bench tables clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -56,6 +57,12 @@ fuzz: $(STAMP)  ## odd texts, flags, files and records for FUZZ_SECONDS: no trac
 kills: $(STAMP) ## kill commands at random moments, start them again, compare the results bit for bit
 	@$(BIN)/python benchmarks/kills.py
 
+faults: $(STAMP) ## every method at strengths from 1e-12 to 1e12; NaN and infinity in data, losses and rates
+	@$(BIN)/python benchmarks/faults.py
+
+audit: $(STAMP) ## known security holes of the installed packages, found by pip-audit in an environment of its own
+	@$(PYTHON) .ci/audit.py $(BIN)/python $(AUDIT)
+
 bench: $(STAMP) ## the speed ratios of this machine
 	@$(BIN)/selfless bench
 
@@ -71,4 +78,4 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md
 
 clean:          ## remove .venv and caches
-	rm -rf $(VENV) $(EXTRAS) $(SITE) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(EXTRAS) $(SITE) $(AUDIT) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

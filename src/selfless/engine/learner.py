@@ -29,6 +29,7 @@ from selfless.engine.plateaus import STOP, lower
 from selfless.engine.progress import Event, Pace, Progress, Report
 from selfless.engine.room import add_capacity
 from selfless.engine.stack import Tensors
+from selfless.preserve.capabilities import Distils, Replays
 from selfless.spec import ON_HELD_OUT, Matrix, Result, Run
 
 WORST = -1e9  # below every accuracy and every loss that is finite
@@ -367,6 +368,8 @@ def _remedy(run: Run) -> str:
     """Return what to change in a run that diverged."""
     remedies = [f"a learning rate below {run.lr:g}"]
     remedies += [f"a smaller strength than {run.sparsify}"] if run.sparsify.is_on else []
+    remedies += [f"a smaller strength than {term}" for term in run.preserve.parts if term.is_on and isinstance(term, Distils | Replays)]
+    remedies += [f"a smaller weight decay than {run.weight_decay:g}"] if run.weight_decay > 0 else []
     remedies += ["anchor='implicit'"] if run.preserve.is_on and run.anchor == "explicit" else []
     return "use " + " or ".join([", ".join(remedies[:-1]), remedies[-1]] if len(remedies) > 1 else remedies)
 
