@@ -1,11 +1,11 @@
 """A user's program that names the public surface, for a run of mypy --strict and pyright against the installed wheel; it also runs.
 
-`reveal` lines are types that a user relies on: a checker fails if an annotation of the package is missing or has become `Any`.
+`assert_type` names types that a user relies on: a checker fails if an annotation of the package is missing or has become `Any`. The two
+comments for pyright leave out functions of torch that have no complete annotations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, assert_type
@@ -17,19 +17,22 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import selfless
 from selfless import EWC, MAS, SLNID, Capacity, Keeper, PackNet, Result, Run
-from selfless.preserve import Anchored, Group, Preserver
+from selfless.preserve import Group, Preserver, State, Tensors
 
 
 @dataclass(frozen=True)
-class Close(Preserver, Anchored):
-    """λ Σ (θ − θ*)²: a method of one's own."""
+class Close(Preserver):
+    """λ Σ |θ − θ*|: a method of the user's."""
 
     name: ClassVar[str] = "close"
     groups: ClassVar[tuple[Group, ...]] = (Group("anchor"),)
     strength: float = 0.1
 
-    def importances(self, state: Mapping[str, Mapping[str, Tensor]], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: torch.ones_like(anchor) for name, anchor in state["anchor"].items()}
+    def penalty(self, state: State, parameters: Tensors) -> Tensor:
+        return torch.stack([(parameters[name] - old).abs().sum() for name, old in state["anchor"].items()]).sum()
+
+    def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
+        return {"anchor": {name: parameter.detach().clone() for name, parameter in parameters.items()}}
 
 
 def build(outputs: int, input_shape: tuple[int, int, int]) -> nn.Module:
@@ -63,6 +66,7 @@ def own_loop() -> None:
     keeper.load_state_dict(state)
     keeper.detach()
     selfless.attach(model, preserve=EWC(10) + MAS(0.1), layers=["1"], inject=True).detach()
+    selfless.attach(model, preserve=Close(0.1), sparsify="slnid:auto").detach()
     print(selfless.describe(model))
 
 
