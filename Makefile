@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 EXTRAS := .venv-integrations
+RELEASE := .venv-release
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 # Real data beside the checkout is used where it is there; otherwise it is fetched once into the user's cache.
@@ -9,7 +10,7 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo check test test-integrations lint docs fuzz kills bench tables clean help
+.PHONY: setup demo check test test-integrations test-wheel test-matrix dist lint docs fuzz kills bench tables clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -42,6 +43,16 @@ test: lint      ## every test, lint and types included
 test-integrations: $(STAMP) ## callbacks, plugins and trackers, with the real libraries in an environment of their own
 	@$(BIN)/python tests/integrations/environment.py $(EXTRAS)
 
+dist:           ## the wheel and the sdist of the last commit: built twice with the same bytes, twine check; into dist/
+	@$(PYTHON) -m tests.release.dist
+
+test-wheel: dist ## the wheel in a bare environment, without the repository: demo, run, a user's program, mypy and pyright
+	@$(PYTHON) -m tests.release.wheel
+
+MATRIX ?=
+test-matrix: dist ## each Python with the oldest and the newest torch; MATRIX="--only 3.12 --newest 2.10.0" for some cells
+	@$(PYTHON) -m tests.release.matrix $(MATRIX)
+
 docs: $(STAMP)  ## run every snippet of README.md and docs/
 	@$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_numbers.py
 
@@ -67,4 +78,4 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md
 
 clean:          ## remove .venv and caches
-	rm -rf $(VENV) $(EXTRAS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(EXTRAS) $(RELEASE) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
