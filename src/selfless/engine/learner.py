@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -92,10 +93,11 @@ class Learner:
     # -------------------------------------------------------------------------------------------------------------- the loop
     def learn(self) -> list[Result]:
         """Train to the end, from the start or from the checkpoint; return one result per run."""
-        matmul, cudnn, is_cpu = torch.backends.cuda.matmul, torch.backends.cudnn, self.device.type == "cpu"
-        precision = torch.get_float32_matmul_precision()
-        before = (False, False) if is_cpu else (matmul.allow_tf32, cudnn.allow_tf32)  # torch 2.9 warns where they are read
-        if is_cpu:  # "medium": bfloat16 products with float32 sums, on CPUs with such instructions
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch 2.9 warns once where its own settings are read
+            before = matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision()
+        if self.device.type == "cpu":  # "medium": bfloat16 products with float32 sums, on CPUs with such instructions
             torch.set_float32_matmul_precision("medium" if self.run.precision == "bf16" else "highest")
         else:
             matmul.allow_tf32 = cudnn.allow_tf32 = self.run.precision != "fp32"
@@ -104,9 +106,8 @@ class Learner:
             return self._learn()
         finally:
             torch.set_flush_denormal(False)
-            torch.set_float32_matmul_precision(precision)
-            if not is_cpu:
-                matmul.allow_tf32, cudnn.allow_tf32 = before
+            torch.set_float32_matmul_precision(before[2])
+            matmul.allow_tf32, cudnn.allow_tf32 = before[:2]
 
     def rehearse(self) -> None:
         """Take one step with all data that training loads, to measure its memory. Do not train with this learner afterwards."""
