@@ -4,6 +4,7 @@ VENV   := .venv
 EXTRAS := .venv-integrations
 SITE   := .venv-docs
 AUDIT  := .venv-audit
+RELEASE := .venv-release
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 # Real data beside the checkout is used where it is there; otherwise it is fetched once into the user's cache.
@@ -11,7 +12,8 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo check test test-integrations lint snippets docs fuzz kills faults audit bench tables clean help
+.PHONY: setup demo check test test-integrations test-wheel test-matrix dist lint snippets docs fuzz kills faults audit bench tables
+.PHONY: clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -43,6 +45,16 @@ test: lint      ## every test, lint and types included
 
 test-integrations: $(STAMP) ## callbacks, plugins and trackers, with the real libraries in an environment of their own
 	@$(BIN)/python tests/integrations/environment.py $(EXTRAS)
+
+dist:           ## the wheel and the sdist of the last commit: built twice with the same bytes, twine check; into dist/
+	@$(PYTHON) -m tests.release.dist
+
+test-wheel: dist ## the wheel in a bare environment, without the repository: demo, run, a user's program, mypy and pyright
+	@$(PYTHON) -m tests.release.wheel
+
+MATRIX ?=
+test-matrix: dist ## each Python with the oldest and the newest torch; MATRIX="--only 3.12 --newest 2.10.0" for some cells
+	@$(PYTHON) -m tests.release.matrix $(MATRIX)
 
 snippets: $(STAMP) ## run every snippet of README.md and docs/
 	@$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_numbers.py
@@ -78,4 +90,4 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md
 
 clean:          ## remove .venv and caches
-	rm -rf $(VENV) $(EXTRAS) $(SITE) $(AUDIT) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(EXTRAS) $(SITE) $(AUDIT) $(RELEASE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

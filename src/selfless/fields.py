@@ -7,11 +7,21 @@ import functools
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 from selfless.inputs import is_finite, show
 
 Kind = TypeVar("Kind")
+
+if TYPE_CHECKING:
+    Held = TypeVar("Held", covariant=True)
+    Taken = TypeVar("Taken", contravariant=True)
+
+    class Converted(Generic[Held, Taken]):
+        """The type of a field that takes a `Taken` and holds a `Held`, for type checkers: Run(preserve="mas:0.1").preserve is a term."""
+
+        def __get__(self, value: object, kind: object = None) -> Held: ...
+        def __set__(self, value: object, taken: Taken) -> None: ...
 
 
 @dataclass(frozen=True)

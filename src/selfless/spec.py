@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from selfless.data import DataDescription
+    from selfless.fields import Converted
     from selfless.trained import TrainedNetwork
 
 FORMAT = 1  # version of the canonical form; a higher number if the same fields give other numbers
@@ -65,9 +66,13 @@ class Run:
     later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0, "optimizer": "sgd", "outputs": None, "parent": ""}
     _has_default_tasks: ClassVar[bool] = False
 
-    stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
-    model: str = option("mlp-128", "What", "Network: mlp-N[-maxout, -lwta], cnn-N, vgg-slim, alexnet, alexnet-cifar, module:factory.")
-    preserve: Term = option(
+    stream: Converted[str, Any] = option(
+        "permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz."
+    )
+    model: Converted[str, Any] = option(
+        "mlp-128", "What", "Network: mlp-N[-maxout, -lwta], cnn-N, vgg-slim, alexnet, alexnet-cifar, module:factory."
+    )
+    preserve: Converted[Term, Term | str] = option(
         "mas",
         "What",
         "Preserver, which keeps old tasks: mas:0.1, mas-local, ewc:10, ewc-online, si:1, rwalk, lwf:1, ebll:1, imm, packnet:0.5, hat:0.75, "
@@ -76,7 +81,7 @@ class Run:
         kind=Term,
         shown="mas:0.1",
     )
-    sparsify: Term = option(
+    sparsify: Converted[Term, Term | str] = option(
         "none",
         "What",
         "Sparsifier, which leaves room for new tasks: slnid:1e-3, slni, snid, sni, l1-rep, decov, …; module:Class for a custom one; "

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -94,7 +95,9 @@ class Learner:
     def learn(self) -> list[Result]:
         """Train to the end, from the start or from the checkpoint; return one result per run."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch 2.9 warns once where its own settings are read
+            before = matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision()
         if self.device.type == "cpu":  # "medium": bfloat16 products with float32 sums, on CPUs with such instructions
             torch.set_float32_matmul_precision("medium" if self.run.precision == "bf16" else "highest")
         else:
