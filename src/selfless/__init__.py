@@ -55,6 +55,7 @@ _MODULES = ("functional", "importance", "sparsify", "preserve", "models", "data"
 
 # Written out, because type checkers read it: a name that is missing here is private to them.
 __all__ = [
+    "AGSCL",
     "EBLL",
     "EWC",
     "GPM",

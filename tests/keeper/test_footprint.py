@@ -126,7 +126,7 @@ def test_it_prints_a_table() -> None:
 
 
 TERMS = [MAS(0.1), selfless.LocalMAS(0.1), EWC(1.0), OnlineEWC(1.0), SI(1.0), RWalk(1.0)]
-TERMS += [LwF(1.0), EBLL(1.0, steps=2, code=2), IMM(1e-3), PackNet(0.5), HAT(0.75)]
+TERMS += [LwF(1.0), EBLL(1.0, steps=2, code=2), IMM(1e-3), PackNet(0.5), HAT(0.75), selfless.AGSCL(1.0)]
 
 
 def test_the_table_of_the_documentation() -> None:
