@@ -49,11 +49,11 @@ class Option:
                 raise TypeError(f"{name} is {show(value)}; it must be a table of options, such as {{classes_per_task = 5}}")
             return dict(value)
         if self.kind is int:
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < self.low:
+            if isinstance(value, bool) or not isinstance(value, int | numbers.Integral) or value < self.low:
                 raise ValueError(f"{name} is {show(value)}; it must be a whole number ≥ {self.low}")
             value = int(value)
         if self.kind is float:
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not is_finite(value) or value < self.low:
+            if isinstance(value, bool) or not isinstance(value, float | numbers.Real) or not is_finite(value) or value < self.low:
                 raise ValueError(f"{name} is {show(value)}; it must be a number ≥ {self.low}")
             value = float(value)
         if self.below is not None and value >= self.below:

@@ -11,6 +11,7 @@ the fields before it needs torch, so this module imports torch and numpy only in
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -189,6 +190,10 @@ class Run:
 
     def canonical(self) -> str:
         """Return the run as JSON with sorted keys and floats at full precision: equal runs give equal text."""
+        return self._canonical
+
+    @functools.cached_property  # a study asks for the key of each run many times
+    def _canonical(self) -> str:
         version = {"format": FORMAT} | ({"network": NETWORKS[self.model]} if self.model in NETWORKS else {})
         version |= {"augmentation": AUGMENTATIONS[self.augment]} if self.augment in AUGMENTATIONS else {}
         return json.dumps(self.as_dict() | version, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -46,7 +46,10 @@ for (const width of WIDTHS) {
 }
 </script></body>"""
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed (Debian: apt install chromium)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed (Debian: apt install chromium)"),
+]
 
 
 def inspect(folder: Path) -> tuple[dict[str, Any], list[str]]:
