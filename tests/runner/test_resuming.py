@@ -59,7 +59,7 @@ def whole(tasks_npz: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])  # SIGKILL: tests/test_kills.py
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(
     tasks_npz: str, whole: dict[str, Any], tmp_path: Path, how: signal.Signals, code: int
 ) -> None:
