@@ -184,6 +184,7 @@ def test_importance_adds_up_over_tasks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESERVE)
+@pytest.mark.slow
 def test_preserver_state_round_trips(name: str) -> None:
     model = net()
     keeper = selfless.attach(model, PRESERVE[name])
@@ -307,6 +308,7 @@ def covering(rows: list[str], columns: list[str], each: int = 2) -> list[tuple[s
 
 
 @pytest.mark.parametrize(("preserve", "sparsify"), covering(list(PRESERVE), list(SPARSIFY)))
+@pytest.mark.slow
 def test_preserver_and_sparsifier_train_together(preserve: str, sparsify: str) -> None:
     model = net()
     keeper = selfless.attach(model, PRESERVE[preserve], SPARSIFY[sparsify])

@@ -34,6 +34,7 @@ def test_there_are_samples_of_the_first_version() -> None:
     assert "0.1.0" in [folder.name for folder in SAMPLES]
 
 
+@pytest.mark.slow
 def test_recorded_runs_are_read_and_not_trained_again(sample: Path) -> None:
     expected = json.loads((sample / "expected.json").read_text())
     recorded = Store(sample / "results").all()

@@ -69,6 +69,7 @@ def test_a_sum_that_cannot_be_is_refused_with_the_reason(pair: tuple[str, str]) 
 
 
 @pytest.mark.parametrize(("a", "b"), [pair for pair in itertools.combinations(KINDS, 2) if may_be(*pair)][::2])
+@pytest.mark.slow
 def test_a_sum_of_preservers_trains_and_each_part_keeps_its_own_state(a: str, b: str) -> None:
     total, model = KINDS[a] + KINDS[b], net()
     keeper = selfless.attach(model, total)

@@ -98,6 +98,7 @@ def test_quick_runs_every_row_that_can_be_run(data: Path, tmp_path: Path, monkey
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.json")} == files, "something was trained again"
 
 
+@pytest.mark.slow
 def test_networks_are_kept_unless_told_otherwise(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -90,6 +90,7 @@ def test_a_step_is_that_of_every_neuron_by_itself() -> None:
 
 # ----------------------------------------------------------------------------------------------------------- what it promises
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.slow
 def test_at_a_large_strength_old_tasks_do_not_change_at_all(optimizer: str) -> None:
     """On any input; and the next task is learnt by the neurons that the first one left silent."""
     model = made()

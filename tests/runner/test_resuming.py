@@ -129,6 +129,7 @@ def test_a_stopped_fleet_goes_on_whatever_else_is_done(tasks_npz: str, tmp_path:
     assert not store.unfinished()
 
 
+@pytest.mark.slow
 def test_one_of_a_stopped_fleet_may_be_trained_meanwhile(tasks_npz: str, tmp_path: Path) -> None:
     runs = [Run(stream=tasks_npz, **(BASE | {"lr": lr})) for lr in (0.05, 0.06)]
     with pytest.raises(KeyboardInterrupt):

@@ -57,6 +57,7 @@ def test_a_refused_run_leaves_no_folder(tasks_npz: str, tmp_path: Path, monkeypa
     assert not out.exists() or list(out.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_checkpoint_is_the_trained_network(tasks_npz: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
