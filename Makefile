@@ -12,7 +12,7 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo check test test-examples test-integrations test-wheel test-matrix dist lint snippets docs fuzz kills faults audit bench tables
+.PHONY: setup demo check test test-whole test-integrations test-wheel test-matrix dist lint snippets docs fuzz kills faults audit bench tables
 .PHONY: clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,13 +38,13 @@ lint: $(STAMP)  ## ruff and mypy --strict
 
 PYTEST := $(BIN)/python -m pytest -n 2 --maxschedchunk=2
 check: lint     ## lint, types and the fast tests: before every commit
-	@$(PYTEST) -m "not slow" --ignore=tests/examples
+	@$(PYTEST) -m "not slow and not whole"
 
-test: lint      ## lint, types and every test of the package
-	@$(PYTEST) --durations=20 --ignore=tests/examples
+test: lint      ## lint, types and every test but those of whole programs
+	@$(PYTEST) -m "not whole" --durations=20
 
-test-examples: $(STAMP) ## each file of examples/ runs and shows what it claims
-	@$(PYTEST) tests/examples
+test-whole: $(STAMP) ## whole programs: each file of examples/ shows what it claims, several processes equal one
+	@$(PYTEST) -m whole
 
 test-integrations: $(STAMP) ## callbacks, plugins and trackers, with the real libraries in an environment of their own
 	@$(BIN)/python tests/integrations/environment.py $(EXTRAS)

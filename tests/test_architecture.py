@@ -219,7 +219,7 @@ def test_the_search_for_private_names_finds_them(code: str, count: int) -> None:
 
 def test_tests_mirror_the_package() -> None:
     """A folder of tests is a folder of the package, and most folders of the package have one."""
-    rooms_tested = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")} - {".", "examples"}
+    rooms_tested = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")} - {"."}
     packages = {path.parent.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("__init__.py")} - {"."}
     assert rooms_tested <= packages
     assert {package for package in packages if "/" not in package} <= rooms_tested

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -40,9 +41,12 @@ def fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfless.experiments.shrink", shrink_more)
 
 
+Pair = tuple[str, str, str, str]
+
+
 def shrink_more(whole: Experiment) -> Experiment:
     made = quick_versions.shrink(whole)
-    left_out = repeated(made.cells)
+    left_out = repeated(made.cells, pairs_before(whole.name))
     claims = (claim for claim in made.claims if not any({part.a, part.b} & left_out for part in claim.parts))
     made = dataclasses.replace(made, cells=tuple(cell for cell in made.cells if cell.place not in left_out), claims=tuple(claims))
     chosen = next((cell for cell in made.cells if len(cell.candidates) > 1), None)
@@ -50,12 +54,23 @@ def shrink_more(whole: Experiment) -> Experiment:
     return dataclasses.replace(made, cells=(*cells[:1], *(smaller(cell) for cell in cells[1:])))
 
 
-def repeated(cells: Iterable[Cell]) -> set[Place]:
+@functools.cache
+def pairs_before(name: str) -> frozenset[Pair]:
+    """Return the pairs of methods in the experiments before this one."""
+    before = NAMES[: NAMES.index(name)]
+    return frozenset(pair_of(run) for other in before for cell in experiment(other).cells for run in cell.candidates[:1])
+
+
+def pair_of(run: Run) -> Pair:
+    return (run.preserve.name, run.sparsify.name, run.layers, run.augment)
+
+
+def repeated(cells: Iterable[Cell], known: frozenset[Pair]) -> set[Place]:
     """Return the cells that would train a pair of methods once more: each pair is trained once, and each stream with two of them."""
-    left_out, pairs, streams, keys = set(), set(), Counter[str](), set()
+    left_out, pairs, streams, keys = set(), set(known), Counter[str](), set()
     for cell in cells:
         for run in cell.candidates[:1]:
-            pair = (run.preserve.name, run.sparsify.name, run.layers, run.augment)
+            pair = pair_of(run)
             if run.key in keys or pair not in pairs or streams[run.stream] < 2:
                 pairs.add(pair)
                 streams[run.stream] += run.key not in keys
