@@ -43,7 +43,7 @@ check: lint     ## lint, types and the fast tests: before every commit
 test: lint      ## lint, types and every test but those of whole programs
 	@$(PYTEST) -m "not whole" --durations=20
 
-test-whole: $(STAMP) ## whole programs: each file of examples/ shows what it claims, several processes equal one
+test-whole: $(STAMP) ## whole programs: the examples, the page in a browser, several processes
 	@$(PYTEST) -m whole
 
 test-integrations: $(STAMP) ## callbacks, plugins and trackers, with the real libraries in an environment of their own

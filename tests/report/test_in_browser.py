@@ -47,7 +47,7 @@ for (const width of WIDTHS) {
 </script></body>"""
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.whole,
     pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed (Debian: apt install chromium)"),
 ]
 
