@@ -95,11 +95,13 @@ class Stack:
         x: Tensor,
         inhibit: Mapping[str, Sequence[Penalty]] | None = None,
         other: Mapping[str, Tensor] | None = None,
+        differentiable: bool = True,
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the logits (F, B, C) of x (F, B, …) and the outputs of the layers, [(F, B, N), …].
 
-        inhibit   gradients of penalties to add to those of a layer, in the backward pass
-        other     parameters computed from `leaves` that replace some of `params`
+        inhibit          gradients of penalties to add to those of a layer, in the backward pass
+        other            parameters computed from `leaves` that replace some of `params`
+        differentiable   False: the caller does not differentiate the outputs of the layers
         """
         if self.bound:
             self._outputs, self._inhibit, self.live_gates = {}, inhibit or {}, {n: g.squeeze(0) for n, g in self.gates.items()}
@@ -111,7 +113,7 @@ class Stack:
             return logits, hidden
         params = params | dict(other or {})
         if self.native:
-            options = ForwardOptions(self.layers, inhibit=inhibit or {}, gates=self.gates)
+            options = ForwardOptions(self.layers, differentiable=differentiable, inhibit=inhibit or {}, gates=self.gates)
             logits = forward(self.module, params, x, options)
             return logits, self._in_order(options.outputs)
         mapped = torch.func.vmap(self._run_member, randomness="different")

@@ -1,4 +1,4 @@
-"""Kernels for batches, the loss, linear layers, the gradient of a sparsifier, and the update of the parameters."""
+"""Kernels for the loss, linear layers, the gradient of a sparsifier, and the update of the parameters."""
 
 from __future__ import annotations
 
@@ -6,42 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-
-# ------------------------------------------------------------------------------------------------------------------- batches
-@triton.jit
-def _gather(x, y, order, offset, cursor, scale, shift, x_out, y_out, n, B, D, HW, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """x_out[f, b, :] = x[offset_f + order[f, cursor + b], :] · scale − shift, and y_out[f, b] is the same row of y."""
-    f = tl.program_id(0) // B
-    b = tl.program_id(0) % B
-    row = tl.load(offset + f) + tl.load(order + f.to(tl.int64) * n + tl.load(cursor) + b)
-    if tl.program_id(1) == 0:
-        tl.store(y_out + tl.program_id(0), tl.load(y + row))
-    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + row * D + d, mask=d < D, other=0).to(tl.float32)
-    if SHIFT:
-        value = value * tl.load(scale + d // HW, mask=d < D, other=0.0) - tl.load(shift + d // HW, mask=d < D, other=0.0)
-    else:
-        value = value * tl.load(scale)
-    tl.store(x_out + tl.program_id(0).to(tl.int64) * D + d, value, mask=d < D)
-
-
-def gather(
-    x: Tensor, y: Tensor, order: Tensor, offset: Tensor, cursor: Tensor, size: int, scale: Tensor, shift: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return the next `size` samples of every member: normalised images (F, B, C, H, W) and labels (F, B)."""
-    members, shape = len(order), x.shape[1:]
-    x_out = torch.empty(members, size, *shape, device=x.device, dtype=dtype)
-    y_out = torch.empty(members, size, device=x.device, dtype=y.dtype)
-    d = shape.numel()
-    block = min(1024, triton.next_power_of_2(d))
-    grid = (members * size, triton.cdiv(d, block))
-    planes = d // shape[0]
-    _gather[grid](
-        x, y, order, offset, cursor, scale, scale if shift is None else shift, x_out, y_out, order.shape[1], size, d, planes,
-        SHIFT=shift is not None, BLOCK=block,
-    )  # fmt: skip
-    return x_out, y_out
 
 
 # ---------------------------------------------------------------------------------------------------------------------- loss

@@ -172,16 +172,16 @@ class TritonPool(torch.autograd.Function):
 
 
 class Inhibit(torch.autograd.Function):
-    """The identity on h; the backward pass adds the gradient of a penalty.
+    """The identity on h; the backward pass adds the gradient of a penalty. `owed` as in `TritonConv`.
 
     Positions of a feature map count as samples. A feature map is computed in its own precision where possible, because the time is spent
     on reading its memory.
     """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, inhibition: Penalty) -> Tensor:
+    def forward(ctx: Any, h: Tensor, inhibition: Penalty, owed: bool) -> Tensor:
         ctx.save_for_backward(h)
-        ctx.inhibition = inhibition
+        ctx.inhibition, ctx.owed = inhibition, owed
         return h.view_as(h)
 
     @staticmethod
@@ -190,8 +190,8 @@ class Inhibit(torch.autograd.Function):
         axis = 2 if h.dim() > 4 else -1
         dtype = g.dtype if h.dim() > 4 and ctx.inhibition.any_precision else torch.float32
         flat, shape = h.movedim(axis, -1).flatten(1, -2).to(dtype), g.movedim(axis, -1).shape
-        total = ctx.inhibition.add_to(g.movedim(axis, -1).reshape(flat.shape).to(dtype), flat)
-        return total.view(shape).movedim(-1, axis).to(g.dtype), None
+        total = ctx.inhibition.add_to(g.movedim(axis, -1).reshape(flat.shape).to(dtype), flat, ctx.owed)
+        return total.view(shape).movedim(-1, axis).to(g.dtype), None, None
 
 
 class Probe(torch.autograd.Function):
