@@ -14,14 +14,17 @@ and PackNet's also after pruning. Between the second and the last task the time 
 
 which leaves out evaluation, compilation and the reading of data. Times are the minimum over rounds of one epoch each, with the GPU waited
 for. The profile is of one more epoch: time and count of the kernels, and how long the GPU was busy between the first and the last of them.
-`parts` is the GPU time below some functions of the engine, in steps that are not captured; `teacher` lies inside `distillation`.
+`parts` is the GPU time below some functions of the engine, in steps that are not captured; `teacher` lies inside `distillation`. The
+profiler does not see there what is launched outside of a PyTorch operation: the kernels of the update, of gathering, of a penalty.
+
+`--whole EPOCHS` also trains three tasks of so many epochs from start to end, with everything that the sum above leaves out, and with a
+tenth of the images held out and evaluated after every epoch; a step's share of that time is written beside the step alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import math
 import time
@@ -66,19 +69,39 @@ PARTS = {
 TOP = 15
 
 
+def learner(row: str, augment: str, options: argparse.Namespace, **changes: Any) -> tuple[Learner, Any]:
+    """Return the learner of a fleet, and the images, which are forgotten with this value."""
+    preserve, sparsify = ROWS[row]
+    chosen = {"schedule": "cosine", "layers": "all", "precision": "bf16", "augment": augment, "lr": 1e-3}
+    settings = {"epochs": options.epochs, "batch": options.batch, **chosen, **changes}
+    runs = [Run("split-cifar-100", options.model, preserve, sparsify, seed=seed, **settings) for seed in range(options.members)]
+    data = f"drawn/{options.samples}"  # a folder that does not exist: the images are offered under its name
+    source = synthetic_source(cnn(), options.samples)
+    offer(source, data_dir=data)
+    return Learner(runs, device=options.device, data_dir=data), source  # type: ignore[arg-type]  # only compared, never opened
+
+
+def whole(row: str, augment: str, options: argparse.Namespace) -> dict[str, float]:
+    """Return the milliseconds a step of `Learner.learn` on three tasks, evaluation and all."""
+    found = {}
+    for held_out in (0.0, 0.1):
+        trained, _source = learner(row, augment, options, epochs=options.whole, tasks=3, held_out=held_out)
+        started = time.perf_counter()
+        results = trained.learn()
+        spent = time.perf_counter() - started
+        if any(r.status != "done" for r in results):
+            raise RuntimeError(f"a run failed: {results[0].error}")
+        steps = sum(math.ceil(len(task.train) / options.batch) for task in trained.streams[0].tasks) * options.whole
+        found[f"held_out_{held_out}"] = 1e3 * spent / steps
+    return found
+
+
 class Bench:
     """A fleet of one method that walks through the tasks."""
 
     def __init__(self, row: str, augment: str, options: argparse.Namespace) -> None:
         self.options, self.device = options, torch.device(options.device)
-        preserve, sparsify = ROWS[row]
-        chosen = {"schedule": "cosine", "layers": "all", "precision": "bf16", "augment": augment, "lr": 1e-3}
-        base = Run("split-cifar-100", options.model, preserve, sparsify, epochs=options.epochs, batch=options.batch, **chosen)
-        data = f"drawn/{options.samples}"  # a folder that does not exist: the images are offered under its name
-        self.source = synthetic_source(cnn(), options.samples)  # kept: the offer is forgotten with it
-        offer(self.source, data_dir=data)
-        runs = [dataclasses.replace(base, seed=seed) for seed in range(options.members)]
-        self.learner = Learner(runs, device=self.device, data_dir=data)  # type: ignore[arg-type]  # only compared, never opened
+        self.learner, self.source = learner(row, augment, options)
         self.fleet: Fleet = self.learner.fleet
         self.data = self.learner.load([stream.tasks[0].train for stream in self.learner.streams])
         self.heads = self.learner.streams[0].heads
@@ -132,6 +155,7 @@ class Bench:
                 tables[f"step_ms_task_{task + 1}"] = self.time_step(task, 2)
             if task == last:
                 tables["profile"] = self.profile(task, 5)
+                tables["captured"], tables["native"] = bool(self.fleet.graphs), self.fleet.stack.native
                 if self.phase is not None:
                     tables["step_ms_second_phase"] = self.time_step(task, self.phase)
                 tables["parts_ms"] = self.parts(task, self.phase or 5)
@@ -139,7 +163,6 @@ class Bench:
                 ends.append(self.end_task())
         tables["end_of_task_s"] = sorted(ends)[len(ends) // 2]
         tables["seconds_a_run"] = self.seconds_a_run(tables)
-        tables["captured"], tables["native"] = bool(self.fleet.graphs), self.fleet.stack.native
         tables["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9 if self.device.type == "cuda" else None
         return tables
 
@@ -249,6 +272,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=5000, help="images of a task")
     parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--whole", type=int, default=0, metavar="EPOCHS", help="also train three tasks of so many epochs to the end")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1 if options.device == "cpu" else torch.get_num_threads())  # as `selfless.train` has it
@@ -262,6 +286,8 @@ def main() -> None:
             try:
                 with training_settings():
                     table = Bench(row, augment, options).measure()
+                    if options.whole:
+                        table["whole_ms"] = whole(row, augment, options)
             except RuntimeError as error:  # one row that fails should not cost the others
                 table = {"error": repr(error)}
             table["measured_in_s"] = time.perf_counter() - started
@@ -285,6 +311,8 @@ def print_row(name: str, table: dict[str, Any]) -> None:
         print(f"    {profile['kernels']:.0f} kernels a step, {profile['kernel_ms']:.3f} ms, busy {profile['busy_share']:.1%}")
         for kernel in profile["top"]:
             print(f"    {kernel['ms']:.4f} ms  ×{kernel['count']:5.1f}  {kernel['name'][:90]}")
+    if "whole_ms" in table:
+        print(f"    whole runs, ms a step: {table['whole_ms']}")
     print("    " + ", ".join(f"{part} {of['ms']:.3f} ms ×{of['calls']:.1f}" for part, of in table["parts_ms"].items()), flush=True)
 
 

@@ -372,8 +372,13 @@ class Step:
                 shares = anchor.shares({n: entry_rates(fleet.lr * strength, fleet.second[n], t) for n in names})
                 torch._foreach_lerp_([fleet.trained[n] for n in shares], [anchor.star[n] for n in shares], list(shares.values()))
 
+    def hold_in_update(self) -> None:
+        """Let the update kernel reset the parameters of the only preserver, if there is such a kernel."""
+        if len(self.fleet.parts) == 1 and kernels(self.fleet.lr) is not None and not self.fleet.second:
+            self.fleet.parts[0].hold_in_update()
+
     def _update_in_kernel(self, names: list[str], params: list[Tensor], speed: list[Tensor], grads: list[Tensor]) -> None:
-        """Update momentum and parameters and apply one implicit anchor, in one GPU kernel per parameter."""
+        """Update momentum and parameters, apply one implicit anchor and reset held entries, in one GPU kernel per parameter."""
         fleet, fused = self.fleet, self._fused
         fast = kernels(fleet.lr)
         assert fast is not None
@@ -381,9 +386,9 @@ class Step:
         anchor = term.anchor(fleet.parts[fused].state) if isinstance(term, Anchored) and fused is not None else None
         omega: Mapping[str, Tensor] = anchor.omega if anchor is not None else {}
         star: Mapping[str, Tensor] = anchor.star if anchor is not None else {}
-        pull = fleet.rates.pull[fused or 0]
+        pull, held = fleet.rates.pull[fused or 0], fleet.parts[0].held or {}
         for n, p, u, g in zip(names, params, speed, grads, strict=True):
-            fast.update_(p, u, g.contiguous(), fleet.rates.ratio, fleet.run.momentum, omega.get(n), star.get(n), pull)
+            fast.update_(p, u, g.contiguous(), fleet.rates.ratio, fleet.run.momentum, omega.get(n), star.get(n), pull, held.get(n))
 
 
 def _add_weighted(gradient: Tensor | None, more: Tensor | None, weights: Tensor) -> Tensor | None:

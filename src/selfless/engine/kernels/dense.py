@@ -157,7 +157,9 @@ def inhibit(g: Tensor, h: Tensor, factors: Tensor, diagonal: Tensor, share: floa
 
 # -------------------------------------------------------------------------------------------------------------------- update
 @triton.jit
-def _update(p, u, g, omega, anchor, ratio, pull, momentum, N, ANCHOR: tl.constexpr, BLOCK: tl.constexpr):
+def _update(
+    p, u, g, omega, anchor, mask, fixed, ratio, pull, momentum, N, ANCHOR: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """The formulas of `update_` for one block of parameters of member f."""
     f = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -172,20 +174,25 @@ def _update(p, u, g, omega, anchor, ratio, pull, momentum, N, ANCHOR: tl.constex
         gap = target - value
         # Two forms of the same value: the second gives exactly θ* for large c.
         value = tl.where(c < 1, value + gap * (c / (1 + c)), target - gap / (1 + c))
+    if HELD:
+        value = tl.where(tl.load(mask + at, mask=live, other=0) != 0, tl.load(fixed + at, mask=live), value)
     tl.store(p + at, value, mask=live)
 
 
 def update_(
-    p: Tensor, u: Tensor, g: Tensor, ratio: Tensor, momentum: float, omega: Tensor | None, anchor: Tensor | None, pull: Tensor
-) -> None:
+    p: Tensor, u: Tensor, g: Tensor, ratio: Tensor, momentum: float, omega: Tensor | None, anchor: Tensor | None, pull: Tensor,
+    held: tuple[Tensor, Tensor] | None = None,
+) -> None:  # fmt: skip
     """u ← μ r_f u + g;  θ ← θ − u;  θ ← θ + cΩ/(1 + cΩ)·(θ* − θ), c = pull_f;  all (F, …), in place.
 
     g is the gradient times the learning rate, r_f the ratio of this step's rate to that of the last step. Without Ω, no anchor.
+    held   (mask, value): where the mask (uint8) is not 0, θ is set to the value
     """
     n = p[0].numel()
-    held = omega is not None and anchor is not None
+    mask, value = held or (p, p)
     _update[(triton.cdiv(n, 1024), len(p))](
-        p, u, g, omega if held else p, anchor if held else p, ratio, pull, momentum, n, ANCHOR=held, BLOCK=1024
+        p, u, g, p if omega is None else omega, p if anchor is None else anchor, mask, value, ratio, pull, momentum, n,
+        ANCHOR=omega is not None and anchor is not None, HELD=held is not None, BLOCK=1024,
     )  # fmt: skip
 
 
