@@ -62,6 +62,7 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
     Before any other layer `_rectify` calls relu(x), which leaves the values unchanged and masks the gradient.
     """
     layers, owed, skip, positive = in_order(module), False, "", options.positive
+    pending: Penalty | None = None  # a penalty whose gradient the next layer adds
     for (name, layer), following in zip(layers, [*layers[1:], ("", None)], strict=True):
         if name in options.probes and name not in options.resized and name != skip:
             x, owed = apply(Probe, _rectify(x, owed), options.probes[name], options.weights), False
@@ -72,7 +73,8 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
                 x = apply(StackedLinear, _rectify(x, owed), weight, bias, fused, options.measure, positive)
                 owed, skip = False, following[0] if fused else ""
             elif runs_in_triton(layer, x):
-                x = apply(TritonConv, x, weight, bias, layer.padding[0], fused, owed, options.measure)
+                x = apply(TritonConv, x, weight, bias, layer.padding[0], fused, owed, options.measure, pending)
+                pending = None
                 owed, skip = fused, following[0] if fused else ""
             else:
                 x, owed = apply(MemberConv, _rectify(x, owed), weight, bias, layer, options.measure), False
@@ -93,7 +95,8 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
                 x = apply(Probe, x, options.probes[name], options.weights)
             options.outputs[name] = x
             if name in options.inhibit:
-                x, owed = inhibited(x, options.inhibit[name], owed), False
+                pending = _only_product(options.inhibit[name], following[1], x)
+                x, owed = (x, owed) if pending is not None else (inhibited(x, options.inhibit[name], owed), False)
     return _rectify(x, owed)
 
 
@@ -107,6 +110,12 @@ def inhibited(h: Tensor, penalties: Sequence[Penalty], owed: bool = False) -> Te
     for k, penalty in enumerate(penalties):
         h = apply(Inhibit, h, penalty, owed and k == 0)  # the first one is the last of the backward pass
     return h
+
+
+def _only_product(penalties: Sequence[Penalty], following: nn.Module | None, x: Tensor) -> Penalty | None:
+    """Return the only penalty if the layer that follows is a convolution in Triton, which adds its gradient when it writes its own."""
+    follows = isinstance(following, nn.Conv2d) and x.dim() > 4 and runs_in_triton(following, x)
+    return penalties[0] if follows and len(penalties) == 1 and penalties[0].any_precision else None
 
 
 def _rectify(x: Tensor, owed: bool) -> Tensor:

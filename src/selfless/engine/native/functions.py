@@ -70,18 +70,27 @@ def _linear_magnitudes(rows: Tensor, g: Tensor, shape: torch.Size, power: int, p
 class TritonConv(torch.autograd.Function):
     """A 3×3 convolution in Triton.
 
-    relu   apply a ReLU to the output; the layer after it masks the gradient
-    owed   x is the output of such a convolution: mask the gradient of x where x is 0
+    relu      apply a ReLU to the output; the layer after it masks the gradient
+    owed      x is the output of such a convolution: mask the gradient of x where x is 0
+    penalty   a penalty on x, whose gradient is added to that of x
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, relu: bool, owed: bool, measure: Measure | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: int,
+        relu: bool,
+        owed: bool,
+        measure: Measure | None,
+        penalty: Penalty | None,
     ) -> Tensor:
         fast = kernels(x)
         assert fast is not None
         ctx.save_for_backward(x, weight)
-        ctx.padding, ctx.owed, ctx.measure = padding, owed, measure
+        ctx.padding, ctx.owed, ctx.measure, ctx.penalty = padding, owed, measure, penalty
         kernel = _flatten_kernel(weight.permute(0, 3, 4, 1, 2), x.dtype)
         y: Tensor = fast.conv(x, kernel, bias, padding, relu=relu)
         return y
@@ -95,11 +104,14 @@ class TritonConv(torch.autograd.Function):
         dx = dw = db = None
         if wants_x:
             kernel = _flatten_kernel(weight.permute(0, 3, 4, 2, 1), x.dtype)
-            dx = fast.conv(g, kernel, None, 2 - ctx.padding, mask=x if ctx.owed else None, flip=True)
+            pairs = None
+            if ctx.penalty is not None and ctx.penalty.switch.on:
+                pairs = (x, *ctx.penalty.as_product(x.movedim(2, -1).flatten(1, -2)))
+            dx = fast.conv(g, kernel, None, 2 - ctx.padding, mask=x if ctx.owed else None, flip=True, pairs=pairs)
         if wants_w or wants_b:
             weighted = g if measure is None else measure.weighted(g)
             dw, db = fast.weight_sums(x, weighted, ctx.padding, 0 if measure is None else measure.power)
-        return dx, dw if wants_w else None, db if wants_b else None, None, None, None, None
+        return dx, dw if wants_w else None, db if wants_b else None, None, None, None, None, None
 
 
 def _flatten_kernel(kernel: Tensor, dtype: torch.dtype) -> Tensor:

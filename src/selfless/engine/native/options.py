@@ -14,6 +14,7 @@ from selfless.engine.native.hardware import HAS_OUT_DTYPE, kernels
 from selfless.functional.pairs import add_dense, add_factored
 
 Tensors = dict[str, Tensor]
+Product = tuple[Tensor, Tensor | None, float]  # (P, shift, scale) of a gradient scale·hP − shift: P (F, N, N), shift (F, N)
 
 
 @dataclass
@@ -56,6 +57,11 @@ class PairGradient:
         """True if `add_to` also accepts half precision."""
         return self.matrix is not None
 
+    def as_product(self, h: Tensor) -> Product:
+        """Return (P, shift, scale) with 2Sh/M = scale·hP − shift."""
+        assert self.matrix is not None
+        return self.matrix, None, 1 / h.shape[1]
+
     def add_to(self, g: Tensor, h: Tensor, owed: bool = False) -> Tensor:
         """Return g + 2Sh/M for g, h (F, M, N); `owed`: 0 where h is 0, the backward pass of the ReLU before."""
         if not self.switch.on:
@@ -63,7 +69,7 @@ class PairGradient:
         fast = kernels(h)
         if self.matrix is not None:
             if fast is not None and fast.is_map(h):
-                added: Tensor = fast.add_product(g.contiguous(), h.contiguous(), self.matrix, None, 1 / h.shape[1], owed)
+                added: Tensor = fast.add_product(g.contiguous(), h.contiguous(), *self.as_product(h), owed)
                 return added
             return _masked(add_dense(g, h, self.matrix), h, owed)
         assert self.factors is not None
@@ -86,14 +92,20 @@ class CovarianceGradient:
     pairs: Tensor | None = None
     any_precision: ClassVar[bool] = True
 
+    def as_product(self, h: Tensor) -> Product:
+        """Return (P, shift, scale) with 2 weight/M (h − h̄)(S ∘ C) = scale·hP − shift, on a GPU."""
+        fast = kernels(h)
+        assert fast is not None
+        matrix, shift = fast.covariance_matrix(h.contiguous(), self.weight, self.pairs)
+        return matrix, shift, 1.0
+
     def add_to(self, g: Tensor, h: Tensor, owed: bool = False) -> Tensor:
         """Return g + 2 weight/M (h − h̄)(S ∘ C) for g, h (F, M, N), with S_ii = 0; `owed` as in `PairGradient`."""
         if not self.switch.on:
             return _masked(g, h, owed)
         fast = kernels(h)
         if fast is not None and fast.is_map(h):
-            h = h.contiguous()
-            added: Tensor = fast.add_product(g.contiguous(), h, *fast.covariance_matrix(h, self.weight, self.pairs), 1.0, owed)
+            added: Tensor = fast.add_product(g.contiguous(), h.contiguous(), *self.as_product(h), owed)
             return added
         members, samples = h.shape[:2]
         parts = math.gcd(samples, 32) if h.is_cuda else 1  # a GPU needs more than one block of a product for each member
