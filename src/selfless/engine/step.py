@@ -23,7 +23,7 @@ from selfless.engine.batches import FleetData
 from selfless.engine.inhibition import inhibition_off
 from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
-from selfless.engine.stack import Tensors, column, each
+from selfless.engine.stack import Tensors, add_weighted, column, each
 from selfless.functional import measures_curvature
 from selfless.preserve.capabilities import Anchored, Encodes, Observes, Replays
 from selfless.sparsify import Sparsifier
@@ -103,7 +103,7 @@ class Step:
             if fleet.tasks:
                 other |= part.dropped_parameters(fleet.params, self.drop_key, self.cursor)
         with self.precision():
-            logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._inhibition(), other, self._reads_hidden)
+            logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._inhibition(), other, self._read_layers)
         if fleet.rates.auto.is_open:
             self._measure_scales(hidden)
         if fleet.rates.advance(self.step_number):
@@ -119,7 +119,7 @@ class Step:
         grads, gate_grads = self._gradients(head_logits, logit_grads, penalty)
         for k, found in own.items():
             weights = self._distillation_weights(k)
-            grads = [_add_weighted(g, d, weights) for g, d in zip(grads, found, strict=True)]
+            grads = [add_weighted(g, d, weights) for g, d in zip(grads, found, strict=True)]
         with torch.no_grad():
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
@@ -207,11 +207,13 @@ class Step:
         return found
 
     @property
-    def _reads_hidden(self) -> bool:
-        """True if a term of the loss is computed from the outputs of hidden layers."""
-        groups = [(slot, kind, members) for slot in self.fleet.slots for kind, members in slot.groups]
-        read = any(kind.reads == "activations" and slot.is_on(members) for slot, kind, members in groups)
-        return read or any(isinstance(part.term, Encodes) for part in self.fleet.parts)
+    def _read_layers(self) -> tuple[str, ...]:
+        """The layers whose outputs are in a term of the loss."""
+        fleet = self.fleet
+        groups = [(slot, kind, members) for slot in fleet.slots for kind, members in slot.groups]
+        if any(kind.reads == "activations" and slot.is_on(members) for slot, kind, members in groups):
+            return fleet.stack.layers
+        return fleet.stack.layers[-1:] if any(isinstance(part.term, Encodes) for part in fleet.parts) else ()
 
     def _measure_curvature(self, costs: Mapping[int, Tensor]) -> dict[int, list[Tensor | None]]:
         """Measure κ of each damped distillation. Return ∂D/∂θ of each, by the number of its preserver."""
@@ -250,7 +252,7 @@ class Step:
         if not rows or not isinstance(part.term, Replays):
             return None
         with self.precision():
-            outputs, _ = fleet.stack.forward(fleet.params, fleet.buffers, rows["input.x"].to(self.dtype), differentiable=False)
+            outputs, _ = fleet.stack.forward(fleet.params, fleet.buffers, rows["input.x"].to(self.dtype), differentiable=())
         return replay_cost(part.term, outputs, rows, self.head_columns, rates)
 
     def _sparsity(self, hidden: list[Tensor], leaves: Tensors) -> list[Tensor]:
@@ -389,11 +391,3 @@ class Step:
         pull, held = fleet.rates.pull[fused or 0], fleet.parts[0].held or {}
         for n, p, u, g in zip(names, params, speed, grads, strict=True):
             fast.update_(p, u, g.contiguous(), fleet.rates.ratio, fleet.run.momentum, omega.get(n), star.get(n), pull, held.get(n))
-
-
-def _add_weighted(gradient: Tensor | None, more: Tensor | None, weights: Tensor) -> Tensor | None:
-    """Return gradient + weights · more, with a weight for each member; None is zero."""
-    if more is None:
-        return gradient
-    weighted = more * column(weights, more)
-    return weighted if gradient is None else gradient + weighted

@@ -89,7 +89,7 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
         if name in options.gates:
             x, owed = apply_gates(_rectify(x, owed), options.gates[name]), False
         if name in options.layers:
-            if options.differentiable:
+            if options.differentiable is None or name in options.differentiable:
                 x, owed = _rectify(x, owed), False
             if name in options.probes and name in options.resized:
                 x = apply(Probe, x, options.probes[name], options.weights)

@@ -145,7 +145,7 @@ class ForwardOptions:
 
     layers: Collection[str] = ()
     outputs: Tensors = field(default_factory=dict)
-    differentiable: bool = True  # the caller differentiates `outputs`; False saves a copy of each feature map on a GPU
+    differentiable: Collection[str] | None = None  # the outputs that the caller differentiates; None: all. Each is a copy on a GPU
     inhibit: Mapping[str, Sequence[Penalty]] = field(default_factory=dict)
     measure: Measure | None = None  # what to compute instead of the gradient of parameters; None: the gradient
     weights: Measure | None = None  # has the weights of the samples for the probes
