@@ -257,8 +257,8 @@ class Part:
     def hold_in_update(self) -> None:
         """Prepare what the update resets, until the next phase or task; `project` then does nothing."""
         if isinstance(self.term, Holds):
-            found = self._over_members(self.term.held)(self.state)
-            self.held = {n: (m.to(torch.uint8).contiguous(), v.to(self.trained[n].dtype).contiguous()) for n, (m, v) in found.items()}
+            found = {n: pair for n, pair in self._over_members(self.term.held)(self.state).items() if n in self.trained}
+            self.held = {n: (_fill(m, self.trained[n], torch.uint8), _fill(v, self.trained[n])) for n, (m, v) in found.items()}
 
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
@@ -361,6 +361,11 @@ class Part:
         term, used = self.term, min(task, tasks - 1)  # a task that has not been trained yet is evaluated like the newest
         found: Tensors = self._over_members(lambda state, params: term.evaluated_parameters(state, params, used))(self.state, self.values())
         return found
+
+
+def _fill(value: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the value in the shape of `like` and in its type, or in another, contiguous."""
+    return value.to(dtype or like.dtype).expand(like.shape).contiguous()
 
 
 def by_head(logits: Tensor, old: Tensor, heads: Sequence[range]) -> list[tuple[Tensor, Tensor]]:
