@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 FIRST_LOOK, LATER, GROWTH, AVERAGE = 32.0, 1.5, 1.5, 0.1  # AVERAGE: the weight of the newest R in its moving average
-TARGET, RAISE, LARGEST = 0.5, 2.0, 16.0
+TARGET, RAISE, LARGEST = 0.25, 2.0, 16.0
 
 Scale = dict[str, Tensor]  # of one sparsifier, or of every member of a fleet: each tensor is () or (F,)
 
