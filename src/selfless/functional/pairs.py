@@ -141,7 +141,7 @@ def pair_values(forms: Sequence[PairForm], hs: Sequence[Tensor]) -> Tensor:
     if not all(is_ordinary(h) and form.has_gradient(h) for form, h in zip(forms, hs, strict=True)):
         return torch.stack([form.value(h) for form, h in zip(forms, hs, strict=True)])
     with without_autocast(hs[0]):
-        return _Values.apply(tuple(forms), *hs)  # type: ignore[no-any-return]
+        return _Values.apply(tuple(forms), *hs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _dense(like: Tensor) -> int:

@@ -368,7 +368,7 @@ class Keeper(OldNames):
         """Apply anchor, gates, proximal steps, projections and the path after an optimizer step over this model's parameters."""
         self.follow_model()
         trainable = self.trainable()
-        names = {p: n for n, p in trainable.items()}
+        names: dict[Tensor, str] = {p: n for n, p in trainable.items()}
         if not any(p in names for g in optimizer.param_groups for p in g["params"]):
             return
         self._has_step = True
