@@ -10,6 +10,7 @@ import typer
 from selfless.cli.errors import reporting_errors
 from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Out, Workers, with_run_fields
 from selfless.cli.results import show_results
+from selfless.cli.terminal import open_console
 from selfless.cli.training import train_with_progress
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -17,6 +18,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless run                                                     [dim]# five permuted-MNIST tasks with MAS[/dim]
   selfless run --sparsify slnid:1e-3 --seeds 5                     [dim]# mean ± std over five seeds[/dim]
   selfless run --preserve mas:auto --sparsify slnid:auto           [dim]# strengths measured in the first task[/dim]
+  selfless run --preserve recommended                              [dim]# the best measured methods for such tasks, and why[/dim]
   selfless run --preserve mas:0.1,estimator=per-batch              [dim]# the authors' estimate of Ω[/dim]
   selfless run --stream split-cifar-100 --model cnn-256 --tasks 10 --epochs 50 --preserve mas:1 --sparsify slnid:3e-3
   selfless run --preserve lwf:1 --stream split-mnist --scenario class            [dim]# one head over all classes seen so far[/dim]
@@ -74,6 +76,10 @@ def run(
             raise ValueError(f"engine {engine!r} is not available in this version; use --engine local")
         how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget, "checkpoints": checkpoints}
         planned = plan(config, {**fields, "seeds": seeds, **how}, force=force)
+        if planned.recommended is not None:
+            open_console(stderr=True, quiet=as_json).print(
+                f"recommended: {planned.recommended}", soft_wrap=True, highlight=False, markup=False
+            )
         results = train_with_progress(planned.runs, planned.options, as_json=as_json, log=log)
         assert planned.options.out is not None  # `plan` gives every command a folder
         show_results(results, planned.options.out, as_json)

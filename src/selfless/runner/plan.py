@@ -17,6 +17,7 @@ from typing import Any
 from selfless.data.traits import stream_traits
 from selfless.inputs import check_recorded, collecting, raise_all, show
 from selfless.preserve import Preserver
+from selfless.recommendation import NAME, Recommendation, recommend_for_stream
 from selfless.runner.loading import folder_of, load
 from selfless.runner.network_traits import network_traits
 from selfless.runner.options import TrainOptions
@@ -28,10 +29,11 @@ HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints")  # field
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a command, and how to train them."""
+    """The runs of a command, how to train them, and what was recommended for them."""
 
     runs: list[Run]
     options: TrainOptions
+    recommended: Recommendation | None = None
 
 
 def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) -> Plan:
@@ -47,6 +49,9 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
         values[name] = value
     parents = folder_of(values["parent"]) if values.get("parent") else None
     values = values if parents is None else _continue(values)
+    recommended = recommend_for_stream(values) if values.get("preserve") == NAME else None
+    if recommended is not None:  # the run holds the names of the methods, so its key is that of the same run by name
+        values = {**recommended.settings, **values, "preserve": recommended.preserve}
     how = {name: values.pop(name) for name in HOW if name in values}
     problems: list[Exception] = []
     with collecting(problems):
@@ -68,7 +73,7 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
         first = Run.from_dict(values, recorded=False)
     raise_all(problems)
     runs = [dataclasses.replace(first, seed=first.seed + i) for i in range(seeds)]
-    return Plan(runs, TrainOptions(**({"out": parents or "results"} | how), parents=parents, force=force))
+    return Plan(runs, TrainOptions(**({"out": parents or "results"} | how), parents=parents, force=force), recommended)
 
 
 def _continue(values: Mapping[str, Any]) -> dict[str, Any]:
