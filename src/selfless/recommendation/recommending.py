@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from selfless.preserve import PRESERVERS, Preserver
 from selfless.recommendation.cases import CASES, Case, Heads, Inputs, nearest
@@ -141,8 +141,8 @@ def recommend_for_stream(values: Mapping[str, Any]) -> Recommendation:
     own = kind == "split" and scenario != "domain"
     tasks = values.get("tasks")
     return recommend(
-        inputs=cast(Inputs, "same" if kind == "split" else "different"),
-        heads=cast(Heads, "own" if own else "shared"),
+        inputs="same" if kind == "split" else "different",
+        heads="own" if own else "shared",
         task_known=scenario == "task",
         tasks=tasks if isinstance(tasks, int) else None,
         augment=values.get("augment", "none") != "none",
