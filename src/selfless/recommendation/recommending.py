@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from selfless.preserve import PRESERVERS, Preserver
 from selfless.recommendation.cases import CASES, Case, Heads, Inputs, nearest
-from selfless.recommendation.table import Measured, load
+from selfless.recommendation.table import TRIAL, Measured, load
 from selfless.sparsify import SPARSIFIERS, Sparsifier
 from selfless.terms import parse
 
@@ -114,7 +114,8 @@ def _best(case: Case, task_known: bool, memory: float | None = None) -> Recommen
     label = preserve.label if sparsify.name == "none" else f"{preserve.label} with {sparsify.label}"
     why = (
         f"On {case.title} {label} has the highest average of the {' '.join([f'{len(allowed)} preservers measured', *conditions])}: "
-        f"{best.average:.1f} %; joint training has {joint[case.name].average:.1f} %."
+        f"{best.average:.1f} %{' (a trial with one held-out seed)' * (best.chosen_on == TRIAL)}; joint training has "
+        f"{joint[case.name].average:.1f} %."
     )
     return Recommendation(preserve, sparsify, best.layers, why, best)
 
