@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from selfless.data import DataError
 from selfless.engine.progress import Event
@@ -36,7 +38,7 @@ def train_job(job: dict[str, Any], send: Send) -> None:
             send(event=dataclasses.asdict(event), members=[runs.index(run) for run in members])
 
         options = TrainOptions(
-            device="cpu",
+            device=job["device"],
             data_dir=job["data_dir"],
             parents=job["parents"],
             budget=job["budget"],
@@ -45,12 +47,20 @@ def train_job(job: dict[str, Any], send: Send) -> None:
             waiting=lambda run: send(waiting=runs.index(run)),
         )
         train_fleet(runs, Store(job["out"], options.data_dir, checkpoints=job["checkpoints"]), options)
-    except (ValueError, TypeError, RuntimeError, OSError) as error:
-        send(error=str(error), is_data_error=isinstance(error, DataError))
     except Exception as error:
-        if own_place(error) is None:
-            raise
-        send(error=describe_error(error), is_data_error=False)
+        send(**describe_failure(error))
+
+
+def describe_failure(error: Exception) -> dict[str, Any]:
+    """Return the message for an error that a user can correct; raise any other again. `errno` tells a full disk from other errors."""
+    about = {"is_data_error": isinstance(error, DataError), "errno": getattr(error, "errno", None)}
+    if isinstance(error, SafetensorError) and (code := re.search(r"\(os error (\d+)\)", str(error))):
+        return about | {"error": str(error), "errno": int(code[1])}
+    if isinstance(error, ValueError | TypeError | RuntimeError | OSError):
+        return about | {"error": str(error)}
+    if own_place(error) is None:
+        raise error
+    return about | {"error": describe_error(error)}
 
 
 if __name__ == "__main__":
