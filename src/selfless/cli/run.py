@@ -34,8 +34,8 @@ def run(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget, checkpoints, engine, address; "
-            "flags override it.",
+            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget, checkpoints, engine, "
+            "address; flags override it.",
             rich_help_panel=HOW,
         ),
     ] = None,
