@@ -30,7 +30,7 @@ from typing import Any
 from selfless.data import name_stream
 from selfless.files import marked
 from selfless.network.given import PREFIX, network_title
-from selfless.runner.jobs import train_jobs
+from selfless.runner.jobs import shared_fields, train_jobs
 from selfless.runner.machine import core_count
 from selfless.runner.mailbox import Mailbox
 from selfless.runner.memory import FEW
@@ -116,8 +116,7 @@ class Cluster:
         from selfless.runner.node import measure_on_node
 
         task = self._task(measure_on_node)
-        about = {"device": options.device, "data_dir": str(options.data_dir or ""), "budget": options.budget, "folder": os.getcwd()}
-        about["parents"] = str(options.parents.resolve()) if options.parents else ""
+        about = shared_fields([run for group in groups for run in group], self.store, options) | {"folder": os.getcwd()}
         asked = {
             i: task.remote(json.dumps(about | {"runs": [run.as_dict() for run in group]}))
             for i, group in enumerate(groups)

@@ -45,7 +45,9 @@ def train_jobs(parts: Sequence[list[Run]], workers: Workers, store: Store, optio
     """Train the fleets in workers, which record the results; return those of runs that failed because their worker died."""
     failed: dict[Run, Result] = {}
     with tempfile.TemporaryDirectory(prefix="selfless-") as folder:
-        shared = _shared_fields(parts, store, options, Path(folder))
+        shared = shared_fields([run for runs in parts for run in runs], store, options) | {
+            "streams": pack_streams([run for runs in parts for run in runs], Path(folder))
+        }
         while parts:
             lost = _Lost(parts, store, failed)
             jobs = [shared | {"runs": [run.as_dict() for run in runs]} for runs in parts]
@@ -54,9 +56,8 @@ def train_jobs(parts: Sequence[list[Run]], workers: Workers, store: Store, optio
     return failed
 
 
-def _shared_fields(parts: Sequence[list[Run]], store: Store, options: TrainOptions, folder: Path) -> dict[str, Any]:
-    """Return the fields that all jobs share. Streams that were passed as objects are written into `folder`."""
-    runs = [run for part in parts for run in part]
+def shared_fields(runs: Sequence[Run], store: Store, options: TrainOptions) -> dict[str, Any]:
+    """Return the fields that all jobs of a study share."""
     return {
         "out": str(store.out.resolve()),
         "checkpoints": store.checkpoints,
@@ -67,7 +68,6 @@ def _shared_fields(parts: Sequence[list[Run]], store: Store, options: TrainOptio
         "force": options.force,
         "path": [entry for entry in sys.path if entry],
         "trusted": sorted({kind.spelling() for run in runs for kind in term_kinds(run) if kind.is_custom()}),
-        "streams": pack_streams(runs, folder),
     }
 
 

@@ -23,7 +23,7 @@ from selfless.files import locked
 from selfless.runner.memory import largest_fleet
 from selfless.runner.options import TrainOptions
 from selfless.runner.store import Store
-from selfless.runner.worker import describe_failure, train_job
+from selfless.runner.worker import describe_failure, read_runs, train_job
 from selfless.spec import Run
 
 
@@ -47,7 +47,7 @@ def train_on_node(text: str, number: int, mailbox: Any) -> dict[str, Any]:
     store = Store(job["out"] if is_shared else scratch / "results", job["data_dir"] or None, checkpoints=job["checkpoints"])
     runs: list[Run] = []
     try:
-        runs = [Run.from_dict(values) for values in job["runs"]]
+        runs = read_runs(job)
         with holding():
             _find_data(runs[0], job["data_dir"] or None, scratch)
             _check_sources(runs, job["made_from"], store)
@@ -63,7 +63,7 @@ def measure_on_node(text: str) -> int:
     """Return how many of the runs of a job fit into the memory of this node as one fleet."""
     job, _ = _enter(text)
     options = TrainOptions(device=job["device"], data_dir=job["data_dir"], parents=job["parents"], budget=job["budget"])
-    return largest_fleet([Run.from_dict(values) for values in job["runs"]], options)
+    return largest_fleet(read_runs(job), options)
 
 
 def clear_scratch(study: str, node: str) -> None:

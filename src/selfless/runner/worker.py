@@ -26,13 +26,10 @@ from selfless.workers import Send, serve
 
 def train_job(job: dict[str, Any], send: Send) -> None:
     """Train the fleet of one job. An error that a user can correct is sent as a message; any other ends the process with a traceback."""
-    sys.path += [entry for entry in job["path"] if entry not in sys.path]
     warnings.showwarning = lambda message, *_, **__: send(warning=str(message))  # the parent warns, once for all workers
     try:
-        for name in job["trusted"]:
-            trust(name)
+        runs = read_runs(job)
         unpack_streams(job["streams"])
-        runs = [Run.from_dict(values) for values in job["runs"]]
 
         def follow(members: Sequence[Run], event: Event) -> None:
             send(event=dataclasses.asdict(event), members=[runs.index(run) for run in members])
@@ -49,6 +46,14 @@ def train_job(job: dict[str, Any], send: Send) -> None:
         train_fleet(runs, Store(job["out"], options.data_dir, checkpoints=job["checkpoints"]), options)
     except Exception as error:
         send(**describe_failure(error))
+
+
+def read_runs(job: dict[str, Any]) -> list[Run]:
+    """Return the runs of a job, whose networks and methods are found where its sender finds them."""
+    sys.path += [entry for entry in job["path"] if entry not in sys.path]
+    for name in job["trusted"]:
+        trust(name)
+    return [Run.from_dict(values) for values in job["runs"]]
 
 
 def describe_failure(error: Exception) -> dict[str, Any]:
