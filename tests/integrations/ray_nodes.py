@@ -1,6 +1,6 @@
 """A Ray cluster on this machine for tests: nodes whose processes lack a file or a disk, and networks that disturb training on nodes.
 
-A node starts its processes with ODD_NODE on their PYTHONPATH if it is `odd`: there, a file called hidden.npz does not exist, and nothing can be
+An odd node starts its processes with ODD_NODE on their PYTHONPATH: a file called hidden.npz does not exist there, and nothing can be
 written below a folder called full. A fault depends on files and settings, never on time.
 """
 
