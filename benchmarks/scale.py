@@ -3,7 +3,7 @@
     python benchmarks/scale.py --to results/bench/scale.json --plot results/bench/scale.png
 
 Measured on this machine: recording a result (with its checkpoint), the driver's own time for a run (its job, the answer, looking it up),
-and loading a stream. The seconds of training are an assumption, `--train`, because they depend on the study. The schedule is that of the
+loading a small stream, and starting a worker. The seconds of training are an assumption, `--train`, because they depend on the study. The schedule is that of the
 Ray engine: fleets from `plan.spread`, one for each free GPU, in order. Three things are shared and serve one request at a time:
 
     driver     one process: a job to send and an answer to take for each fleet, and its time for each of the runs
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +36,7 @@ class Costs:
     driver: float  # the driver: one run
     load: float  # a node: reading the data of a fleet from its own disk
     fetch: float  # the shared storage: the data of one node
-    train: float  # one fleet of any size up to `fleet`
+    train: float  # one fleet of any size up to `fleet` (an assumption)
     start: float  # importing the package in a new worker
 
 
@@ -69,7 +70,7 @@ def measure(train: float, gigabytes: float, bandwidth: float) -> Costs:
             load=seconds(lambda: build_streams([run], None), 5),
             fetch=gigabytes / bandwidth,
             train=train,
-            start=5.0,
+            start=seconds(lambda: subprocess.run([sys.executable, "-c", "import selfless.runner.node"], check=True), 2),
         )
 
 

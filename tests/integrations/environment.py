@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SECONDS = float(os.environ.get("INTEGRATIONS_SECONDS", "200"))  # to install, and again to test; what is not done by then is skipped
-EXTRAS = ("lightning", "transformers", "tensorboard", "wandb", "mlflow", "avalanche")
+EXTRAS = ("lightning", "transformers", "tensorboard", "wandb", "mlflow", "avalanche", "ray")
 # Avalanche and pytorchcv require torchvision, which has no CPU build for this torch: they are installed without their requirements, and
 # tests/integrations/stubs stands in for torchvision. These are the requirements that Avalanche imports.
 ALONE = {"avalanche": ("pytorchcv",)}
@@ -32,6 +32,7 @@ GROUPS = {  # the tests that run in one process, and the extras they need
     ("test_transformers.py",): ("transformers",),
     ("test_trackers.py",): ("tensorboard", "wandb", "mlflow"),
     ("test_avalanche.py",): ("avalanche",),
+    ("test_ray.py",): ("ray",),
 }
 
 

@@ -81,6 +81,7 @@ class Cluster:
         self.places: dict[int, str] = {}  # job → the node where it runs
         self.losses = Counter[int]()
         self.used_scratch = False
+        self.asked: Any = None  # the answer of the mailbox that is on its way
 
     def __enter__(self) -> Cluster:
         try:
@@ -145,7 +146,7 @@ class Cluster:
         waiting, most = list(range(len(jobs))), self.options.workers or len(jobs)
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         mailbox = ray.remote(Mailbox).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
-        self.places, self.losses = {}, Counter()
+        self.places, self.losses, self.asked = {}, Counter(), None
         try:
             while waiting or running:
                 for ref, number in self._without_node(running, jobs):
@@ -196,9 +197,14 @@ class Cluster:
         return list(self.ray.wait(refs, num_returns=len(refs), timeout=0)[0]) if done else []
 
     def _take(self, mailbox: Any) -> list[tuple[int, dict[str, Any]]]:
-        """Return the messages since the last time. They are progress only, so a mailbox that Ray restarts may lose some."""
+        """Return the messages since the last time, without waiting. They are progress only: a mailbox that Ray restarts may lose some."""
+        if self.asked is None:
+            self.asked = mailbox.take.remote()
+        if not self.ray.wait([self.asked], timeout=0)[0]:
+            return []
+        answer, self.asked = self.asked, None
         with contextlib.suppress(self.ray.exceptions.RayError):
-            return list(self.ray.get(mailbox.take.remote(), timeout=STOP_SECONDS))
+            return list(self.ray.get(answer))
         return []
 
     def _has_to_repeat(
