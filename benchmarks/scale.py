@@ -3,8 +3,9 @@
     python benchmarks/scale.py --to results/bench/scale.json --plot results/bench/scale.png
 
 Measured on this machine: recording a result (with its checkpoint), the driver's own time for a run (its job, the answer, looking it up),
-loading a small stream, and starting a worker. The seconds of training are an assumption, `--train`, because they depend on the study. The schedule is that of the
-Ray engine: fleets from `plan.spread`, one for each free GPU, in order. Three things are shared and serve one request at a time:
+loading a small stream, and starting a worker. The seconds of training are an assumption, `--train`, because they depend on the study.
+The schedule is that of the Ray engine: fleets from `plan.spread`, one for each free GPU, in order.
+Three things are shared and serve one request at a time:
 
     driver     one process: a job to send and an answer to take for each fleet, and its time for each of the runs
     storage    one file system: a record for each run
