@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+
+from tests.warm import WarmProcess
 
 pytest_plugins = ["tests.data.fixtures"]
 torch.set_num_threads(1)  # pytest runs one worker per core; more threads would slow all of them down
@@ -30,3 +36,14 @@ def tasks_npz(tmp_path_factory: pytest.TempPathFactory) -> str:
     xt = np.clip(prototypes[yt] + rng.normal(0, 60, (len(yt), 1, 6, 6)), 0, 255).astype(np.uint8)
     np.savez(path, x_train=x, y_train=y, x_test=xt, y_test=yt, task=y // 2, task_test=yt // 2)
     return f"arrays:{path}"
+
+
+@pytest.fixture
+def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the worker processes of this test as forks of a process that has imported torch."""
+    cold: Any = subprocess.Popen
+
+    def start(command: Any, **options: Any) -> Any:
+        return (WarmProcess if list(command[:2]) == [sys.executable, "-m"] else cold)(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)

@@ -62,6 +62,7 @@ def members(stream: str) -> list[Run]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_workers_share_a_fleet(custom_stream: str) -> None:
     runs = members(custom_stream)
     found, alone = time_split_fleet(runs, 2, None), time_fleet(runs, None)

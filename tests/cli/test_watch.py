@@ -19,6 +19,7 @@ from selfless.runner import Store
 from selfless.runner.live import FleetNote, announced
 from selfless.runner.study import RunState, Snapshot, StudyReader
 from tests.cli.small_commands import small
+from tests.warm import WarmProcess
 
 runner = CliRunner()
 
@@ -58,7 +59,7 @@ def test_failures_are_shown_with_their_reason_in_a_narrow_terminal() -> None:
 def test_a_study_is_followed_until_it_ends(stream: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "selfless", *small(stream, out, "--seeds", "2", "--epochs", "20", "--workers", "1")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as training:
+    with WarmProcess(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as training:
         while not list(out.glob("*/training-*.json")):
             assert training.poll() is None
             time.sleep(0.02)

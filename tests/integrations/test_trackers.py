@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,11 @@ def _read_tensorboard(folder: Path) -> None:
 def _read_wandb(folder: Path) -> None:
     (run,) = (folder / "wandb").glob("offline-run-*")
     (data,) = run.glob("run-*.wandb")
-    content = data.read_bytes()
-    assert b"train/loss" in content
+    # `finish` returns before wandb's service, a process of its own, has written the last of the file.
+    waited_until = time.monotonic() + 60
+    while b"train/loss" not in data.read_bytes() and time.monotonic() < waited_until:
+        time.sleep(0.2)
+    assert b"train/loss" in data.read_bytes()
     assert list(run.glob("files/media/images/**/*.png"))
 
 

@@ -103,6 +103,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_methods_of_a_module_of_ones_own_are_named_recorded_and_found_again(tasks_npz: str, mine: Path) -> None:
     """Also in worker processes; and a subclass that inherits a name is not taken for its parent."""
     own = f"{mine.stem}:Fading:0.1,decay=0.7", f"{mine.stem}:Loud:0.001"

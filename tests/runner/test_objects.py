@@ -93,6 +93,7 @@ def test_a_list_of_runs_shares_one_stream_and_one_module(tasks_npz: str, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_worker_processes_get_the_stream_as_files(tasks_npz: str, tmp_path: Path) -> None:
     runs = [Run(**SMALL, seed=k) for k in range(2)]
     found = train(runs, stream=pairs(tasks_npz), out=tmp_path, workers=2)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from selfless import Run
 from selfless.cli import app
 from selfless.runner.store import Store
 from tests.runner.small_runs import BASE, NET, command, flags, stopping
+from tests.warm import WarmProcess
 
 EPOCHS = 12  # of 13 batches: long enough to be interrupted
 
@@ -34,14 +33,12 @@ def here(words: list[str]) -> dict[str, Any]:
     return value
 
 
-def started(words: list[str]) -> subprocess.Popen[str]:
+def started(words: list[str]) -> WarmProcess:
     """Start a command in a process of its own."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # ignored if the tests themselves run in the background
-    return subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=heed)
+    return WarmProcess(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def wait_for(process: subprocess.Popen[str], folder: Path, lines: int) -> None:
+def wait_for(process: WarmProcess, folder: Path, lines: int) -> None:
     """Wait until a process has logged so many lines."""
     deadline = time.monotonic() + 120
     while not (counts := [p.read_text().count("\n") for p in folder.glob("*/log.jsonl")]) or counts[0] < lines:
@@ -181,6 +178,7 @@ def test_changed_data_and_changed_networks_are_trained_anew(tmp_path: Path, monk
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("warm_workers")
 def test_what_a_factory_prints_is_not_in_the_json(
     tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ def test_results_are_recorded_and_not_trained_again(tasks_npz: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("warm_workers")
 def test_a_refused_run_leaves_no_folder(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     (tmp_path / "unfit.py").write_text("from torch import nn\n\ndef build(outputs, input_shape):\n    return nn.Conv2d(7, outputs, 1)\n")
     monkeypatch.chdir(tmp_path)
@@ -90,6 +91,7 @@ def test_nothing_is_kept_without_out(tasks_npz: str, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_workers")
 def test_missing_data_is_missing_data_also_when_a_worker_says_so(tmp_path: Path) -> None:
     from selfless.data import DataError
 
@@ -185,6 +187,7 @@ def build(outputs, input_shape):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("always")
 @pytest.mark.parametrize(("deaths", "status"), [(1, {"done"}), (10, {"failed"})])
+@pytest.mark.usefixtures("warm_workers")
 def test_the_runs_of_a_worker_that_dies_are_tried_once_more(
     tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, status: set[str]
 ) -> None:
