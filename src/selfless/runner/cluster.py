@@ -200,12 +200,14 @@ class Cluster:
         """Return the messages since the last time, without waiting. They are progress only: a mailbox that Ray restarts may lose some."""
         if self.asked is None:
             self.asked = mailbox.take.remote()
-        if not self.ray.wait([self.asked], timeout=0)[0]:
-            return []
-        answer, self.asked = self.asked, None
-        with contextlib.suppress(self.ray.exceptions.RayError):
-            return list(self.ray.get(answer))
-        return []
+        try:
+            messages = list(self.ray.get(self.asked, timeout=PAUSE))
+        except self.ray.exceptions.GetTimeoutError:
+            return []  # it is asked for the same answer later, so that no message is lost
+        except self.ray.exceptions.RayError:
+            messages = []
+        self.asked = None
+        return messages
 
     def _has_to_repeat(
         self,
