@@ -27,8 +27,14 @@ from typing import Any
 
 from kills import NUMBERS, make_data
 
-# Ray reads these when it is imported. With a token of our own, none is written into the home folder.
-OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0", "SELFLESS_FAULTS": uuid.uuid4().hex}
+# Ray reads these when it is imported. With a token of our own, none is written into the home folder. Workers get a fair share of the cores.
+OWN = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": uuid.uuid4().hex,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "SELFLESS_FAULTS": uuid.uuid4().hex,
+}
 SIZES: dict[str, Any] = {"object_store_memory": 80_000_000, "include_dashboard": False}
 EVENTS = ("worker", "worker", "worker", "node", "driver")
 

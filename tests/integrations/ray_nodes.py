@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Ray reads these when it is imported. With a token of our own, none is written into the home folder.
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0"}
+# Ray reads these when it is imported. With a token of our own, none is written into the home folder. Workers get a fair share of the cores.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
 ODD_NODE = """
 import errno, os, sys
