@@ -46,7 +46,9 @@ poison = crowded = deadly = gated = build
 learn = Learner.learn
 
 def disturbed(self):
-    kind = self.runs[0].model.partition(":")[2]
+    module, _, kind = self.runs[0].model.partition(":")
+    if module != __name__:  # a worker that trained for another test has its module, too
+        return learn(self)
     if kind == "poison" and any(run.lr == 0.03 for run in self.runs):
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "crowded" and len(self.runs) > 1:
