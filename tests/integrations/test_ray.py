@@ -128,7 +128,7 @@ def test_an_interrupted_study_goes_on_with_the_local_engine(cluster: Any, tasks_
     with pytest.raises(KeyboardInterrupt):
         selfless.train(runs, out=tmp_path / "out", engine="ray", watch=interrupt)
     assert len(seen) == 1
-    there = selfless.train(runs, out=tmp_path / "out", workers=1)
+    there = selfless.train(runs, out=tmp_path / "out", workers=2)  # the same fleets, whether or not their state was saved
     assert ends(tmp_path / "out", runs) == ["done"] * 4
     whole = selfless.train(runs, out=tmp_path / "whole", workers=2)
     for a, b in zip(there, whole, strict=True):
