@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 EXTRAS := .venv-integrations
+SITE   := .venv-docs
+AUDIT  := .venv-audit
+RELEASE := .venv-release
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 # Real data beside the checkout is used where it is there; otherwise it is fetched once into the user's cache.
@@ -9,7 +12,8 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo check test test-integrations lint docs fuzz kills bench tables clean help
+.PHONY: setup demo check test test-whole test-integrations test-wheel test-matrix dist lint snippets docs fuzz kills faults audit bench tables
+.PHONY: clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -34,16 +38,32 @@ lint: $(STAMP)  ## ruff and mypy --strict
 
 PYTEST := $(BIN)/python -m pytest -n 2 --maxschedchunk=2
 check: lint     ## lint, types and the fast tests: before every commit
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow and not whole"
 
-test: lint      ## every test, lint and types included
-	@$(PYTEST) --durations=20
+test: lint      ## lint, types and every test but those of whole programs
+	@$(PYTEST) -m "not whole" --durations=20
+
+test-whole: $(STAMP) ## whole programs: the examples, the page in a browser, several processes
+	@$(PYTEST) -m whole
 
 test-integrations: $(STAMP) ## callbacks, plugins and trackers, with the real libraries in an environment of their own
 	@$(BIN)/python tests/integrations/environment.py $(EXTRAS)
 
-docs: $(STAMP)  ## run every snippet of README.md and docs/
+dist:           ## the wheel and the sdist of the last commit: built twice with the same bytes, twine check; into dist/
+	@$(PYTHON) -m tests.release.dist
+
+test-wheel: dist ## the wheel in a bare environment, without the repository: demo, run, a user's program, mypy and pyright
+	@$(PYTHON) -m tests.release.wheel
+
+MATRIX ?=
+test-matrix: dist ## each Python with the oldest and the newest torch; MATRIX="--only 3.12 --newest 2.10.0" for some cells
+	@$(PYTHON) -m tests.release.matrix $(MATRIX)
+
+snippets: $(STAMP) ## run every snippet of README.md and docs/
 	@$(BIN)/python -m pytest tests/test_docs.py tests/test_docs_numbers.py
+
+docs: $(STAMP)  ## build the site into build/site, notebooks executed, in an environment of its own
+	@$(BIN)/python -m docs.site.build $(SITE)
 
 FUZZ_SECONDS ?= 1200
 fuzz: $(STAMP)  ## odd texts, flags, files and records for FUZZ_SECONDS: no traceback, no hang, nothing written elsewhere
@@ -51,6 +71,12 @@ fuzz: $(STAMP)  ## odd texts, flags, files and records for FUZZ_SECONDS: no trac
 
 kills: $(STAMP) ## kill commands at random moments, start them again, compare the results bit for bit
 	@$(BIN)/python benchmarks/kills.py
+
+faults: $(STAMP) ## every method at strengths from 1e-12 to 1e12; NaN and infinity in data, losses and rates
+	@$(BIN)/python benchmarks/faults.py
+
+audit: $(STAMP) ## known security holes of the installed packages, found by pip-audit in an environment of its own
+	@$(PYTHON) .ci/audit.py $(BIN)/python $(AUDIT)
 
 bench: $(STAMP) ## the speed ratios of this machine
 	@$(BIN)/selfless bench
@@ -67,4 +93,4 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md
 
 clean:          ## remove .venv and caches
-	rm -rf $(VENV) $(EXTRAS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(EXTRAS) $(SITE) $(AUDIT) $(RELEASE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

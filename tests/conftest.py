@@ -8,12 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.warm import WarmProcess
 
-pytest_plugins = ["tests.data.fixtures"]
-torch.set_num_threads(1)  # pytest runs one worker per core; more threads would slow all of them down
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests run: one thread for torch, and the fixtures of the data tests."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # this process divides the tests among the workers; it does not need torch
+    import torch
+
+    torch.set_num_threads(1)  # pytest runs one worker per core; more threads would slow all of them down
+    config.pluginmanager.import_plugin("tests.data.fixtures")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -299,3 +299,17 @@ def gpm(inputs: list[np.ndarray], energies: list[float], alpha: float | None = N
         scale = np.minimum(1, np.concatenate([scale, np.zeros(k)]) + new)
         basis = np.concatenate([basis, u[:, :k]], 1)
     return basis, scale
+
+
+def shrunk(point: np.ndarray, centre: np.ndarray, amount: float) -> np.ndarray:
+    """argmin_θ ½‖θ − point‖² + amount ‖θ − centre‖, by ternary search: off the line from centre to point, both terms are larger."""
+
+    def cost(share: float) -> float:
+        gap = share * (point - centre)
+        return float(0.5 * ((centre + gap - point) ** 2).sum() + amount * np.sqrt((gap**2).sum()))
+
+    low, high = 0.0, 1.0
+    for _ in range(100):
+        a, b = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (low, b) if cost(a) < cost(b) else (a, high)
+    return centre + low * (point - centre)

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import (
+    AGSCL,
     EBLL,
     EWC,
     GPM,
@@ -70,6 +71,7 @@ PRESERVE: dict[str, Preserver] = {
     "packnet 1/4": PackNet(0.25, retrain=0.5),
     "gpm": GPM(0.9, rise=0.02, samples=20),
     "sgp": SGP(0.9, first=0.8, alpha=3.0, samples=20),
+    "ags-cl": AGSCL(0.5, mu=0.05),
     "lwf": LwF(2.0),
     "ebll": EBLL(2.0, drift=1.0, code=4, steps=9),
     "lwf cold": LwF(1.0, temperature=1.0, warmup=1),
@@ -182,6 +184,7 @@ def test_importance_adds_up_over_tasks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESERVE)
+@pytest.mark.slow
 def test_preserver_state_round_trips(name: str) -> None:
     model = net()
     keeper = selfless.attach(model, PRESERVE[name])
@@ -305,6 +308,7 @@ def covering(rows: list[str], columns: list[str], each: int = 2) -> list[tuple[s
 
 
 @pytest.mark.parametrize(("preserve", "sparsify"), covering(list(PRESERVE), list(SPARSIFY)))
+@pytest.mark.slow
 def test_preserver_and_sparsifier_train_together(preserve: str, sparsify: str) -> None:
     model = net()
     keeper = selfless.attach(model, PRESERVE[preserve], SPARSIFY[sparsify])

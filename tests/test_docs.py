@@ -34,6 +34,7 @@ def run_snippet(code: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("code", SNIPPETS)
+@pytest.mark.slow
 def test_snippet_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_snippet(code)

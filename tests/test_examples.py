@@ -28,7 +28,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(("name", "least"), [("own_loop", 0.15), ("own_cnn", 0.10), ("own_transformer", 0.10)])
 def test_forgetting_is_smaller(name: str, least: float, capsys: pytest.CaptureFixture[str]) -> None:
     """`least` is how much smaller the forgetting must be, in accuracy; with the seed of the examples it is 0.15 to 0.29 smaller."""
@@ -45,7 +45,7 @@ def test_forgetting_is_smaller(name: str, least: float, capsys: pytest.CaptureFi
     assert "free after 3 tasks" in table
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_deploy_goes_on_from_the_record_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = load_example("deploy").main(tmp_path)
@@ -65,6 +65,7 @@ def test_examples_are_short_and_all_tested() -> None:
     assert all(len(f.read_text(encoding="utf-8").splitlines()) < LONGER.get(f.stem, 140) for f in files)
 
 
+@pytest.mark.whole
 def test_ddp_alone_learns_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     """tests/distributed trains with several processes."""
     found = load_example("ddp").main(["--tasks", "1"])
@@ -73,7 +74,7 @@ def test_ddp_alone_learns_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert "task 1: accuracy" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_auto_beside_tuned_strengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every network learns with "auto", and the record says with which strengths. Short tasks say nothing about accuracy."""
     short = ["--size", "24", "--epochs", "1", "--anchors", "0.1", "--strengths", "1e-3", "--out", str(tmp_path / "auto.json")]
@@ -84,7 +85,7 @@ def test_auto_beside_tuned_strengths(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "tuned" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_lora_with_its_own_loss(capsys: pytest.CaptureFixture[str]) -> None:
     """Ω of the own loss is that of a loop over sentences, and EWC holds the first text."""
     example = load_example("lora_language_model")

@@ -11,6 +11,7 @@ from tests.fuzz import cases, targets
 from tests.fuzz.changes import change_bytes, change_json, change_text
 
 
+@pytest.mark.slow
 def test_no_odd_input_gives_a_traceback() -> None:
     """A second or two of every run of the tests; `make fuzz` is the long form."""
     tally = cases.run_cases(targets.TARGETS, first=0, cases=3, seconds=2.0)

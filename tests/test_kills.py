@@ -1,24 +1,11 @@
-"""A few kills at random moments; `make kills` is the long form."""
+"""The page about reliability has the recorded counts of `make kills` and `make fuzz`; tests/runner/test_resuming.py kills commands."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.mark.slow
-def test_killed_commands_end_with_the_same_bits(tmp_path: Path) -> None:
-    words = [sys.executable, str(ROOT / "benchmarks/kills.py"), "--kills", "2", "--seconds", "5", "--kind", "run", "--kind", "fleet"]
-    done = subprocess.run([*words, "--to", str(tmp_path / "kills.json")], capture_output=True, text=True, env=os.environ, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((tmp_path / "kills.json").read_text())["problems"] == []
 
 
 def test_the_page_has_the_recorded_counts() -> None:

@@ -56,6 +56,7 @@ def test_sizes_by_hand_and_layer_names(name, outputs, shape, options, parameters
     assert not any(getattr(module, "inplace", False) for module in modules.values())
 
 
+@pytest.mark.slow
 def test_hidden_layers_by_name():
     assert build("mlp-8", outputs=2, input_shape=MNIST).hidden == ("act1", "act2")
     cnn = build("cnn-8", outputs=2, input_shape=CIFAR)

@@ -40,7 +40,12 @@ REFUSED = {
     ("ewc", "ewc-online"): "ewc-online is a variant of ewc",
     ("lwf", "ebll"): "ebll is a variant of lwf",
     ("gpm", "sgp"): "sgp is a variant of gpm",
-    **{(a, b): f"{b} sets weights to other values than the optimizer's" for a in ("gpm", "sgp") for b in ("packnet", "hat", "imm")},
+    **{
+        (a, b): f"{b} sets weights to other values than the optimizer's"
+        for a in ("gpm", "sgp")
+        for b in ("packnet", "hat", "imm", "ags-cl")
+    },
+    **{("ags-cl", b): f"ags-cl restarts neurons that {b} may have kept" for b in ("packnet", "hat", "imm")},
 }
 
 
@@ -64,6 +69,7 @@ def test_a_sum_that_cannot_be_is_refused_with_the_reason(pair: tuple[str, str]) 
 
 
 @pytest.mark.parametrize(("a", "b"), [pair for pair in itertools.combinations(KINDS, 2) if may_be(*pair)][::2])
+@pytest.mark.slow
 def test_a_sum_of_preservers_trains_and_each_part_keeps_its_own_state(a: str, b: str) -> None:
     total, model = KINDS[a] + KINDS[b], net()
     keeper = selfless.attach(model, total)

@@ -16,7 +16,7 @@ Whole runs, from data to a table:
     stream = selfless.stream([(train, test), …])                                 stream     your own data sets, for train(stream=…)
     model = selfless.load("results/KEY").model(task=0)                           load       a recorded result, and its trained network
 
-    preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet GPM SGP NoPreserver
+    preservers    MAS LocalMAS EWC OnlineEWC SI RWalk LwF EBLL IMM HAT PackNet GPM SGP AGSCL NoPreserver
     with old data Replay DERpp
     sparsifiers   SNI SNID SLNI SLNID L1Rep DeCov SparingDeCov L1Param L2Param OrthReg NoSparsifier
     activations   Maxout LWTA
@@ -42,6 +42,7 @@ _HOMES = {
         ["MAS", "LocalMAS", "EWC", "OnlineEWC", "SI", "RWalk", "LwF", "EBLL", "IMM", "HAT", "PackNet", "GPM", "SGP", "NoPreserver"],
         "preserve",
     ),
+    "AGSCL": "preserve",
     **dict.fromkeys(["Replay", "DERpp"], "preserve"),  # they keep samples of old tasks
     **dict.fromkeys(["SNI", "SNID", "SLNI", "SLNID", "L1Rep", "DeCov", "L1Param", "L2Param", "OrthReg", "NoSparsifier"], "sparsify"),
     "SparingDeCov": "sparsify",
@@ -52,7 +53,60 @@ _HOMES = {
 }
 _MODULES = ("functional", "importance", "sparsify", "preserve", "models", "data", "trained", "metrics", "capacity", "experiments")
 
-__all__ = ["__version__", *_HOMES, *_MODULES]
+# Written out, because type checkers read it: a name that is missing here is private to them.
+__all__ = [
+    "AGSCL",
+    "EBLL",
+    "EWC",
+    "GPM",
+    "HAT",
+    "IMM",
+    "LWTA",
+    "MAS",
+    "SGP",
+    "SI",
+    "SLNI",
+    "SLNID",
+    "SNI",
+    "SNID",
+    "Capacity",
+    "DERpp",
+    "DeCov",
+    "Keeper",
+    "L1Param",
+    "L1Rep",
+    "L2Param",
+    "LocalMAS",
+    "LwF",
+    "Maxout",
+    "NoPreserver",
+    "NoSparsifier",
+    "OnlineEWC",
+    "OrthReg",
+    "PackNet",
+    "RWalk",
+    "Replay",
+    "Result",
+    "Run",
+    "SparingDeCov",
+    "__version__",
+    "attach",
+    "capacity",
+    "data",
+    "describe",
+    "experiments",
+    "functional",
+    "importance",
+    "load",
+    "metrics",
+    "models",
+    "preserve",
+    "sparsify",
+    "stream",
+    "train",
+    "trained",
+    "tune",
+]
 
 if TYPE_CHECKING:
     from selfless import capacity, data, experiments, functional, importance, metrics, models, preserve, sparsify, trained
@@ -63,6 +117,7 @@ if TYPE_CHECKING:
     from selfless.keeper import Keeper, attach
     from selfless.network.describing import describe
     from selfless.preserve import (
+        AGSCL,
         EBLL,
         EWC,
         GPM,

@@ -7,11 +7,21 @@ import functools
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 from selfless.inputs import is_finite, show
 
 Kind = TypeVar("Kind")
+
+if TYPE_CHECKING:
+    Held = TypeVar("Held", covariant=True)
+    Taken = TypeVar("Taken", contravariant=True)
+
+    class Converted(Generic[Held, Taken]):
+        """The type of a field that takes a `Taken` and holds a `Held`, for type checkers: Run(preserve="mas:0.1").preserve is a term."""
+
+        def __get__(self, value: object, kind: object = None) -> Held: ...
+        def __set__(self, value: object, taken: Taken) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -39,11 +49,11 @@ class Option:
                 raise TypeError(f"{name} is {show(value)}; it must be a table of options, such as {{classes_per_task = 5}}")
             return dict(value)
         if self.kind is int:
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < self.low:
+            if isinstance(value, bool) or not isinstance(value, int | numbers.Integral) or value < self.low:
                 raise ValueError(f"{name} is {show(value)}; it must be a whole number ≥ {self.low}")
             value = int(value)
         if self.kind is float:
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not is_finite(value) or value < self.low:
+            if isinstance(value, bool) or not isinstance(value, float | numbers.Real) or not is_finite(value) or value < self.low:
                 raise ValueError(f"{name} is {show(value)}; it must be a number ≥ {self.low}")
             value = float(value)
         if self.below is not None and value >= self.below:

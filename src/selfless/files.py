@@ -6,6 +6,7 @@ A file is written under a temporary name in its own folder and then renamed, so 
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import json
 import os
@@ -23,24 +24,56 @@ except ImportError:  # Windows has no advisory locks; renaming is still atomic t
     fcntl = None  # type: ignore[assignment]
 
 _HOST = re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())
+_ROOM, _RIGHTS = "make room, or use another folder", "use another folder, or change its rights"
+REMEDIES = {  # what to do when a file cannot be written, by the number of the error
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: _ROOM,
+    errno.EROFS: _RIGHTS,
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.ENOENT: "its folder was removed or renamed meanwhile: start again",
+    errno.ENOTDIR: "use another folder: a part of this path is a file",
+    errno.EIO: "the disk reports an error: use another one",
+}
 TRIES = 500  # attempts to open a lock file whose folder other processes may remove at the same time
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it to `path` in one step. Folders are made as needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_left_over(path.parent, path.name)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{_HOST}-{os.getpid()}.")
-    os.close(handle)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_left_over(path.parent, path.name)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{_HOST}-{os.getpid()}.")
+        os.close(handle)
+        try:
+            write(Path(name))
+            os.chmod(name, 0o644)  # mkstemp makes files that only their owner can read
+            with open(name, "rb") as written:
+                os.fsync(written.fileno())
+            os.replace(name, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside `with`: an error of the disk names the file that was to be written, and what to do."""
     try:
-        write(Path(name))
-        os.chmod(name, 0o644)  # mkstemp makes files that only their owner can read
-        with open(name, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(name, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        yield
+    except OSError as error:
+        if error.errno not in REMEDIES:
+            raise
+        raise _explain(error.errno, path) from error
+
+
+def _explain(number: int, path: Path) -> OSError:
+    """Return the error of the disk with this number; its message names the file."""
+    kind = type(OSError(number, ""))  # PermissionError, FileNotFoundError, …
+    error = kind(f"cannot write {path}: {os.strerror(number).lower()}; {REMEDIES[number]}")
+    error.errno = number
+    return error
 
 
 @contextlib.contextmanager
@@ -73,6 +106,25 @@ def is_running(process: int) -> bool:
     except PermissionError:  # it runs, as another user
         pass
     return True
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any], about: Mapping[str, str]) -> None:
+    """Write named tensors with some text as safetensors, atomically."""
+    write_atomically(path, lambda temporary: save_tensors(temporary, tensors, about))
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Any], about: Mapping[str, str]) -> None:
+    """Write named tensors with some text as safetensors, not atomically. An error of the disk is an OSError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), path, dict(about))
+    except SafetensorError as error:  # it hides the error of the disk in its text
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def write_text(path: Path, text: str) -> None:

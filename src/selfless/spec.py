@@ -11,6 +11,7 @@ the fields before it needs torch, so this module imports torch and numpy only in
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from selfless.data import DataDescription
+    from selfless.fields import Converted
     from selfless.trained import TrainedNetwork
 
 FORMAT = 1  # version of the canonical form; a higher number if the same fields give other numbers
@@ -65,18 +67,22 @@ class Run:
     later: ClassVar[Mapping[str, Any]] = {"scenario": "task", "ramp": 0, "optimizer": "sgd", "outputs": None, "parent": ""}
     _has_default_tasks: ClassVar[bool] = False
 
-    stream: str = option("permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz.")
-    model: str = option("mlp-128", "What", "Network: mlp-N[-maxout, -lwta], cnn-N, vgg-slim, alexnet, alexnet-cifar, module:factory.")
-    preserve: Term = option(
+    stream: Converted[str, Any] = option(
+        "permuted-mnist", "What", "Tasks: permuted-mnist, split-cifar-100, …, folders:PATH, arrays:FILE.npz."
+    )
+    model: Converted[str, Any] = option(
+        "mlp-128", "What", "Network: mlp-N[-maxout, -lwta], cnn-N, vgg-slim, alexnet, alexnet-cifar, module:factory."
+    )
+    preserve: Converted[Term, Term | str] = option(
         "mas",
         "What",
         "Preserver, which keeps old tasks: mas:0.1, mas-local, ewc:10, ewc-online, si:1, rwalk, lwf:1, ebll:1, imm, packnet:0.5, hat:0.75, "
-        "gpm:0.97, sgp:0.97, none; with a memory of old data: replay:1,samples=200, der:1; as name[:strength[,option=value]]; module:Class "
-        "for a custom one; a sum as lwf:1+mas:0.1.",
+        "gpm:0.97, sgp:0.97, ags-cl:1,mu=0.01, none; with a memory of old data: replay:1,samples=200, der:1; as "
+        "name[:strength[,option=value]]; module:Class for a custom one; a sum as lwf:1+mas:0.1.",
         kind=Term,
         shown="mas:0.1",
     )
-    sparsify: Term = option(
+    sparsify: Converted[Term, Term | str] = option(
         "none",
         "What",
         "Sparsifier, which leaves room for new tasks: slnid:1e-3, slni, snid, sni, l1-rep, decov, …; module:Class for a custom one; "
@@ -184,6 +190,10 @@ class Run:
 
     def canonical(self) -> str:
         """Return the run as JSON with sorted keys and floats at full precision: equal runs give equal text."""
+        return self._canonical
+
+    @functools.cached_property  # a study asks for the key of each run many times
+    def _canonical(self) -> str:
         version = {"format": FORMAT} | ({"network": NETWORKS[self.model]} if self.model in NETWORKS else {})
         version |= {"augmentation": AUGMENTATIONS[self.augment]} if self.augment in AUGMENTATIONS else {}
         return json.dumps(self.as_dict() | version, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -46,6 +46,13 @@ def tiny() -> Plan:
     )
 
 
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure a convolutional network of 16 units instead of 256."""
+    for part in (steps, importance):
+        monkeypatch.setattr(part, "cnn", lambda: cnn(16))
+
+
 def positive(rows: list[dict[str, Any]], *names: str) -> None:
     for row in rows:
         for name in names:
@@ -104,9 +111,10 @@ def test_synthetic_images_are_balanced_and_fill_every_task() -> None:
 
 # ----------------------------------------------------------------------------------------------------------------------- parts
 @pytest.mark.slow
+@pytest.mark.usefixtures("narrow")
 def test_steps(tiny: Plan) -> None:
     rows = list(steps.run(tiny))
-    assert [(r["network"], r["members"]) for r in rows] == [(n, m) for n in ("mlp-128", "cnn-256") for m in (0, 0, 1, 2)]
+    assert [(r["network"], r["members"]) for r in rows] == [(n, m) for n in ("mlp-128", "cnn-16") for m in (0, 0, 1, 2)]
     positive(rows, "seconds", "memory_bytes")
     fleets = [r for r in rows if r["members"]]
     positive(fleets, "run_step_seconds", "times_eager")
@@ -116,10 +124,11 @@ def test_steps(tiny: Plan) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("narrow")
 def test_importance(tiny: Plan) -> None:
     rows = list(importance.run(tiny))
     engine, eager = [r for r in rows if "members" in r], [r for r in rows if "members" not in r]
-    assert [(r["network"], r["members"]) for r in engine] == [("mlp-128", 1), ("mlp-128", 2), ("cnn-256", 1), ("cnn-256", 2)]
+    assert [(r["network"], r["members"]) for r in engine] == [("mlp-128", 1), ("mlp-128", 2), ("cnn-16", 1), ("cnn-16", 2)]
     positive(engine, "seconds", "of_an_epoch")
     assert len(eager) == 10
     positive([r for r in eager if "per sample" in r["what"]], "of_forward_backward", "times_loop")

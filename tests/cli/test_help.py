@@ -56,6 +56,7 @@ def test_the_command_line_as_a_module(module: str) -> None:
     assert done.stdout.startswith("selfless ")
 
 
+@pytest.mark.slow
 def test_every_command_has_help_with_an_example() -> None:
     for words in (
         "run",
@@ -77,6 +78,7 @@ def test_every_command_has_help_with_an_example() -> None:
         assert f"selfless {words}" in done.output
 
 
+@pytest.mark.slow
 def test_a_flag_is_shown_as_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     for words in ([], ["run"], ["demo"], ["watch"], ["data"], ["data", "list"], ["data", "prepare"], ["results", "pack"]):

@@ -31,6 +31,7 @@ def test_json_is_one_object_with_full_precision(stream: str, tmp_path: Path) -> 
     assert value["average"]["mean"] == recorded["summary"]["average"]
 
 
+@pytest.mark.slow
 def test_seeds_report_mean_and_deviation(stream: str, tmp_path: Path) -> None:
     done = runner.invoke(app, small(stream, tmp_path, "--seeds", "3", "--workers", "1", "--json"))
     value = json.loads(done.stdout)

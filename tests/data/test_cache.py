@@ -17,6 +17,7 @@ class Loaded:
     pass
 
 
+@pytest.mark.slow
 def test_a_data_set_stays_loaded_until_the_outermost_block_ends() -> None:
     with holding():
         with holding():

@@ -18,7 +18,7 @@ from selfless.distributed.reduction import ShardedReduction
 FILE = Path(__file__).with_name("checks.py")
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_several_processes_equal_one(tmp_path: Path) -> None:
     """All checks in one test: the processes start once, on one worker of pytest-xdist."""
     if importlib.util.find_spec("torch.distributed") is None or not torch.distributed.is_available():

@@ -31,6 +31,7 @@ def test_the_step_and_the_step_sizes_are_those_of_torch(beta: float) -> None:
     assert_close(entry_rates(rates, second, torch.tensor([5])), torch.stack(sizes), rtol=1e-4, atol=0)
 
 
+@pytest.mark.slow
 def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str) -> None:
     runs = [small(tasks_npz, optimizer="adamw", weight_decay=0.1, lr=lr, epochs=epochs) for lr, epochs in ((1e-3, 2), (3e-3, 3))]
     fleet = Learner(runs)

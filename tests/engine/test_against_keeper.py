@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import (
+    AGSCL,
     EBLL,
     EWC,
     GPM,
@@ -144,6 +145,7 @@ MORE: list[tuple[Any, Any, str]] = [
     (PackNet(0.5) + MAS(0.1), SLNID(1e-2), "implicit"),
     (LwF(1.0) + PackNet(0.5), DeCov(1e-2), "implicit"),
     (MAS(0.1) + GPM(0.8, rise=0.05, samples=999), NoSparsifier(), "implicit"),
+    (AGSCL(0.3, mu=0.3), SLNID(1e-2), "implicit"),
     (IMM(0.1, drop=0.4) + MAS(0.1), SLNID(1e-2), "implicit"),
     (LwF(1.0), SLNID(1e-2), "implicit"),
     (LwF(20.0), NoSparsifier(), "implicit"),

@@ -21,6 +21,7 @@ def _early_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "FIRST_LOOK", 2.0)
 
 
+@pytest.mark.slow
 def test_every_member_has_the_strength_that_it_has_alone(tasks_npz: str) -> None:
     terms = [SLNID("auto"), SLNID("auto", sigma=2.0), SLNID(1e-2), DeCov(1e-2)]
     runs = [small(tasks_npz, preserve=MAS("auto"), sparsify=term, seed=s) for s, term in enumerate(terms)]

@@ -122,7 +122,7 @@ def test_schedules(tasks_npz: str) -> None:
 )
 def test_packnet_and_hat_lose_nothing_of_old_tasks(tasks_npz: str, preserve: Any, sparsify: Any, head: str) -> None:
     """Accuracy on a task never changes after it was learnt, in a fleet, with weight decay, own heads and shared; capacity only falls."""
-    more: dict[str, Any] = {"epochs": 6, "batch": 10, "weight_decay": 1e-3, "model": "mlp-24", "stream_options": {"head": head}}
+    more: dict[str, Any] = {"epochs": 6, "batch": 20, "weight_decay": 1e-3, "model": "mlp-24", "stream_options": {"head": head}}
     runs = [small(tasks_npz, preserve=preserve, sparsify=sparsify, seed=s, **more) for s in range(2)]
     for result in Learner(runs).learn():
         for u in range(3):

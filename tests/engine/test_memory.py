@@ -65,6 +65,7 @@ def test_a_sample_is_classified_among_its_own_columns_or_the_head_that_contains_
     assert_close(got, 0.25 * (z[0, 0, list(among)].logsumexp(0) - z[0, 0, 3]))
 
 
+@pytest.mark.slow
 def test_replay_keeps_old_classes_where_nothing_else_does(tasks_npz: str) -> None:
     """In the class scenario fine-tuning gives every image a class of the newest task."""
     settings: dict[str, Any] = {"epochs": 8, "scenario": "class", "sparsify": NoSparsifier()}

@@ -24,6 +24,7 @@ def last_accuracies(data: str, preserver: Any, **options: Any) -> list[float]:
 
 @pytest.mark.parametrize("warmup", [0, 1])
 @pytest.mark.parametrize("preserver", [LwF, pytest.param(EBLL, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_no_strength_breaks_distillation(tasks_npz: str, preserver: Any, warmup: int) -> None:
     options = {"code": 4, "steps": 9} if preserver is EBLL else {}
     assert min(last_accuracies(tasks_npz, preserver, warmup=warmup, **options)) >= 0.9

@@ -61,6 +61,7 @@ def test_the_paper_profile_is_the_authors(name: str) -> None:
                 assert (run.lr, run.epochs, run.batch, run.momentum) == (1e-2, 10, 200, 0.9)
 
 
+@pytest.mark.slow
 def test_published_values_are_the_papers_table() -> None:
     """Against the LaTeX source, where it is here."""
     seeds = Path(os.environ.get("SELFLESS_DATA", "nowhere")).parent / "seeds"
@@ -193,6 +194,7 @@ def test_declared_keys_hold_whatever_is_chosen() -> None:
 
 
 @pytest.mark.parametrize(("name", "profile"), [one for one in EVERY if one[1] != "equal" or one[0] in ("ewc", "table-3")])
+@pytest.mark.slow
 def test_quick_versions_are_small_and_complete(name: str, profile: str) -> None:
     whole, small = experiment(name, profile), experiment(name, profile, quick=True)
     assert [c.place for c in small.cells] == [c.place for c in whole.cells]

@@ -27,6 +27,7 @@ def run(tmp_path: Path) -> Run:
     return Run(**own, model="mlp-12", preserve=MAS(0.1), sparsify=SLNID(1e-2), epochs=2, batch=50, lr=0.05)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_activations_and_importances_are_the_trained_networks(run: Run, tmp_path: Path) -> None:
     runs = [dataclasses.replace(run, tasks=t) for t in (1, 2, 3)]
     results = selfless.train(runs, out=tmp_path / "out", workers=1)

@@ -67,8 +67,8 @@ def recorded(run: Run, out: Path, **about: Any) -> Result:
 def test_quick_runs_every_row_that_can_be_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMIT, "objects", 1)
     whole = Prepared.images  # 224 × 224 pixels, which are slow on a CPU: take the middle
-    monkeypatch.setattr(Prepared, "images", lambda self: whole(self)[..., 64:160, 64:160])
-    monkeypatch.setattr("selfless.data.object_stream.SHAPE", (3, 96, 96))
+    monkeypatch.setattr(Prepared, "images", lambda self: whole(self)[..., 80:144, 80:144])
+    monkeypatch.setattr("selfless.data.object_stream.SHAPE", (3, 64, 64))
     monkeypatch.setattr("selfless.experiments.quick.STEPS", 2)
     record = quick(tmp_path / "out")
     column = "2 of 8, fc random: scenes (part), birds (part)"
@@ -98,6 +98,7 @@ def test_quick_runs_every_row_that_can_be_run(data: Path, tmp_path: Path, monkey
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("metrics.json")} == files, "something was trained again"
 
 
+@pytest.mark.slow
 def test_networks_are_kept_unless_told_otherwise(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

@@ -23,6 +23,7 @@ CASES += [(n, 1 / 6, "snid max") for n in SMALL + LARGE]  # has no σ
 
 
 @pytest.mark.parametrize(("n", "ratio", "kind"), CASES)
+@pytest.mark.slow
 def test_within_1e5_of_the_dense_float64_form(n: int, ratio: float, kind: str) -> None:
     """Values and gradients, float32 against the N×N form in float64. Measured: 3e-7 and 7e-7."""
     h, a, sigma = relu(8, n), alphas(n), n * ratio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -164,8 +165,7 @@ def test_vmap_and_grad(name: str, n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside Dynamo itself
-@pytest.mark.parametrize("name", PENALTIES)
-@pytest.mark.parametrize("n", WIDE)
+@pytest.mark.parametrize(("name", "n"), list(zip(PENALTIES, itertools.cycle(WIDE), strict=False)))
 def test_compiles_whole(name: str, n: int) -> None:
     torch._dynamo.reset()
     h = relu(8, n).requires_grad_()

@@ -12,14 +12,19 @@ from torch.testing import assert_close
 
 from selfless import importance
 from selfless.importance.fallback import Fallback
+from selfless.importance.graph import shape_of
 from tests import oracles, text_nets
 from tests.small_nets import made, rand
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
+TELLS_SHAPES = shape_of(torch.ones(1, requires_grad=True).exp().grad_fn) is not None  # torch 2.4 does not; some closed forms need them
 
 
 @pytest.fixture(autouse=True)
 def _closed_forms_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not TELLS_SHAPES:
+        return  # the fallback gives the same values, more slowly
+
     def refuse(_self: Fallback, names: list[str], *_: Any) -> None:
         raise AssertionError(f"no closed form for {names}")
 
@@ -59,6 +64,7 @@ def test_small_memory_changes_nothing() -> None:
         assert_close(value, want[key], **CLOSE)
 
 
+@pytest.mark.skipif(not TELLS_SHAPES, reason="this version of torch does not tell shapes: without closed forms, samples must come first")
 @pytest.mark.parametrize("length", [5, 4])
 def test_positions_first(length: int) -> None:
     """Torch's default is (positions, samples, features); also where there are as many positions as samples."""

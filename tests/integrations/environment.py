@@ -39,18 +39,18 @@ GROUPS = {  # the tests that run in one process, and the extras they need
 def main(folder: Path) -> int:
     end = time.monotonic() + SECONDS
     try:
-        python = _make_environment(folder)
+        python = make_environment(folder)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"SKIPPED every integration: no virtual environment could be made in {folder}: {error}")
         return 0
-    reasons = {extra: reason for extra in EXTRAS if (reason := _install(extra, python, folder, end))}
+    reasons = {extra: reason for extra in EXTRAS if (reason := install(extra, python, folder, end))}
     failed = _run_tests(python, reasons, time.monotonic() + SECONDS)
     for extra, reason in reasons.items():
         print(f"SKIPPED {extra}: {reason}")
     return 1 if failed else 0
 
 
-def _make_environment(folder: Path) -> Path:
+def make_environment(folder: Path) -> Path:
     """Make a virtual environment that also sees the packages of this one; return its python."""
     python = folder.absolute() / "bin" / "python"
     if not python.exists():
@@ -60,7 +60,7 @@ def _make_environment(folder: Path) -> Path:
     return python
 
 
-def _install(extra: str, python: Path, folder: Path, end: float) -> str:
+def install(extra: str, python: Path, folder: Path, end: float) -> str:
     """Install an extra; return why it could not be installed, or nothing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wanted, constraints = project["project"]["optional-dependencies"][extra], (ROOT / "constraints.txt").read_text(encoding="utf-8")

@@ -183,6 +183,6 @@ def test_gates_name_the_activation_modules_of_a_class() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.act(self.fc(x)))  # type: ignore[no-any-return]
 
-    with pytest.raises(ValueError, match=r"no such module is known to follow 'fc': name them: layers=\['act'\]"):
+    with pytest.raises(ValueError, match=r"none is known to follow 'fc': name them: layers=\['act'\]"):
         selfless.attach(Own(), "hat")
     assert list(selfless.attach(Own(), "hat", layers=["act"]).taps) == ["act"]

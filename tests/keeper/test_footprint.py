@@ -83,6 +83,7 @@ CASES: list[tuple[Any, Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("build", "term", "options"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.slow
 def test_predictions_are_what_is_measured(build: Any, term: Any, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = build()
@@ -126,9 +127,10 @@ def test_it_prints_a_table() -> None:
 
 
 TERMS = [MAS(0.1), selfless.LocalMAS(0.1), EWC(1.0), OnlineEWC(1.0), SI(1.0), RWalk(1.0)]
-TERMS += [LwF(1.0), EBLL(1.0, steps=2, code=2), IMM(1e-3), PackNet(0.5), HAT(0.75)]
+TERMS += [LwF(1.0), EBLL(1.0, steps=2, code=2), IMM(1e-3), PackNet(0.5), HAT(0.75), selfless.AGSCL(1.0)]
 
 
+@pytest.mark.slow
 def test_the_table_of_the_documentation() -> None:
     """Copies held after two tasks, and at the peak of `consolidate`, on a network of eight equal layers."""
     rows: dict[str, list[float]] = {}

@@ -37,6 +37,7 @@ def two_tasks(model: nn.Module, preserve: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("term", SPLIT, ids=str)
+@pytest.mark.slow
 def test_consolidating_in_pieces_is_consolidating_at_once(term: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """`splits` is a promise: pieces of 25 entries give the same state as one call."""
     monkeypatch.setattr(pieces, "PIECE", {"cpu": 25, "other": 25})

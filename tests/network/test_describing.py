@@ -129,6 +129,7 @@ def test_conv1d_of_gpt_2_is_a_linear_layer() -> None:
         assert_close(weights.penalty(), selfless.functional.orth_reg(model.block.up.weight.T))  # rows are neurons
 
 
+@pytest.mark.slow
 def test_torchs_encoder_under_compile() -> None:
     model, x = made(lambda: text_nets.Text(text_nets.stock)), text_nets.tokens()
     want, eager = forward_and_penalise(model, x)

@@ -83,5 +83,5 @@ def test_the_two_ends_of_every_weight() -> None:
     assert wiring.columns["0.weight"].tolist() == [9, 9, 9]
     assert wiring.columns["3.weight"].tolist() == [i for i in range(4) for _ in range(4)]
     assert wiring.rows["5.bias"].tolist() == [9, 9]
-    with pytest.raises(ValueError, match="the hidden layer '0' has no gate"):
+    with pytest.raises(ValueError, match="the hidden layer '0' has no activation module"):
         chain(model, {"4": model[4]})

@@ -186,6 +186,7 @@ class Capped(Preserver, Projects):
         return {n: p.clamp(-self.strength, self.strength) for n, p in parameters.items()}
 
 
+@pytest.mark.slow
 def test_runs_of_a_method_that_reads_its_strength_do_not_share_a_fleet_with_other_strengths(tasks_npz: str) -> None:
     runs = [Run(stream=tasks_npz, model="mlp-12", preserve=Capped(s), epochs=1, batch=10) for s in (0.01, 10.0)]
     assert Capped.same_strength

@@ -91,7 +91,7 @@ def test_hat_says_what_it_cannot_gate_and_what_the_loop_must_tell() -> None:
     with pytest.raises(ValueError, match=r'heads=\["heads.0", …\]'):
         selfless.attach(made(), HAT())
     selfless.attach(made(), HAT(), heads=NAMES).detach()  # the remedy
-    with pytest.raises(ValueError, match="has no gate"):
+    with pytest.raises(ValueError, match="has no activation module"):
         selfless.attach(made(), HAT(), layers=["body.3"])
     with pytest.raises(ValueError, match="has parameters too"):
         selfless.attach(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), HAT())

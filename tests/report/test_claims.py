@@ -71,6 +71,7 @@ def test_values_stand_beside_published_ones(records: list[Record]) -> None:
     assert text.count("## fig-2, ") == 2  # no quick version
 
 
+@pytest.mark.slow
 def test_the_recorded_tables_are_up_to_date() -> None:
     """`make tables` after every change of the records or of how they are shown."""
     found = correct(load(ROOT / "results/reproduction"))
@@ -78,6 +79,7 @@ def test_the_recorded_tables_are_up_to_date() -> None:
     assert (ROOT / "results/reproduction/values.md").read_text(encoding="utf-8") == values_tables(found)
 
 
+@pytest.mark.slow
 def test_the_command_prints_them(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "selfless.report.claims"]
     done = subprocess.run([*command, str(ROOT / "results/again")], capture_output=True, text=True, check=True)

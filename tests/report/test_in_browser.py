@@ -5,6 +5,7 @@ Needs Chromium (Debian: chromium); skipped where there is none.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from selfless.report import experiments as reporting
 from selfless.report import write
 from selfless.runner import Store
+from tests.report.samples import PLAIN, failed, made
 from tests.report.test_places import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +46,10 @@ for (const width of WIDTHS) {
 }
 </script></body>"""
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed (Debian: apt install chromium)")
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed (Debian: apt install chromium)"),
+]
 
 
 def inspect(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -73,12 +78,25 @@ def test_the_recorded_reproduction_fits_a_phone_and_a_desk(tmp_path: Path) -> No
 
 
 def test_a_page_of_runs_does_too(tmp_path: Path) -> None:
-    results = [result for result in Store(ROOT / "results/reproduction").all() if result.run.stream == "permuted-mnist"][:12]
+    results = [result for result in Store(ROOT / "results/reproduction").all() if result.run.stream == "permuted-mnist"][:4]
     results += FOLDER  # several streams and networks, trials, tasks with names
     write(results, tmp_path / "page.html")
     found, messages = inspect(tmp_path)
     assert all((at["scrolls"], at["wide"], at["flat"]) == (False, [], 0) for at in found.values())
     assert messages == []
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    """Names that try to run a script or load something are shown as they are; the policy is not even asked."""
+    marks = ["<script>top.hit=1</script>", "<img src=x onerror=top.hit=1>", '"><svg onload=top.hit=1>', "javascript:top.hit=1", "</style>"]
+    run = dataclasses.replace(PLAIN, model="mine.nets:build")
+    about = {"seconds": 1.0, "tasks": marks[:3], "notes": marks, "hardware": marks[1], "commit": marks[2]}
+    page = write([made(run, about=about), failed(run, 1, error=" ".join(marks))], tmp_path / "page.html")
+    assert "default-src 'none'" in page.read_text(encoding="utf-8")
+    found, messages = inspect(tmp_path)
+    assert messages == []
+    assert all(not at["scrolls"] for at in found.values())
+    assert not re.search(r"<(script|img src=x|svg onload)", page.read_text(encoding="utf-8"))
 
 
 def test_what_is_too_wide_or_flat_or_refused_would_be_seen(tmp_path: Path) -> None:

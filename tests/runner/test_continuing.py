@@ -44,6 +44,7 @@ def assert_same_network(one: Result, other: Result) -> None:
 
 
 @pytest.mark.parametrize("preserve", PRESERVERS)
+@pytest.mark.slow
 def test_two_tasks_and_then_a_third_give_the_bits_of_one_run(preserve: str, tasks_npz: str, parts: list[str], tmp_path: Path) -> None:
     one = whole(tasks_npz, preserve)
     first = selfless.train(Run(stream=parts[0], preserve=preserve, outputs=6, **BASE), out=tmp_path)
@@ -66,6 +67,7 @@ def test_other_settings_go_on_to_the_bit(changes: dict[str, Any], tasks_npz: str
         assert_same_network(one, selfless.train(first.continued(parts[1]), out=tmp_path))
 
 
+@pytest.mark.slow
 def test_measured_strengths_go_on_to_the_bit(tasks_npz: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "FIRST_LOOK", 2.0)
     terms = {"preserve": "mas:auto", "sparsify": "slnid:auto"}
@@ -118,6 +120,7 @@ def build(outputs, input_shape):
 @pytest.mark.parametrize(
     "preserve", ["mas", "packnet", "hat", *(pytest.param(name, marks=pytest.mark.slow) for name in ("si", "imm", "lwf"))]
 )
+@pytest.mark.slow
 def test_outputs_that_are_added_later(
     preserve: str, tasks_npz: str, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +166,7 @@ def test_a_continued_run_is_continued(tasks_npz: str, parts: list[str], tmp_path
     assert np.array_equal(np.nan_to_num(three.accuracy[:3, :3]), np.nan_to_num(two.accuracy))
 
 
+@pytest.mark.slow
 def test_several_continue_at_once_and_an_interruption_changes_nothing(parts: list[str], tmp_path: Path) -> None:
     first = selfless.train(Run(stream=parts[0], **BASE), out=tmp_path)
     runs = [first.continued(parts[1], lr=lr) for lr in (0.05, 0.02)]

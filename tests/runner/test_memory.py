@@ -17,6 +17,7 @@ from selfless.runner.plan import fleets
 from tests.runner.small_runs import BASE
 
 
+@pytest.mark.slow
 def test_a_fleet_is_cut_to_what_fits(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [Run(stream=tasks_npz, **(BASE | {"epochs": 1, "lr": 0.01 * (i + 1)})) for i in range(12)]
     sizes: list[int] = []

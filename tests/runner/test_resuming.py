@@ -59,7 +59,7 @@ def whole(tasks_npz: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])  # SIGKILL: tests/test_kills.py
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(
     tasks_npz: str, whole: dict[str, Any], tmp_path: Path, how: signal.Signals, code: int
 ) -> None:
@@ -129,6 +129,7 @@ def test_a_stopped_fleet_goes_on_whatever_else_is_done(tasks_npz: str, tmp_path:
     assert not store.unfinished()
 
 
+@pytest.mark.slow
 def test_one_of_a_stopped_fleet_may_be_trained_meanwhile(tasks_npz: str, tmp_path: Path) -> None:
     runs = [Run(stream=tasks_npz, **(BASE | {"lr": lr})) for lr in (0.05, 0.06)]
     with pytest.raises(KeyboardInterrupt):

@@ -57,6 +57,7 @@ def test_a_refused_run_leaves_no_folder(tasks_npz: str, tmp_path: Path, monkeypa
     assert not out.exists() or list(out.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_checkpoint_is_the_trained_network(tasks_npz: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
@@ -158,7 +159,7 @@ def test_fleets_one_after_another_load_a_set_once(tmp_path: Path, monkeypatch: p
     assert loaded() is None
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.filterwarnings("always")
 def test_workers_give_the_numbers_and_the_warnings_of_one_process(tasks_npz: str, tmp_path: Path) -> None:
     runs = [Run(stream=tasks_npz, scenario="class", seed=s, **(BASE | {"epochs": 1, "preserve": "packnet:0.5"})) for s in range(2)]

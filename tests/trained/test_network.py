@@ -50,6 +50,7 @@ def check(run: Run, result: Result | None = None) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(PRESERVERS) - {"finetune"}))
+@pytest.mark.slow
 def test_the_network_has_the_recorded_accuracy(name: str, tasks_npz: str) -> None:
     result = whole(tasks_npz, {"ebll": "ebll:1,steps=10"}.get(name, name))
     check(result.run, result)
@@ -68,6 +69,7 @@ def test_the_network_has_the_recorded_accuracy(name: str, tasks_npz: str) -> Non
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_sums_scenarios_and_options(changes: dict[str, Any], tasks_npz: str) -> None:
     with (
         pytest.warns(UserWarning, match="no loss compares old classes") if changes.get("scenario") == "class" else contextlib.nullcontext()

@@ -33,5 +33,13 @@ class App(typer.Typer):
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, **options)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command line. Ctrl-C before a command has begun is one line, too."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except KeyboardInterrupt:
+            typer.secho("stopped", err=True)
+            raise SystemExit(130) from None
+
     def command(self, name: str | None = None, **options: Any) -> Callable[..., Any]:
         return super().command(name, **({"cls": _Command} | options))

@@ -77,7 +77,7 @@ def tune(
         base = Run(
             stream=stream,
             model=model,
-            sparsify=sparsify,  # type: ignore[arg-type]
+            sparsify=sparsify,
             epochs=epochs,
             batch=batch,
             optimizer=optimizer,  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ def finish(
     best = stage.candidates[stage.chosen.index]
     found: Decay | None = None
     if preserve is not None:
-        found = _decay(dataclasses.replace(best, preserve=preserve), stage, strengths, options, as_json)  # type: ignore[arg-type]
+        found = _decay(dataclasses.replace(best, preserve=preserve), stage, strengths, options, as_json)
         if found.index is None:
             raise ValueError("every strength of the preserver failed; try a smaller --lr or smaller --preserve-strengths")
         best = dataclasses.replace(found.candidates[found.index], tasks=stage.base.tasks, held_out=stage.base.held_out)

@@ -19,7 +19,7 @@ from selfless.engine.stack import Stack
 from selfless.models import build, hidden_activations
 from selfless.network.given import network_title
 from selfless.network.wiring import chain
-from selfless.preserve.capabilities import Encodes, Gated
+from selfless.preserve.capabilities import Encodes, Gated, Wired
 from selfless.spec import Run
 
 
@@ -73,7 +73,7 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     _check_together(modules, shape, run.model)
     stack = Stack(modules[0], layers, every if gated else ())
     fleet = Fleet(runs, stack, *stack.stack_modules(modules, device), device)
-    if gated:
+    if any(isinstance(term, Wired) for term in run.preserve.parts):
         fleet.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in every}))
     if run.scenario == "task":  # in the other scenarios no head belongs to a single task
         fleet.place_heads(first.heads, first.outputs)
@@ -96,7 +96,7 @@ def _check_layers(runs: Sequence[Run], layers: Sequence[str], every: Sequence[st
     """Raise ValueError if the network has no hidden activation modules but a method needs them."""
     run = runs[0]
     terms = [] if layers else [str(r.sparsify) for r in runs if any(t.is_on and t.reads != "parameters" for t in r.sparsify.parts)]
-    for kind, found in ((Encodes, layers), (Gated, every)):
+    for kind, found in ((Encodes, layers), (Wired, every)):
         terms += [str(run.preserve)] if not found and any(isinstance(term, kind) for term in run.preserve.parts) else []
     if terms:
         raise ValueError(

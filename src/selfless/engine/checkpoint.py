@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from selfless.engine.fleet import Fleet
 from selfless.engine.progress import Progress
-from selfless.files import write_atomically
+from selfless.files import write_tensors
 
 WRITTEN = 1e9  # assumed bytes per second of saving, until it has been measured
 SAVING = 0.05  # the share of the time that saving may take; on a CPU, saving that takes less than 0.05 s happens after every epoch
@@ -46,7 +48,8 @@ class Checkpoint:
         plain = {n: t.cpu().contiguous() for n, t in tensors.items()}
         meta = {"progress": progress.text(), "tasks": str(fleet.tasks), "threads": str(torch.get_num_threads())}
         meta |= {"keys": json.dumps([run.key for run in fleet.runs]), "stamp": self.stamp}
-        write_atomically(self.path, lambda path: save_file(plain, path, meta))
+        meta["sha256"] = _digest(plain, meta)
+        write_tensors(self.path, plain, meta)
         self._saved_at = time.perf_counter()
         self._seconds = self._saved_at - now
 
@@ -62,7 +65,10 @@ class Checkpoint:
                 meta = file.metadata()
             if meta.get("stamp", "") != self.stamp:
                 raise ValueError("its data or network has changed since it was written")
-            tensors = load_file(self.path, device=str(self.device))
+            stored = load_file(self.path)
+            if meta.pop("sha256", "") not in ("", _digest(stored, meta)):  # states of before have no checksum
+                raise ValueError("its content does not have its checksum: it has been changed or damaged")
+            tensors = {name: tensor.to(self.device) for name, tensor in stored.items()}
             progress = Progress.parse(meta["progress"])
             fleet.restore(tensors, int(meta["tasks"]))
         except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -72,3 +78,14 @@ class Checkpoint:
         if self.device.type == "cpu":
             torch.set_num_threads(int(meta.get("threads", torch.get_num_threads())))  # the same bits need the same order of sums
         return progress, {n.removeprefix("best."): t for n, t in tensors.items() if n.startswith("best.")}
+
+
+def _digest(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
+    """Return the SHA-256 of the metadata and of all tensors, which are contiguous, in the order of their names."""
+    total = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())  # one entry may have any stride
+        total.update(flat.view(torch.uint8).numpy().data)
+    return total.hexdigest()

@@ -20,7 +20,7 @@ from selfless.engine.batches import FleetData
 from selfless.engine.cuda_graph import capture
 from selfless.engine.importance import measure_fleet
 from selfless.engine.inhibition import slots
-from selfless.engine.inputs import add_inputs
+from selfless.engine.inputs import add_activity, add_inputs
 from selfless.engine.memory import fill_memory
 from selfless.engine.part import Part
 from selfless.engine.rates import Rates
@@ -81,7 +81,7 @@ class Fleet:
         return self.step.step_number
 
     def wire(self, wiring: Wiring) -> None:
-        """Add gates to the neurons of this wiring."""
+        """Tell the preservers that need it which neurons are at the two ends of every weight."""
         for part in self.parts:
             part.wire(wiring)
 
@@ -224,7 +224,10 @@ class Fleet:
             part.encode(lambda: self._shuffled("encoder"), self.params, self.buffers, head, self.tasks)
             fill_memory(part, self, head, order)
             add_inputs(part, self, order)
+            add_activity(part, self, order)
             part.consolidate(omega)
+        for part, strength in zip(self.parts, self.rates.preserve, strict=True):
+            part.restart(strength)
         self.task_alpha = alpha
         for name, a in alpha.items():
             old = self.alpha.get(name)

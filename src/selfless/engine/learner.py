@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from selfless.engine.plateaus import STOP, lower
 from selfless.engine.progress import Event, Pace, Progress, Report
 from selfless.engine.room import add_capacity
 from selfless.engine.stack import Tensors
+from selfless.preserve.capabilities import Distils, Replays
 from selfless.spec import ON_HELD_OUT, Matrix, Result, Run
 
 WORST = -1e9  # below every accuracy and every loss that is finite
@@ -93,7 +95,9 @@ class Learner:
     def learn(self) -> list[Result]:
         """Train to the end, from the start or from the checkpoint; return one result per run."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch 2.9 warns once where its own settings are read
+            before = matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision()
         if self.device.type == "cpu":  # "medium": bfloat16 products with float32 sums, on CPUs with such instructions
             torch.set_float32_matmul_precision("medium" if self.run.precision == "bf16" else "highest")
         else:
@@ -367,6 +371,8 @@ def _remedy(run: Run) -> str:
     """Return what to change in a run that diverged."""
     remedies = [f"a learning rate below {run.lr:g}"]
     remedies += [f"a smaller strength than {run.sparsify}"] if run.sparsify.is_on else []
+    remedies += [f"a smaller strength than {term}" for term in run.preserve.parts if term.is_on and isinstance(term, Distils | Replays)]
+    remedies += [f"a smaller weight decay than {run.weight_decay:g}"] if run.weight_decay > 0 else []
     remedies += ["anchor='implicit'"] if run.preserve.is_on and run.anchor == "explicit" else []
     return "use " + " or ".join([", ".join(remedies[:-1]), remedies[-1]] if len(remedies) > 1 else remedies)
 

@@ -5,10 +5,12 @@
     open_gates, step_gates     in a step: the gates of the forward pass, and their training step
     close_gates                the gates that a task is evaluated with
     distillation               in the loss: compare outputs of old heads, and codes of features, with those of the teacher
+    proximal_step              after a step: the proximal step of a penalty
     project_step, project      after a step: project the step; reset parameters
     observe                    after a step: read the step
     encode, remember           after a task: train an encoder of its features; keep samples of it
     add_inputs                 after a task: add the inputs that its layers had
+    add_activity, restart      after a task: add the activity of its neurons; set the weights that the next task starts from
     consolidate                after a task: compute the new state
     evaluated_parameters       the parameters that a task is evaluated with
 
@@ -43,7 +45,10 @@ from selfless.preserve.capabilities import (
     Phased,
     Projects,
     ProjectsSteps,
+    Proximal,
     Replays,
+    WeighsNodes,
+    Wired,
 )  # fmt: skip
 from selfless.preserve.groups import check_groups, check_step
 
@@ -84,8 +89,8 @@ class Part:
         self.state = self.term.place_heads(self.state, owners)
 
     def wire(self, wiring: Wiring) -> None:
-        """Add gates to the neurons of this wiring, if the preserver has gates."""
-        if isinstance(self.term, Gated):
+        """Tell a preserver that needs it which neurons are at the two ends of every weight."""
+        if isinstance(self.term, Wired):
             size, term = len(next(iter(self.trained.values()))), self.term
             states = [term.wire({g: {n: t[m] for n, t in ts.items()} for g, ts in self.state.items()}, wiring) for m in range(size)]
             self.state = {g: {n: torch.stack([s[g][n] for s in states]) for n in ts} for g, ts in states[0].items()}
@@ -228,6 +233,13 @@ class Part:
             return torch.ones_like(step_lambda)
         return self.term.damping(self.state, step_lambda)
 
+    def proximal_step(self, step: Tensor, strength: Tensor) -> None:
+        """Take the proximal step of every member; `step` and `strength` are (F,)."""
+        if isinstance(self.term, Proximal):
+            steps = dict.fromkeys(self.trained, step)
+            for name, value in self._over_members(self.term.proximal_step)(self.state, self.values(), steps, strength).items():
+                self.trained[name].copy_(value)
+
     @property
     def projects_steps(self) -> bool:
         """True if `project_step` needs the parameters before each step."""
@@ -295,6 +307,18 @@ class Part:
             term = self.term
             add = self._over_members(lambda state, found, like: term.add_inputs(state, found, others, like))
             self.state = term.trim(add(self.state, moments, self.values()))
+
+    def add_activity(self, activity: Tensors) -> None:
+        """Add the mean activity of the neurons of every member in a task, {layer: (F, N)}."""
+        if isinstance(self.term, WeighsNodes):
+            self.state = self._over_members(self.term.add_activity)(self.state, activity)
+
+    @torch.no_grad()
+    def restart(self, strength: Tensor) -> None:
+        """Set the weights that the next task starts from; `strength` is (F,)."""
+        if isinstance(self.term, WeighsNodes):
+            for name, value in self._over_members(self.term.restart)(self.state, self.values(), strength).items():
+                self.trained[name].copy_(value)
 
     def consolidate(self, omega: Tensors) -> None:
         """Compute the state after a task; after the first one also λ of the strength "auto"."""

@@ -73,6 +73,11 @@ class Rates:
         """lr λ_Ω/(1 − μ) of one preserver: how far a constant gradient of 1 in its penalty moves a parameter per step."""
         return self.lr * self.preserve[part] / (1 - self.momentum)
 
+    @property
+    def plain_step(self) -> Tensor:
+        """How far a constant gradient of 1 moves a parameter per step, (F,): lr/(1 − μ) of SGD; of Adam, which rescales gradients, lr."""
+        return self.lr / (1 - self.momentum) if self.runs[0].optimizer == "sgd" else self.lr
+
     def refresh(self) -> None:
         """Recompute the values that depend on the rates."""
         self.refresh_sparsity()

@@ -123,6 +123,8 @@ class Step:
                 part.step_gates(gate_grads, fleet.lr)
             before = {n: p.detach().clone() for n, p in fleet.trained.items()} if self.copies else {}
             self._update(grads)
+            for part, strength in zip(fleet.parts, fleet.rates.preserve, strict=True):
+                part.proximal_step(fleet.rates.plain_step, strength)
             for part in fleet.parts:
                 part.project_step(before)
             for part in fleet.parts:

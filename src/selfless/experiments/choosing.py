@@ -44,9 +44,9 @@ def trial(run: Run, seed: int, choice: Choice) -> Run:
     """Return the run that scores a candidate."""
     if choice.on_test:
         return dataclasses.replace(run, seed=seed)
-    apart = dataclasses.replace(run, seed=seed, held_out=max(run.held_out, choice.held_out))
     first = choice.tasks if choice.by == "held-out" else 1
-    return apart if first is None else dataclasses.replace(apart, tasks=min(first, run.tasks or first))
+    tasks = run.tasks if first is None else min(first, run.tasks or first)
+    return dataclasses.replace(run, seed=seed, held_out=max(run.held_out, choice.held_out), tasks=tasks)
 
 
 def first_tasks(cell: Cell) -> int | None:

@@ -60,7 +60,9 @@ def count(experiments: Sequence[Experiment], seeds: int) -> int:
     slots: dict[Any, int] = {}  # a set of candidates, of which one is trained → how many of its seeds are trained while choosing already
     for cell in (cell for e in experiments for cell in e.cells if cell.candidates):
         at = (tuple(final(cell, run, 0) for run in cell.candidates), cell.choice if len(cell.candidates) > 1 else None)
-        slots[at] = len([s for s in cell.choice.seeds if s < seeds]) if trials(cell) and cell.choice.on_test and not cell.then else 0
+        slots[at] = (
+            len([s for s in cell.choice.seeds if s < seeds]) if len(cell.candidates) > 1 and cell.choice.on_test and not cell.then else 0
+        )
     alone = {runs[0] for runs, choice in slots if choice is None}
     return (
         len(tried) + again + sum(seeds - known for (runs, choice), known in slots.items() if choice is None or not alone.issuperset(runs))

@@ -17,7 +17,7 @@ import dataclasses
 from selfless.experiments.base import Cell, Choice, Claim, Comparison, Experiment, Profile, at_least, more
 from selfless.experiments.protocols import Protocol, over
 from selfless.experiments.rivals import outside_the_paper
-from selfless.preserve import EWC, GPM, HAT, SGP, LwF, NoPreserver
+from selfless.preserve import AGSCL, EWC, GPM, HAT, SGP, LwF, NoPreserver
 from selfless.sparsify import DeCov
 from selfless.spec import Run
 
@@ -76,6 +76,7 @@ def _on_cifar() -> list[Cell]:
         "HAT": over(gated, preserve=[HAT(s) for s in (0.1, 0.75, 2.0)]),
         "GPM": over(base, preserve=[GPM(0.97, rise=0.003)]),
         "SGP": over(dataclasses.replace(base, lr=0.05), preserve=[SGP(0.97, rise=0.003)]),
+        "AGS-CL": over(gated, preserve=[AGSCL(s, mu=m) for s in (0.1, 1.0, 10.0) for m in (1e-3, 1e-2)]),
         "LwF": over(distilled, preserve=[LwF(s) for s in (1.0, 3.0)]),
         "LwF + DeCov": over(
             dataclasses.replace(distilled, layers="all"), preserve=[LwF(1.0), LwF(3.0)], sparsify=[DeCov(1e-3), DeCov(3e-3)]

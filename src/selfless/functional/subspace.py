@@ -37,7 +37,7 @@ def sizes_along(basis: Tensor, moment: Tensor) -> Tensor:
 
 def pack(basis: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return the columns with a scale above 0 first, and at most d of them: (d, min(r, d)) and (min(r, d),)."""
-    first = (scale <= 0).to(torch.int8).argsort(stable=True)[: len(basis)]
+    first = (scale <= 0).to(torch.int8).sort(stable=True).indices[: len(basis)]
     return basis.index_select(1, first), scale.index_select(0, first)
 
 

@@ -287,7 +287,9 @@ def _edge(output: Tensor) -> tuple[GradientEdge | None, Tensor]:
     """
     if not output.requires_grad:
         return None, output
-    return get_gradient_edge(output), output.clone() if output._is_view() else output
+    with torch.enable_grad():  # torch 2.4 finds the edge of a leaf through a view of it, which no_grad would detach
+        edge = get_gradient_edge(output)
+    return edge, output.clone() if output._is_view() else output
 
 
 def _tied_parameters(model: nn.Module) -> set[Tensor]:

@@ -141,6 +141,12 @@ def step_sizes(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) ->
     return {name: _step(group, optimizer.state.get(p, {}), p) for group, p, name in _parameters_of(optimizer, names)}
 
 
+def plain_steps(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+    """Return {parameter name: step size} without what Adam and others rescale: lr, divided by 1 − μ for SGD with momentum μ."""
+    found = ((name, p, _step(group, {}, p)) for group, p, name in _parameters_of(optimizer, names))
+    return {name: torch.as_tensor(step, device=p.device) for name, p, step in found}
+
+
 def has_parameters(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> bool:
     """Return True if the optimizer has a parameter of the model."""
     return any(True for _ in _parameters_of(optimizer, names))

@@ -1,4 +1,4 @@
-"""The model as a task is evaluated: with other parameters or gates than the trained ones."""
+"""Values of parameters that preservers set: those a task is evaluated with, with its gates, and those after an optimizer step."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ def evaluated(
         for part in parts:
             if part.gates is not None:
                 part.gates.follow(part.state)
+
+
+def correct(parameters: Mapping[str, nn.Parameter], part: Part, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
+    """Take the proximal step of a preserver after an optimizer step, then its projections."""
+    write(parameters, part.proximal_step(optimizer, parameters, names))
+    write(parameters, part.project_step(parameters))
+    write(parameters, part.project(parameters))
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from selfless.keeper.part import Part
 from selfless.keeper.storage import Storage
 from selfless.preserve import State
 from selfless.preserve.base import measurements
-from selfless.preserve.capabilities import ProjectsSteps
+from selfless.preserve.capabilities import ProjectsSteps, WeighsNodes
 
 META = torch.device("meta")
 
@@ -126,6 +126,8 @@ def _predict(part: Part, parameters: Mapping[str, Tensor]) -> tuple[State, int]:
         count.know(*values.values(), *(t for ts in state.values() for t in ts.values()))
         if isinstance(term, ProjectsSteps) and term.is_on:
             state = term.add_inputs(state, moments_like(part.model, term, part.state, values), (), values)
+        if isinstance(term, WeighsNodes) and term.is_on:
+            state = term.add_activity(state, {layer: torch.empty(place.shape, device=META) for layer, place in term.places(state).items()})
         omega = {n: torch.empty_like(wide(p)) for n, p in values.items()} if term.measures else {}
         if term.splits == "whole":
             new = storage.store(term, term.consolidate(storage.load_state(state, META), values, omega), values)

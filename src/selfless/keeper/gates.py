@@ -12,8 +12,21 @@ from selfless.distributed import ALONE, Ranks
 from selfless.keeper.hook import Hook
 from selfless.network.layers import Tap
 from selfless.network.roles import is_known_activation, neuron_axis
-from selfless.network.wiring import chain
+from selfless.network.wiring import Wiring, chain
 from selfless.preserve.capabilities import Gated, State
+
+
+def wire(model: nn.Module, taps: Mapping[str, Tap]) -> Wiring:
+    """Return the wiring of a chain of layers, each hidden one with an activation module among the taps."""
+    without_module = [name for name, tap in taps.items() if not tap.at_input]
+    if without_module:
+        name, known = without_module[0], [n for n, module in model.named_modules() if is_known_activation(module)]
+        remedy = f"name them: layers={known}" if known else 'use nn.ReLU() modules and name them: layers=["act1", …]'
+        raise ValueError(
+            f"hidden layers need activation modules here, but none is known to follow {name!r}: {remedy}. If {name!r} is the output layer "
+            f'of a task, name these layers: heads=["{name}", …]'
+        )
+    return chain(model, {name: tap.module for name, tap in taps.items()})
 
 
 class Gates:
@@ -24,16 +37,8 @@ class Gates:
     """
 
     def __init__(self, model: nn.Module, taps: Mapping[str, Tap], term: Gated) -> None:
-        without_module = [name for name, tap in taps.items() if not tap.at_input]
-        if without_module:
-            name, known = without_module[0], [n for n, module in model.named_modules() if is_known_activation(module)]
-            remedy = f"name them: layers={known}" if known else 'use nn.ReLU() modules and name them: layers=["act1", …]'
-            raise ValueError(
-                f"gates need activation modules, but no such module is known to follow {name!r}: {remedy}. If {name!r} is the output layer "
-                f'of a task, name these layers: heads=["{name}", …]'
-            )
         self.term = term
-        self.wiring = chain(model, {name: tap.module for name, tap in taps.items()})
+        self.wiring = wire(model, taps)
         self._axes = {name: tap.axis for name, tap in taps.items()}
         self._state: State = {}
         self._hard: dict[str, Tensor] = {}

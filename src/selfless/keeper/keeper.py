@@ -33,7 +33,7 @@ from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
 from selfless.keeper.anchor import has_parameters
 from selfless.keeper.deprecated import OldNames
-from selfless.keeper.evaluation import check_task, evaluated, write
+from selfless.keeper.evaluation import check_task, correct, evaluated, write
 from selfless.keeper.footprint import Footprint, measure_footprint
 from selfless.keeper.heads import check_head, check_heads
 from selfless.keeper.inhibition import check_step, inhibition
@@ -131,8 +131,7 @@ class Keeper(OldNames):
         """Return λ_SSL Σ_l R(H_l) over the forward passes since the last call, plus the terms of the preservers.
 
         These include λ_Ω Σ Ω(θ − θ*)² unless the anchor is implicit. Call it once per backward pass. Several forward passes before it
-        count as one larger batch. Preservers that distil (LwF) need the `batch` of the loss, (x, y) or a dict: on it they compare the
-        outputs of old heads with those of the network before the task.
+        count as one larger batch. LwF needs the `batch` of the loss, (x, y) or a dict: on it old heads are compared with their teacher.
         """
         self._check_attached()
         if self.injector is not None:
@@ -189,8 +188,8 @@ class Keeper(OldNames):
         """End a task: measure Ω and α in one pass over its `batches`, and set θ* to the current parameters.
 
         `forward(model, batch)` returns the output, for models that take more than x: `lambda m, b: m(b[0], task=2)`. EWC and IMM take
-        `loss(output, batch)`, one loss per sample (M,), in place of −log p(y|x); other methods ignore it. `memory` is how many bytes
-        per-sample gradients may take at a time. If an error is raised, the keeper is unchanged.
+        `loss(output, batch)`, one loss per sample (M,), in place of −log p(y|x). `memory` is how many bytes per-sample gradients may
+        take at a time. AGSCL also sets weights of neurons that it restarts. If an error is raised, nothing has changed.
         """
         self._check_attached()
         check_batches(batches, forward)
@@ -214,6 +213,8 @@ class Keeper(OldNames):
             self.notices.check_calls(self.parts, needed, self.tasks, forward, self._has_epoch)
         for end in ends:
             end()
+        for part in self.parts:
+            write(parameters, part.restart(parameters))
         self._has_penalty, self._has_step, self._has_epoch = False, False, False
         self.tasks += 1
         self.sparsifiers.end_task()
@@ -365,7 +366,7 @@ class Keeper(OldNames):
     # --------------------------------------------------------------------------------------------------------- optimizer steps
     @torch.no_grad()
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Apply the implicit anchor, gates, projections and the path after an optimizer step over this model's parameters."""
+        """Apply anchor, gates, proximal steps, projections and the path after an optimizer step over this model's parameters."""
         self.follow_model()
         names = self._names()
         if not any(p in names for g in optimizer.param_groups for p in g["params"]):
@@ -385,8 +386,7 @@ class Keeper(OldNames):
                 part.pull(optimizer, parameters, names)
             part.step_gates(optimizer.param_groups[0]["lr"])
         for part in self.parts:
-            write(parameters, part.project_step(parameters))
-            write(parameters, part.project(parameters))
+            correct(parameters, part, optimizer, names)
         for part in self.parts:
             part.observe()
 

@@ -16,13 +16,13 @@ from selfless.keeper.part import Part
 from selfless.keeper.storage import Choice, leaving_out
 from selfless.network.calling import Forward
 from selfless.preserve.base import measurements
-from selfless.preserve.capabilities import Encodes, ProjectsSteps, Replays
+from selfless.preserve.capabilities import Encodes, ProjectsSteps, Replays, WeighsNodes
 
 
 def several_reads(parts: Sequence[Part]) -> bool:
     """Return True if the batches of a task are read more than once."""
     terms = [part.term for part in parts]
-    return len(measurements(terms)) > 1 or any(isinstance(term, Encodes | ProjectsSteps | Replays) for term in terms)
+    return len(measurements(terms)) > 1 or any(isinstance(term, Encodes | ProjectsSteps | Replays | WeighsNodes) for term in terms)
 
 
 @dataclass(frozen=True)

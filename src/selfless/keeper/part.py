@@ -13,11 +13,11 @@ from selfless.distributed import ALONE, Ranks
 from selfless.distributed.shards import agree, like, local_values, place_like
 from selfless.functional import measures_curvature
 from selfless.keeper import pieces
-from selfless.keeper.anchor import Pull, nominal_step
+from selfless.keeper.anchor import Pull, nominal_step, plain_steps
 from selfless.keeper.distillation import batch_size, distillation, task_features
 from selfless.keeper.drops import DroppedNodes
-from selfless.keeper.gates import Gates
-from selfless.keeper.inputs import add_inputs
+from selfless.keeper.gates import Gates, wire
+from selfless.keeper.inputs import add_activity, add_inputs
 from selfless.keeper.log import Log
 from selfless.keeper.memory import fill_memory, replay_cost
 from selfless.keeper.path import PathWatch
@@ -39,7 +39,9 @@ from selfless.preserve.capabilities import (
     Phased,
     Projects,
     ProjectsSteps,
+    Proximal,
     Replays,
+    WeighsNodes,
 )  # fmt: skip
 from selfless.preserve.groups import check_groups
 
@@ -60,7 +62,7 @@ class Part:
         storage: Storage = Storage(),  # noqa: B008
         find_ranks: Callable[[], Ranks] = lambda: ALONE,
     ) -> None:
-        self._find_ranks = find_ranks
+        self._find_ranks, self._taps = find_ranks, taps
         self.term, self.model, self.heads = term, model, tuple(heads)
         if isinstance(term, Freezes):
             term.check_network(n for n, _ in model.named_buffers())
@@ -81,6 +83,8 @@ class Part:
         if isinstance(term, Gated):
             self.gates = Gates(model, taps, term)
             self.state = term.wire(self.state, self.gates.wiring)
+        if isinstance(term, WeighsNodes):
+            self.state = term.wire(self.state, wire(model, taps))
         if isinstance(term, Drops) and term.drop_rate > 0:
             if not storage.is_plain:
                 raise ValueError(f"{type(term).__name__} with dropped nodes reads θ* in every pass; leave state_dtype and state_device out")
@@ -228,6 +232,14 @@ class Part:
             rate = torch.as_tensor(lr, dtype=torch.float32, device=next(iter(found[0].values())).device)
             self.state = self.term.step_gates(self.state, *found, rate)
 
+    def proximal_step(self, optimizer: torch.optim.Optimizer, parameters: Parameters, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+        """Return the parameters after the proximal step that follows a step of the optimizer; only those that may differ."""
+        if not isinstance(self.term, Proximal) or not self.is_on:
+            return {}
+        self.check_shapes(parameters)
+        steps, strength = plain_steps(optimizer, names), next(iter(parameters.values())).new_tensor(self.strength, dtype=torch.float32)
+        return self.term.proximal_step(self.loaded, _values(parameters), steps, strength)
+
     def project(self, parameters: Parameters) -> dict[str, Tensor]:
         """Return the corrected values of the parameters that the step must not change."""
         return self.term.project(self.loaded, _values(parameters)) if isinstance(self.term, Projects) else {}
@@ -290,6 +302,8 @@ class Part:
             state = fill_memory(self.model, self.term, state, batches, forward, task, self.ranks)
         if isinstance(self.term, ProjectsSteps):
             state = add_inputs(self.model, self.term, state, values, batches, forward, self.ranks)
+        if isinstance(self.term, WeighsNodes) and self.is_on:
+            state = add_activity(self.model, self.term, state, self._taps, batches, forward, self.ranks)
         if self.term.splits != "whole":
             pieces.check_consolidation(self.term, state, values, omega, self.storage)
             return lambda: self._end_task(pieces.consolidate(self.term, state, values, omega, self.storage), parameters)
@@ -305,6 +319,13 @@ class Part:
         if self.term.is_auto and self.measured is None:
             found = self.term.auto_strength(self.state)
             self.measured = float(place_like(found, torch.empty(0)))
+
+    def restart(self, parameters: Parameters) -> dict[str, Tensor]:
+        """Return the values that the next task starts from; only those that may differ from the current ones."""
+        if not isinstance(self.term, WeighsNodes) or not self.is_on:
+            return {}
+        strength = next(iter(parameters.values())).new_tensor(self.strength, dtype=torch.float32)
+        return self.term.restart(self.loaded, _values(parameters), strength)
 
     def evaluated_parameters(self, parameters: Parameters, task: int) -> dict[str, Tensor]:
         """Return the parameters that a task is evaluated with; only those that differ from the current ones."""

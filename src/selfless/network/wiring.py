@@ -1,6 +1,6 @@
-"""Wiring: which gated neurons are at the two ends of every weight.
+"""Wiring: which hidden neurons are at the two ends of every weight, for methods that treat neurons (HAT, AGS-CL).
 
-A gate multiplies a neuron. A weight W[i, j] connects neuron j of one gated layer to neuron i of the next.
+A weight W[i, j] connects neuron j of one hidden layer to neuron i of the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from selfless.network.roles import WEIGHTED
 
 @dataclass(frozen=True)
 class Wiring:
-    """The gated neurons at the two ends of every weight, for a chain of layers.
+    """The hidden neurons at the two ends of every weight, for a chain of layers.
 
     Neurons are numbered from 0 to size − 1 over all gated layers. The number `size` means: no gate (inputs and outputs of the network).
     """
@@ -38,11 +38,13 @@ def chain(model: nn.Module, gated: Mapping[str, nn.Module]) -> Wiring:
     for name, module in model.named_modules():
         if isinstance(module, WEIGHTED):
             if getattr(module, "groups", 1) != 1 or getattr(module, "transposed", False):
-                raise ValueError(f"gates support plain linear layers and convolutions; {name!r} has groups or is transposed")
+                raise ValueError(
+                    f"neurons are followed only through plain linear layers and convolutions; {name!r} is grouped or transposed"
+                )
             ends.append((name, module, last, ""))
         elif module in names:
             if type(module).__module__ != "torch.nn.modules.activation" or isinstance(module, (nn.GLU, nn.Softmax)) or not ends:
-                raise ValueError(f"gates need a pointwise activation module of torch.nn after a layer; {name!r} is {type(module).__name__}")
+                raise ValueError(f"a hidden layer needs a pointwise activation of torch.nn after it; {name!r} is {type(module).__name__}")
             before, layer, source, _ = ends[-1]
             width = int(layer.weight.shape[0])  # type: ignore[index]
             last = names[module]
@@ -50,13 +52,15 @@ def chain(model: nn.Module, gated: Mapping[str, nn.Module]) -> Wiring:
             ends[-1] = (before, layer, source, last)
             size += width
         elif any(True for _ in module.parameters(recurse=False)):
-            raise ValueError(f"gates support only linear layers and convolutions; {name!r} ({type(module).__name__}) has parameters too")
+            raise ValueError(
+                f"neurons are followed through linear layers and convolutions only; {name!r} ({type(module).__name__}) has parameters too"
+            )
     gates = [gate for *_, gate in ends]
     for k, (name, *_, gate) in enumerate(ends):
         if not gate and any(gates[k + 1 :]):
-            raise ValueError(f"the hidden layer {name!r} has no gate: add an activation module after it and name it in layers=[…]")
+            raise ValueError(f"the hidden layer {name!r} has no activation module: add one after it and name it in layers=[…]")
     if not place:
-        raise ValueError("no hidden layer has an activation module, which gates need; name activation modules in layers=[…]")
+        raise ValueError("no hidden layer has an activation module; add nn.ReLU() modules and name them in layers=[…]")
     rows, columns = {}, {}
     for name, layer, source, gate in ends:
         weight: Any = layer.weight
@@ -67,8 +71,8 @@ def chain(model: nn.Module, gated: Mapping[str, nn.Module]) -> Wiring:
         reads = place[source] if source else outside
         if weight.shape[1] % len(reads):
             raise ValueError(
-                f"{name!r} reads {weight.shape[1]} values, not a multiple of the {len(reads)} gated neurons before it; gates need a plain "
-                "chain of layers, without branches"
+                f"{name!r} reads {weight.shape[1]} values, not a multiple of the {len(reads)} neurons before it; use a plain chain of "
+                "layers, without branches"
             )
         columns[f"{name}.weight"] = reads.repeat_interleave(weight.shape[1] // len(reads))
     return Wiring(size, place, rows, columns)

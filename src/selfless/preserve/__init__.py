@@ -6,6 +6,7 @@ Imports functional, importance, network and terms.
 Imported by bench, cli, engine, experiments, integrations, keeper, runner, spec and trained.
 """
 
+from selfless.preserve.ags_cl import AGSCL
 from selfless.preserve.base import Group, NoPreserver, Preserver
 from selfless.preserve.capabilities import State, Tensors
 from selfless.preserve.ebll import EBLL
@@ -20,11 +21,12 @@ from selfless.preserve.rwalk import RWalk
 
 PRESERVERS: dict[str, type[Preserver]] = {
     kind.name: kind
-    for kind in (NoPreserver, MAS, LocalMAS, EWC, OnlineEWC, SI, RWalk, LwF, EBLL, IMM, HAT, PackNet, GPM, SGP, Replay, DERpp)
+    for kind in (NoPreserver, MAS, LocalMAS, EWC, OnlineEWC, SI, RWalk, LwF, EBLL, IMM, HAT, PackNet, GPM, SGP, AGSCL, Replay, DERpp)
 }
 PRESERVERS["finetune"] = NoPreserver  # its name in the paper's tables
 
 __all__ = [
+    "AGSCL",
     "EBLL",
     "EWC",
     "GPM",

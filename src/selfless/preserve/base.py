@@ -30,9 +30,11 @@ from selfless.preserve.capabilities import (
     Phased,
     Projects,
     ProjectsSteps,
+    Proximal,
     Replays,
     State,
     Tensors,
+    WeighsNodes,
 )
 from selfless.preserve.deprecated import adopt_old_names, read_old_name
 from selfless.terms import Strength, Term
@@ -166,8 +168,10 @@ class Preserver(Term):
         for kind, reason in _AGAINST_GATES:
             if isinstance(self, Gated) and isinstance(other, kind):
                 return f"{reason.format(gated=self.name, other=other.name)}. Use one of them"
-        if isinstance(self, ProjectsSteps) and isinstance(other, Freezes | Evaluates):
+        if isinstance(self, ProjectsSteps) and isinstance(other, Freezes | Evaluates | Proximal):
             return f"{other.name} sets weights to other values than the optimizer's, which {self.name} does not see. Use one of them"
+        if isinstance(self, WeighsNodes) and isinstance(other, Freezes | Evaluates):
+            return f"{self.name} restarts neurons that {other.name} may have kept for an old task. Use one of them"
         if isinstance(self, Freezes) and isinstance(other, Phased) and other.warms_up(1):
             plain = other.without_warmup()
             remedy = "Use one of them" if plain is None else f"Without a warm-up it can: write {plain}"
@@ -182,6 +186,7 @@ _EXCLUSIVE: tuple[tuple[type, str], ...] = (
     (Distils, "both compare the network with a teacher"),
     (Replays, "both keep a memory of old samples"),
     (ProjectsSteps, "both project the steps of the optimizer"),
+    (WeighsNodes, "both restart the neurons that are not important"),
 )
 _AGAINST_GATES: tuple[tuple[type, str], ...] = (
     (Distils, "{other} runs the network of old tasks, but the gates of {gated} are those of the current task"),
@@ -191,7 +196,7 @@ _AGAINST_GATES: tuple[tuple[type, str], ...] = (
 )
 
 
-_NEED_WHOLE = (Distils, Drops, Evaluates, Gated, Observes, Phased, Projects, ProjectsSteps, Replays)
+_NEED_WHOLE = (Distils, Drops, Evaluates, Gated, Observes, Phased, Projects, ProjectsSteps, Proximal, Replays, WeighsNodes)
 
 
 @dataclass(frozen=True)

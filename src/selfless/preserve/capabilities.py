@@ -1,6 +1,6 @@
 """Capabilities: what a preserver may do besides a penalty on θ. A method inherits the ones it has; keeper and engine test for them.
 
-    KnowsHeads   knows which parameters are the head of which task                              LwF, IMM, PackNet, HAT
+    KnowsHeads   knows which parameters are the head of which task                              LwF, IMM, PackNet, HAT, AGSCL
     Anchored     has Ω and θ*, so that its penalty can be applied implicitly                    MAS, EWC, SI, RWalk, IMM
     Observes     reads every optimizer step                                                     SI, RWalk
     Distils      compares the outputs of old heads with those of a teacher, in the loss         LwF
@@ -8,8 +8,11 @@
     Replays      keeps samples of old tasks; adds a loss on a batch of them                    Replay, DERpp
     Projects     resets some parameters after each step                                         PackNet, HAT, LwF's warm-up
     ProjectsSteps  projects each step, by what the inputs of a layer spanned in old tasks       GPM, SGP
+    Proximal     takes a proximal step after each optimizer step, for penalties with a kink     AGSCL
     Phased       starts a new phase at some epochs                                              PackNet's pruning, LwF's warm-up
+    Wired        knows which hidden neurons are at the two ends of every weight                 HAT, AGSCL
     Gated        multiplies hidden neurons by gates of the task                                 HAT
+    WeighsNodes  reads how active each neuron was in a task; may restart weights afterwards     AGSCL
     Drops        replaces the parameters of random nodes during a training step                 IMM's drop-transfer
     Evaluates    evaluates a task with parameters other than the trained ones                   PackNet, IMM
     Freezes      keeps old tasks exactly, so the network must not have running statistics       PackNet, HAT
@@ -208,6 +211,17 @@ class ProjectsSteps(KnowsHeads):
         return head is None or bool((head < 0).any())
 
 
+class Proximal(ABC):
+    """Takes a proximal step after each optimizer step, in all tasks. A gradient step would never reach the kink of a norm exactly."""
+
+    @abstractmethod
+    def proximal_step(self, state: State, parameters: Tensors, steps: Tensors, strength: Tensor) -> dict[str, Tensor]:
+        """Return argmin_θ ½‖θ − parameters‖² + step · R(θ), where R is the penalty with its strength; only parameters that may differ.
+
+        steps   {parameter: how far a constant gradient of 1 moves it per iteration}; those of SGD with momentum μ are lr/(1 − μ)
+        """
+
+
 class Phased(ABC):
     """Has phases within a task: a warm-up, pruning."""
 
@@ -228,17 +242,41 @@ class Phased(ABC):
         return None
 
 
-class Gated(ABC):
+class Wired(ABC):
+    """Knows which hidden neurons are at the two ends of every weight."""
+
+    @abstractmethod
+    def wire(self, state: State, wiring: Wiring) -> State:
+        """Return the state for a network with this wiring of neurons and weights."""
+
+
+class WeighsNodes(Wired):
+    """Reads how active every hidden neuron was in a task. The weights of the next task may start from other values.
+
+    Uses the group "place" of the state: {layer: the numbers of its neurons}, from the wiring.
+    """
+
+    @staticmethod
+    def places(state: State) -> Tensors:
+        """Return {layer: the numbers of its neurons (N,)}."""
+        return state["place"]
+
+    @abstractmethod
+    def add_activity(self, state: State, activity: Tensors) -> State:
+        """Return the state with the mean |h| of every neuron over a task's samples, {layer: (N,)}. Called before `consolidate`."""
+
+    @abstractmethod
+    def restart(self, state: State, parameters: Tensors, strength: Tensor) -> dict[str, Tensor]:
+        """Return the values that the next task starts from, only those that may differ. Called after `consolidate`."""
+
+
+class Gated(Wired):
     """Multiplies the outputs of hidden neurons by gates that each task learns."""
 
     @property
     def has_own_rate(self) -> bool:
         """True if `step_gates` ignores the learning rate of the parameters, which may be that of another optimizer."""
         return True
-
-    @abstractmethod
-    def wire(self, state: State, wiring: Wiring) -> State:
-        """Return the state for a network with this wiring of neurons and weights."""
 
     @abstractmethod
     def gate_count(self, state: State) -> int:

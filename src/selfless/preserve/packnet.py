@@ -102,7 +102,7 @@ class PackNet(Preserver, Evaluates, Freezes, KnowsHeads, Phased, Projects):
         """Return a mask of the ⌊s·|F|⌋ smallest of the free weights F."""
         free = self._free(state, name, p).flatten()
         size = torch.where(free, p.detach().abs().flatten(), torch.inf)
-        rank = size.argsort(stable=True).argsort(stable=True)
+        rank = size.sort(stable=True).indices.sort(stable=True).indices  # vmap of torch 2.4 has no argsort
         return ((rank < (free.sum() * self.strength).floor()) & free).view(p.shape)
 
 

@@ -90,7 +90,7 @@ def _pairs(done: Sequence[Group]) -> list[Pair]:
     """Return every pair, the one with the highest average first; those that use old data come last."""
 
     def rest(run: Run) -> str:
-        return dataclasses.replace(run, seed=0, sparsify="none").canonical()  # type: ignore[arg-type]
+        return dataclasses.replace(run, seed=0, sparsify="none").canonical()
 
     alone = {(rest(g.run), g.tasks): g for g in done if g.run.sparsify.name == "none"}
     pairs = [Pair(g, alone[at]) for g in done if g.run.sparsify.name != "none" and (at := (rest(g.run), g.tasks)) in alone]

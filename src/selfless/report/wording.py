@@ -129,7 +129,8 @@ def provenance(record: Record) -> str:
     """Return "515 runs, 109 s of training, NVIDIA H200, commit b66d191"."""
     about = record["about"]
     runs = f"{about['runs']} runs" + f", {about['failed']} of them failed" * bool(about["failed"])
-    return f"{runs}, {about['seconds']:.0f} s of training, {', '.join(about['hardware'])}, commit {', '.join(about['commit'])}"
+    commits = ", ".join(filter(None, about["commit"]))  # none if the package was not in a checkout
+    return f"{runs}, {about['seconds']:.0f} s of training, {', '.join(about['hardware'])}" + f", commit {commits}" * bool(commits)
 
 
 def remarks(record: Record) -> list[str]:

@@ -96,7 +96,8 @@ def announced(runs: Sequence[Run], store: Store) -> Iterator[None]:
     except BaseException as error:
         if any(store.folder(run).exists() for run in runs):
             reason = "stopped by the user" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
-            write_text(path, json.dumps(note | where() | {"ended": reason}) + "\n")
+            with contextlib.suppress(OSError):  # the disk may be full, which is the reason then
+                write_text(path, json.dumps(note | where() | {"ended": reason}) + "\n")
         else:
             path.unlink(missing_ok=True)
             if is_new:  # a refused run leaves no empty folder

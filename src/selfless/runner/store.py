@@ -17,7 +17,7 @@ from typing import Any
 
 from selfless.data import checksum
 from selfless.data.digests import Contents
-from selfless.files import locked, remove_left_over, write_atomically, write_bytes, write_json, write_text
+from selfless.files import locked, naming, remove_left_over, write_bytes, write_json, write_tensors, write_text
 from selfless.inputs import NotHere, check_seal, seal
 from selfless.runner.archive import NAME, damaged, read_archive, write_archive
 from selfless.runner.sources import contents_of, made_from
@@ -151,9 +151,7 @@ class Store:
         folder = self.folder(result.run)
         write_json(folder / "spec.json", result.run.as_dict())
         if self.checkpoints:
-            from safetensors.torch import save_file
-
-            write_atomically(folder / TENSORS, lambda path: save_file(dict(tensors()), path, {"key": result.run.key}))
+            write_tensors(folder / TENSORS, tensors(), {"key": result.run.key})
             result = dataclasses.replace(result, weights=folder / TENSORS, about=result.about | {"checkpoint": checksum(folder / TENSORS)})
         write_json(folder / METRICS, seal(result.as_dict()))
         return result
@@ -177,7 +175,7 @@ class Store:
         """Append one line to a run's log.jsonl."""
         folder = self.folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / LOG, "a", encoding="utf-8") as file:
+        with naming(folder / LOG), open(folder / LOG, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def restore_log(self, run: Run, expected: Sequence[Mapping[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.files import write_atomically
+from selfless.files import save_tensors, write_atomically
 from selfless.trained.network import TrainedNetwork, check_network
 
 IMAGES = 3  # random images whose outputs are compared
@@ -67,11 +67,9 @@ def _quietly() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------------ safetensors
 def _write_safetensors(model: TrainedNetwork, x: Tensor, path: Path) -> None:
     """Write the state dict of the plain network; the metadata say how to prepare images and what the columns mean."""
-    from safetensors.torch import save_file
-
     about = {"data": json.dumps(model.data.as_dict()), "columns": json.dumps([model.columns.start, model.columns.stop])}
     about["classes"] = json.dumps(model.classes)
-    save_file({n: t.detach().cpu().contiguous().clone() for n, t in model.network.state_dict().items()}, path, about)
+    save_tensors(path, {n: t.detach().cpu().contiguous().clone() for n, t in model.network.state_dict().items()}, about)
 
 
 def _read_safetensors(model: TrainedNetwork, x: Tensor, path: Path) -> Tensor:
