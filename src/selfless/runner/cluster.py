@@ -32,12 +32,12 @@ from selfless.files import marked
 from selfless.network.given import PREFIX, network_title
 from selfless.runner.jobs import shared_fields, train_jobs
 from selfless.runner.machine import core_count
-from selfless.runner.mailbox import Mailbox
 from selfless.runner.memory import FEW
 from selfless.runner.options import TrainOptions
 from selfless.runner.plan import fleets, spread
 from selfless.runner.store import Store
 from selfless.spec import Result, Run
+from selfless.workers.mailbox import Mailbox
 
 PAUSE = 0.2  # seconds between two looks at the messages
 STOP_SECONDS = 10.0  # how long a fleet may take to stop before its worker is killed
@@ -80,7 +80,7 @@ class Cluster:
         self.without: dict[tuple[str, str], str] = {}  # (node, stream) → why its data cannot be read there
         self.places: dict[int, str] = {}  # job → the node where it runs
         self.losses = Counter[int]()
-        self.used_scratch = False
+        self.used = set[str]()  # the nodes that trained for this study
         self.asked: Any = None  # the answer of the mailbox that is on its way
 
     def __enter__(self) -> Cluster:
@@ -100,7 +100,7 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None and self.used_scratch:
+        if kind is None:
             self._clear_scratch()
         if self.is_own:
             self.ray.shutdown()
@@ -160,9 +160,13 @@ class Cluster:
                     else:
                         running[self._submit(jobs[number], number, mailbox)] = number
                 done = self._wait(list(running))
-                for number, message in self._take(mailbox):
+                messages = self._take(mailbox, PAUSE)
+                if done:  # what their workers sent is in the mailbox now, but was perhaps not when it was asked
+                    messages += self._take(mailbox, STOP_SECONDS) + self._take(mailbox, STOP_SECONDS)
+                for number, message in messages:
                     if "node" in message:
                         self.places[number] = message["node"]
+                        self.used.add(message["node"])
                     elif number in running.values():
                         receive(number, message)
                 for ref in done:
@@ -196,12 +200,12 @@ class Cluster:
         done, _ = self.ray.wait(refs, timeout=PAUSE)
         return list(self.ray.wait(refs, num_returns=len(refs), timeout=0)[0]) if done else []
 
-    def _take(self, mailbox: Any) -> list[tuple[int, dict[str, Any]]]:
-        """Return the messages since the last time, without waiting. They are progress only: a mailbox that Ray restarts may lose some."""
+    def _take(self, mailbox: Any, seconds: float) -> list[tuple[int, dict[str, Any]]]:
+        """Return the messages that the mailbox had when it was asked. They are progress only: a mailbox that Ray restarts may lose some."""
         if self.asked is None:
             self.asked = mailbox.take.remote()
         try:
-            messages = list(self.ray.get(self.asked, timeout=PAUSE))
+            messages = list(self.ray.get(self.asked, timeout=seconds))
         except self.ray.exceptions.GetTimeoutError:
             return []  # it is asked for the same answer later, so that no message is lost
         except self.ray.exceptions.RayError:
@@ -227,7 +231,6 @@ class Cluster:
             if message is not problem:
                 receive(number, message)
         if problem is None:
-            self.used_scratch |= bool(answer["records"])
             receive(number, {"records": answer["records"]} if answer["records"] else {})
             return False
         node, name = answer["node"], self._address_of(answer["node"])
@@ -296,11 +299,11 @@ class Cluster:
             self.ray.cancel(ref, force=True)
 
     def _clear_scratch(self) -> None:
-        """Remove what nodes without the shared folder wrote. A node that does not answer keeps its files."""
+        """Remove the scratch folders of the nodes that trained. A node that does not answer keeps its own."""
         from selfless.runner.node import clear_scratch
 
         pin = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        names = [node["NodeID"] for node in self._nodes()]
+        names = [node["NodeID"] for node in self._nodes() if node["NodeID"] in self.used]
         options = [{"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": pin(name, soft=False)} for name in names]
         refs = [self._task(clear_scratch, **one).remote(self.study, name) for one, name in zip(options, names, strict=True)]
         self.ray.wait(refs, num_returns=len(refs), timeout=STOP_SECONDS)

@@ -26,19 +26,24 @@ from selfless.runner.store import Store
 from selfless.runner.worker import describe_failure, read_runs, train_job
 from selfless.spec import Run
 
+ARRIVE_SECONDS = 10.0  # how long a worker that has ended waits for its messages to arrive
+
 
 def train_on_node(text: str, number: int, mailbox: Any) -> dict[str, Any]:
     """Train the fleet of a job; return {"node", "messages", "records"}: the errors and warnings, and the files of its results by key.
 
     text   the job as JSON, with the fields `study`, `marker`, `made_from` and `folder` of `selfless.runner.cluster`
     """
+    import ray
+
     job, node = _enter(text)
     messages: list[dict[str, Any]] = []
-    mailbox.put.remote(number, {"node": node})
+    last_put = mailbox.put.remote(number, {"node": node})
 
     def send(**message: Any) -> None:
+        nonlocal last_put
         if "event" in message or "waiting" in message:
-            mailbox.put.remote(number, message)
+            last_put = mailbox.put.remote(number, message)
         else:
             messages.append(message)
 
@@ -54,6 +59,7 @@ def train_on_node(text: str, number: int, mailbox: Any) -> dict[str, Any]:
             train_job(job | {"out": str(store.out)}, send)
     except Exception as error:
         messages.append(describe_failure(error))
+    ray.wait([last_put], timeout=ARRIVE_SECONDS)  # Ray delivers messages in order: all have arrived before the answer
     failed = any("error" in message for message in messages)
     records = {} if is_shared or failed else {run.key: store.files_of(run) for run in runs}
     return {"node": node, "messages": messages, "records": records}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from selfless.data import DataError
 from selfless.engine.progress import Event
@@ -59,8 +57,6 @@ def read_runs(job: dict[str, Any]) -> list[Run]:
 def describe_failure(error: Exception) -> dict[str, Any]:
     """Return the message for an error that a user can correct; raise any other again. `errno` tells a full disk from other errors."""
     about = {"is_data_error": isinstance(error, DataError), "errno": getattr(error, "errno", None)}
-    if isinstance(error, SafetensorError) and (code := re.search(r"\(os error (\d+)\)", str(error))):
-        return about | {"error": str(error), "errno": int(code[1])}
     if isinstance(error, ValueError | TypeError | RuntimeError | OSError):
         return about | {"error": str(error)}
     if own_place(error) is None:

@@ -1,4 +1,7 @@
-"""Messages on their way from the nodes of a cluster to the program that started the study. Imports nothing, so that it starts quickly."""
+"""Messages on their way from the nodes of a Ray cluster to the program that started the study.
+
+Its process imports this file alone, not torch, so that it starts quickly.
+"""
 
 from __future__ import annotations
 
