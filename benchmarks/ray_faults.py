@@ -3,8 +3,9 @@
     python benchmarks/ray_faults.py --events 30 --seed 0 --to results/reliability/ray-faults.json
 
 The cluster is on this machine: a head and two nodes of one core. An event kills a worker (SIGKILL), removes a node and adds another, or
-kills the driver and starts it again. A study of small runs is started as often as the events need. At its end: each run is recorded
-once, as done or as failed with a reason; what is done has the numbers of an undisturbed local run, bit for bit; nothing else is left.
+kills the driver and starts it again; it happens only while a fleet trains. A study of small runs is started as often as the events need. At
+its end: each run is recorded once, as done or as failed with a reason; a record that was once written has not changed since; what is done
+has the numbers of an undisturbed local run, bit for bit; nothing else is left.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Trial:
     def __init__(self, out: Path, cluster: Any, data: str, rng: random.Random) -> None:
         self.out, self.cluster, self.data, self.rng = out, cluster, data, rng
         self.events = Counter[str]()
+        self.seen: dict[str, bytes] = {}  # records, as they were when first seen
         self.start()
 
     def start(self) -> None:
@@ -81,8 +83,10 @@ class Trial:
 
     def disturb(self) -> None:
         """Do one event, if there is something to disturb."""
-        what = self.rng.choice(EVENTS)
-        if what == "worker" and (processes := workers_of(OWN["SELFLESS_FAULTS"])):
+        what, processes = self.rng.choice(EVENTS), workers_of(OWN["SELFLESS_FAULTS"])
+        if not processes:
+            return
+        if what == "worker":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.rng.choice(processes), signal.SIGKILL)
                 self.events[what] += 1
@@ -90,11 +94,16 @@ class Trial:
             self.cluster.remove_node(self.rng.choice(sorted(self.cluster.worker_nodes, key=id)), allow_graceful=False)
             self.cluster.add_node(num_cpus=1, wait=False, **SIZES)
             self.events[what] += 1
-        elif what == "driver" and list(self.out.glob("study-*.json")) and self.driver.poll() is None:
+        elif what == "driver" and self.driver.poll() is None:
             self.driver.kill()
             self.driver.wait()
             self.events[what] += 1
             self.start()
+
+    def look(self) -> None:
+        """Note the records that are there."""
+        for path in self.out.glob("*/metrics.json"):
+            self.seen.setdefault(path.parent.name, path.read_bytes())
 
     def problems(self, expected: dict[str, Any]) -> tuple[list[str], Counter[str], list[str]]:
         """Return (what is wrong, the number of runs by status, the reasons of failed runs)."""
@@ -104,6 +113,9 @@ class Trial:
         records = Store(self.out).keys()
         if sorted(records) != sorted(expected):
             wrong.append(f"{len(records)} records for {len(expected)} runs")
+        for key, before in self.seen.items():
+            if (self.out / key / "metrics.json").read_bytes() != before:
+                wrong.append(f"run {key} was recorded again")
         for key in records:
             values = json.loads((self.out / key / "metrics.json").read_text())
             status[values["status"]] += 1
@@ -151,6 +163,7 @@ def main() -> int:
                 trial = Trial(Path(place, "out"), cluster, data, rng)
                 while trial.driver.poll() is None:
                     time.sleep(rng.uniform(0.1, 2 * given.pause))
+                    trial.look()
                     if sum(events.values()) + sum(trial.events.values()) < given.events:
                         trial.disturb()
                 if trial.driver.returncode:
