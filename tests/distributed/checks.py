@@ -152,6 +152,12 @@ def fsdp_decov(rank: int, size: int) -> None:
 
 
 @check
+def fsdp_anchors(rank: int, size: int) -> None:
+    compare(rank, size, LocalMAS(0.5), None, sharded=True)
+    compare(rank, size, OnlineEWC(1.0), SLNID(0.1), sharded=True)
+
+
+@check
 def fsdp_transformer(rank: int, size: int) -> None:
     """Closed forms by operation and by module, and a rank with fewer batches than the others."""
     torch.manual_seed(0)

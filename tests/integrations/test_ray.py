@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import selfless
 from selfless import Run
+from selfless.cli import app
+from selfless.experiments.base import Cell, Experiment
 from selfless.runner.store import Store
 from tests.integrations.ray_nodes import HOSTILE, small_cluster
 from tests.runner.small_runs import BASE
@@ -87,6 +90,29 @@ def test_one_run_that_kills_its_worker_does_not_spoil_the_others(cluster: Any, h
     assert ends(tmp_path / "out", runs) == ["done", "done", "failed", "done"]
     assert "its worker on node" in results[2].error
     assert "twice" in results[2].error
+
+
+@pytest.mark.parametrize("command", ["tune", "reproduce"])
+def test_commands_train_on_the_cluster(
+    cluster: Any, command: str, tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs and numbers are those of the local engine."""
+    run = Run(stream=tasks_npz, **BASE)
+    small = Experiment("small", "A small one", "figure 0", "bars", (Cell("MAS", "small", (run,)),), ())
+    monkeypatch.setattr("selfless.experiments.experiment", lambda *_, **__: small)
+    more = {"tune": ["--stream", tasks_npz, "--model", "mlp-8", "--epochs", "1", "--strengths", "1e-3,1e-2"], "reproduce": ["small"]}[command]
+    for engine in ("ray", "local"):
+        flags = ["--seeds", "2", "--workers", "1", "--json", "--out", str(tmp_path / engine), "--engine", engine]
+        done = CliRunner().invoke(app, [command, *more, *flags])
+        assert done.exit_code == 0, done.output
+    there, here = (Store(tmp_path / engine) for engine in ("ray", "local"))
+    assert sorted(there.keys()) == sorted(here.keys())
+    assert len(there.keys()) == {"tune": 4, "reproduce": 2}[command]
+    for key in there.keys():  # noqa: SIM118
+        a, b = there.get(key), here.get(key)
+        assert a is not None
+        assert b is not None
+        np.testing.assert_allclose(a.accuracy, b.accuracy, atol=0.02)  # other fleets: equal up to rounding
 
 
 @contextmanager
