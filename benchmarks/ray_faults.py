@@ -23,6 +23,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +72,20 @@ def workers_of(mark: str) -> list[int]:
 class Trial:
     """One study, its driver, and the events that disturb it."""
 
-    def __init__(self, out: Path, cluster: Any, data: str, rng: random.Random) -> None:
-        self.out, self.cluster, self.data, self.rng = out, cluster, data, rng
+    def __init__(self, out: Path, cluster: Any, data: str, rng: random.Random, kinds: Sequence[str]) -> None:
+        self.out, self.cluster, self.data, self.rng, self.kinds = out, cluster, data, rng, kinds
         self.events = Counter[str]()
         self.seen: dict[str, bytes] = {}  # records, as they were when first seen
         self.start()
 
     def start(self) -> None:
         words = [sys.executable, __file__, "--drive", str(self.out), self.cluster.address, self.data]
-        self.driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with open(self.out.with_name("said.txt"), "a", encoding="utf-8") as said:
+            self.driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said)
 
     def disturb(self) -> None:
         """Do one event, if there is something to disturb."""
-        what, processes = self.rng.choice(EVENTS), workers_of(OWN["SELFLESS_FAULTS"])
+        what, processes = self.rng.choice(self.kinds), workers_of(OWN["SELFLESS_FAULTS"])
         if not processes:
             return
         if what == "worker":
@@ -111,6 +113,9 @@ class Trial:
 
         wrong, status, reasons = [], Counter[str](), list[str]()
         records = Store(self.out).keys()
+        deaths = self.out.with_name("said.txt").read_text(encoding="utf-8").count("; it is tried once more")
+        if deaths > self.events["worker"]:
+            wrong.append(f"{deaths} workers counted as dead, but {self.events['worker']} were killed: a lost node counts as none")
         if sorted(records) != sorted(expected):
             wrong.append(f"{len(records)} records for {len(expected)} runs")
         for key, before in self.seen.items():
@@ -133,6 +138,7 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=3600.0, help="start no further study after so many seconds")
     parser.add_argument("--pause", type=float, default=3.0, help="mean seconds between two events")
+    parser.add_argument("--kinds", nargs="+", choices=EVENTS, default=EVENTS, help="what happens, each of these equally often")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, help="write the counts there as JSON")
     parser.add_argument("--drive", nargs=3, metavar=("OUT", "ADDRESS", "DATA"), help=argparse.SUPPRESS)
@@ -160,7 +166,7 @@ def main() -> int:
                 cluster.add_node(num_cpus=1, **SIZES)
             while sum(events.values()) < given.events and time.monotonic() - started < given.seconds:
                 trials += 1
-                trial = Trial(Path(place, "out"), cluster, data, rng)
+                trial = Trial(Path(place, "out"), cluster, data, rng, given.kinds)
                 while trial.driver.poll() is None:
                     time.sleep(rng.uniform(0.1, 2 * given.pause))
                     trial.look()
@@ -174,6 +180,7 @@ def main() -> int:
                 status.update(ended)
                 reasons.update(reason.split(" on node")[0] for reason in why)
                 shutil.rmtree(trial.out)
+                trial.out.with_name("said.txt").unlink()
                 print(json.dumps({"study": trials, "events": dict(trial.events), "runs": dict(ended), "problems": wrong}), flush=True)
         finally:
             cluster.shutdown()

@@ -93,14 +93,13 @@ def test_one_run_that_kills_its_worker_does_not_spoil_the_others(cluster: Any, h
 
 
 @pytest.mark.parametrize("command", ["tune", "reproduce"])
-def test_commands_train_on_the_cluster(
-    cluster: Any, command: str, tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_train_on_the_cluster(cluster: Any, command: str, tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and numbers are those of the local engine."""
     run = Run(stream=tasks_npz, **BASE)
     small = Experiment("small", "A small one", "figure 0", "bars", (Cell("MAS", "small", (run,)),), ())
     monkeypatch.setattr("selfless.experiments.experiment", lambda *_, **__: small)
-    more = {"tune": ["--stream", tasks_npz, "--model", "mlp-8", "--epochs", "1", "--strengths", "1e-3,1e-2"], "reproduce": ["small"]}[command]
+    fields = ["--stream", tasks_npz, "--model", "mlp-8", "--epochs", "1", "--strengths", "1e-3,1e-2"]
+    more = {"tune": fields, "reproduce": ["small"]}[command]
     for engine in ("ray", "local"):
         flags = ["--seeds", "2", "--workers", "1", "--json", "--out", str(tmp_path / engine), "--engine", engine]
         done = CliRunner().invoke(app, [command, *more, *flags])
