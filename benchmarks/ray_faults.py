@@ -81,7 +81,7 @@ class Trial:
     def start(self) -> None:
         words = [sys.executable, __file__, "--drive", str(self.out), self.cluster.address, self.data]
         with open(self.out.with_name("said.txt"), "a", encoding="utf-8") as said:
-            self.driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said)
+            self.driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said, env=os.environ | {"PYTHONWARNINGS": "always"})
 
     def disturb(self) -> None:
         """Do one event, if there is something to disturb."""
