@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -178,7 +179,7 @@ def main() -> int:
                 problems += [f"study {trials}: {one}" for one in wrong]
                 events.update(trial.events)
                 status.update(ended)
-                reasons.update(reason.split(" on node")[0] for reason in why)
+                reasons.update(re.sub(r" on (a )?node.* ended", " ended", reason) for reason in why)
                 shutil.rmtree(trial.out)
                 trial.out.with_name("said.txt").unlink()
                 print(json.dumps({"study": trials, "events": dict(trial.events), "runs": dict(ended), "problems": wrong}), flush=True)

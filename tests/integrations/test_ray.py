@@ -88,7 +88,7 @@ def test_one_run_that_kills_its_worker_does_not_spoil_the_others(cluster: Any, h
     results = selfless.train(runs, out=tmp_path / "out", engine="ray")
     assert [r.status for r in results] == ["done", "done", "failed", "done"]
     assert ends(tmp_path / "out", runs) == ["done", "done", "failed", "done"]
-    assert "its worker on node" in results[2].error
+    assert "its worker on" in results[2].error
     assert "twice" in results[2].error
 
 

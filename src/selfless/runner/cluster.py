@@ -247,17 +247,17 @@ class Cluster:
 
     def _lost(self, number: int, error: Exception, replace: Callable[[int, int | str], bool]) -> bool:
         """Return True if a job that ended without an answer is to be done again."""
-        errors, place = self.ray.exceptions, self._address_of(self.places.get(number, ""))
+        errors, place = self.ray.exceptions, f"node {self._address_of(self.places[number])}" if number in self.places else "a node"
         if isinstance(error, errors.NodeDiedError | errors.ObjectLostError | errors.LocalRayletDiedError):
             self.losses[number] += 1
             if self.losses[number] <= LOSSES:
-                warnings.warn(f"node {place} was lost; its fleets start again elsewhere", stacklevel=9)
+                warnings.warn(f"{place} was lost; its fleets start again elsewhere", stacklevel=9)
                 return True
         if isinstance(error, errors.OutOfMemoryError):
-            return replace(number, f"Ray stopped its worker because node {place} ran out of memory")
+            return replace(number, f"Ray stopped its worker because {place} ran out of memory")
         if isinstance(error, errors.RayTaskError):
             return replace(number, str(error).strip().splitlines()[-1])
-        return replace(number, f"its worker on node {place} ended ({type(error).__name__})")
+        return replace(number, f"its worker on {place} ended ({type(error).__name__})")
 
     # ----------------------------------------------------------------------------------------------------------- nodes
     def _nodes(self) -> list[dict[str, Any]]:
@@ -266,7 +266,7 @@ class Cluster:
     def _address_of(self, node: str) -> str:
         """Return the address of a node, and the start of its name, because several nodes may share a machine."""
         found = next((one["NodeManagerAddress"] for one in self.ray.nodes() if one["NodeID"] == node), "unknown")
-        return f"{found} ({node[:8]})" if node else found
+        return f"{found} ({node[:8]})"
 
     def _avoided(self, job: Mapping[str, Any]) -> list[str]:
         """Return the nodes that cannot do a job."""
