@@ -1,9 +1,10 @@
 """What Ray adds: 64 small runs with the local engine and with Ray on this machine, one and two workers, in turns.
 
-    python benchmarks/ray_overhead.py --rounds 3 --to results/bench/ray-overhead.json
+    python benchmarks/ray_overhead.py --rounds 5 --to results/bench/ray-overhead.json
 
-In each round both engines train the same runs, one after the other, in changing order, so that another load on the machine meets both. Ray
-is started once, and a small study is trained first, which starts its workers; both are reported apart. The local engine starts its worker
+Runs are "together" (64 learning rates: one fleet for each worker) or "alone" (64 seeds: each run is a fleet, so 64 jobs for Ray). In
+each round both engines train the same runs, one after the other, in changing order, so that another load on the machine meets both. Ray is
+started once, and a small study is trained first, which starts its workers; both are reported apart. The local engine starts its worker
 processes in each study, so its start is measured with a study of one run for each worker, and subtracted in `without_start`.
 """
 
@@ -28,8 +29,9 @@ OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_USAGE_
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kinds", nargs="+", choices=("together", "alone"), default=["alone", "together"])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--to", type=Path, help="write the figures there as JSON")
     given = parser.parse_args()
@@ -44,45 +46,53 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="selfless-overhead-") as place:
         data, number = make_data(Path(place)), 0
 
-        def seconds(engine: str, workers: int, count: int) -> float:
-            """Train `count` runs of different seeds, which are fleets of one, and return the seconds."""
+        def seconds(engine: str, workers: int, count: int, kind: str = "alone") -> float:
+            """Train `count` runs and return the seconds."""
             nonlocal number
             number += 1
-            runs = [Run(stream=data, model="mlp-8", epochs=given.epochs, batch=10, seed=seed) for seed in range(count)]
+            changes = [{"lr": 0.01 + 0.001 * i} if kind == "together" else {"seed": i} for i in range(count)]
+            runs = [Run(stream=data, model="mlp-64", epochs=given.epochs, batch=10, **change) for change in changes]
             began = time.perf_counter()
-            selfless.train(runs, out=Path(place, str(number)), engine=engine, workers=workers, device="cpu")
+            selfless.train(runs, out=Path(place, str(number)), engine=engine, workers=workers if engine == "local" else None, device="cpu")
             return time.perf_counter() - began
 
         for workers in given.workers:
             began = time.perf_counter()
             ray.init(address="local", num_cpus=workers, object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False)
             up = time.perf_counter() - began
-            first = seconds("ray", workers, workers)
-            starts, times = [], {"local": list[float](), "ray": list[float]()}
-            for turn in range(given.rounds):
-                starts.append(seconds("local", workers, workers + 1) if workers > 1 else 0.0)
-                for engine in ("local", "ray") if turn % 2 else ("ray", "local"):
-                    times[engine].append(seconds(engine, workers, given.runs))
-                print(workers, {engine: round(found[-1], 1) for engine, found in times.items()}, flush=True)
+            first = seconds("ray", workers, 2 * workers)
+            for kind in given.kinds:
+                starts, times = list[float](), {"local": list[float](), "ray": list[float]()}
+                for turn in range(given.rounds):
+                    starts.append(seconds("local", workers, workers) if workers > 1 else 0.0)
+                    for engine in ("local", "ray") if turn % 2 else ("ray", "local"):
+                        times[engine].append(seconds(engine, workers, given.runs, kind))
+                    print(workers, kind, {engine: round(found[-1], 1) for engine, found in times.items()}, flush=True)
+                ratios = [b / a for a, b in zip(times["local"], times["ray"], strict=True)]
+                net = [b / (a - s) for a, b, s in zip(times["local"], times["ray"], starts, strict=True)]
+                rows.append(
+                    {
+                        "workers": workers,
+                        "kind": kind,
+                        "ray_start_s": round(up, 2),
+                        "first_study_s": round(first, 2),
+                        "local_start_s": round(statistics.median(starts), 2),
+                        **{f"{engine}_s": [round(one, 2) for one in found] for engine, found in times.items()},
+                        "ratio": _spread(ratios),
+                        "ratio_without_start": _spread(net),
+                    }
+                )
             ray.shutdown()
-            ratios = [b / a for a, b in zip(times["local"], times["ray"], strict=True)]
-            net = [b / (a - s) for a, b, s in zip(times["local"], times["ray"], starts, strict=True)]
-            rows.append(
-                {
-                    "workers": workers,
-                    "ray_start_s": round(up, 2),
-                    "first_study_s": round(first, 2),
-                    "local_start_s": round(statistics.median(starts), 2),
-                    **{f"{engine}_s": [round(one, 2) for one in found] for engine, found in times.items()},
-                    "ratio": round(statistics.median(ratios), 3),
-                    "ratio_without_start": round(statistics.median(net), 3),
-                }
-            )
     result = {"runs": given.runs, "epochs": given.epochs, "cores": os.cpu_count(), "load": list(os.getloadavg()), "rows": rows}
     print(result)
     if given.to:
         write_json(given.to, result)
     return 0
+
+
+def _spread(ratios: list[float]) -> dict[str, float]:
+    """Return the median, the least and the largest."""
+    return {name: round(f(ratios), 3) for name, f in (("median", statistics.median), ("least", min), ("most", max))}
 
 
 if __name__ == "__main__":
