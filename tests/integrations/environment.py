@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -103,7 +105,7 @@ def _run_tests(python: Path, reasons: dict[str, str], end: float) -> bool:
             print(f"--- {' '.join(names)}\n{output}", flush=True)
             failed |= process.returncode not in (0, 5)  # 5: every test of the file was skipped
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started: those of a Ray cluster outlive it
             print(process.communicate()[0])
             reasons[" ".join(names)] = f"its tests did not end within {SECONDS:.0f} seconds"
     return failed
@@ -116,7 +118,8 @@ def _start(python: Path, names: Sequence[str]) -> subprocess.Popen[str]:
     files = [str(HERE / name) for name in names]
     options = ["-p", "no:cacheprovider", "-rs", "--show-capture=no", "--tb=short"]
     command = [str(python), "-m", "pytest", *options, *files]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **out)
 
 
 if __name__ == "__main__":
