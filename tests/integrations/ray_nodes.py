@@ -67,7 +67,7 @@ if "default_worker" in sys.argv[0]:  # on a node, not in the program that starts
 
 @contextmanager
 def small_cluster(folder: Path) -> Iterator[Any]:
-    """Yield a cluster with a head that trains nothing and two nodes of one core, the second of them odd; connect to it."""
+    """Yield a cluster with a head that trains nothing, and two nodes of one core: `plain` and an odd one. Connect to it."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -77,7 +77,7 @@ def small_cluster(folder: Path) -> Iterator[Any]:
     sizes: dict[str, Any] = {"object_store_memory": 80_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **sizes})
     try:
-        cluster.add_node(num_cpus=1, wait=False, **sizes)
+        cluster.plain = cluster.add_node(num_cpus=1, wait=False, **sizes)
         cluster.add_node(num_cpus=1, wait=False, env_vars=odd, **sizes)
         cluster.wait_for_nodes(timeout=120)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")

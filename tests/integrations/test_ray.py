@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -181,16 +182,21 @@ def test_a_killed_driver_loses_nothing_that_was_recorded(cluster: Any, hostile: 
 
 
 def test_the_fleets_of_a_node_that_is_lost_train_elsewhere(cluster: Any, hostile: str, tasks_npz: str, tmp_path: Path) -> None:
-    """Both nodes have a fleet when one node is removed; no fleet ends before that. The last test: the node does not come back."""
+    """Both nodes have a fleet when one of them is removed; no fleet ends before that. The last test: the node does not come back."""
     runs = [Run(stream=tasks_npz, **BASE | {"model": f"{hostile}:gated", "seed": seed}) for seed in (1, 2)]
     begun = set[str]()
 
     def remove(fleet: Any, event: Any) -> None:
         begun.update(run.key for run in fleet)
         if len(begun) == 2 and not (tmp_path / "open").exists():
-            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+            cluster.remove_node(cluster.plain, allow_graceful=False)
             (tmp_path / "open").touch()
 
     selfless.train(runs, out=tmp_path / "out", engine="ray", follow=remove)
     # A worker outlives its node for a moment: a temporary file that it was writing is removed by the next study.
     assert ends(tmp_path / "out", runs, ("training-", "study-")) == ["done", "done"]
+    hidden = tmp_path / "hidden.npz"  # the node that is left cannot read it
+    hidden.write_bytes(Path(tasks_npz.removeprefix("arrays:")).read_bytes())
+    nowhere = selfless.train(runs_of(f"arrays:{hidden}"), out=tmp_path / "nowhere", engine="ray")
+    assert ends(tmp_path / "nowhere", [result.run for result in nowhere]) == ["failed"] * 4
+    assert all(re.search(r"no node can train it: node .*hidden\.npz", result.error) for result in nowhere)
