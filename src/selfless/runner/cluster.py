@@ -81,6 +81,7 @@ class Cluster:
         self.places: dict[int, str] = {}  # job → the node where it runs
         self.losses = Counter[int]()
         self.used = set[str]()  # the nodes that trained for this study
+        self.tasks: dict[Callable[..., Any], Any] = {}  # functions as Ray tasks
         self.asked: Any = None  # the answer of the mailbox that is on its way
 
     def __enter__(self) -> Cluster:
@@ -131,8 +132,10 @@ class Cluster:
 
     def _task(self, function: Callable[..., Any], **options: Any) -> Any:
         """Return a Ray task that needs what one fleet needs. Ray does not repeat it: `run` decides."""
+        if function not in self.tasks:  # once: Ray sends each new one to all workers
+            self.tasks[function] = self.ray.remote(function)
         resources = {"num_cpus": 1, "num_gpus": 1 if self.device == "cuda" else 0}
-        return self.ray.remote(function).options(**(resources | {"max_retries": 0} | options))
+        return self.tasks[function].options(**(resources | {"max_retries": 0} | options))
 
     # ------------------------------------------------------------------------------------------------------------ jobs
     def run(
