@@ -4,8 +4,9 @@
 
 Runs are "together" (64 learning rates: one fleet for each worker) or "alone" (64 seeds: each run is a fleet, so 64 jobs for Ray). In
 each round both engines train the same runs, one after the other, in changing order, so that another load on the machine meets both. Ray is
-started once, and a small study is trained first, which starts its workers; both are reported apart. The local engine starts its worker
-processes in each study, so its start is measured with a study of one run for each worker, and subtracted in `without_start`.
+started once, and a small study is trained first, which starts its workers; both are reported apart. What each study costs at its start
+(the local engine starts worker processes, Ray a mailbox) is measured with a study of one run for each worker, and subtracted from both
+in `ratio_without_start`: it compares the seconds of the other runs.
 """
 
 from __future__ import annotations
@@ -62,21 +63,22 @@ def main() -> int:
             up = time.perf_counter() - began
             first = seconds("ray", workers, 2 * workers)
             for kind in given.kinds:
-                starts, times = list[float](), {"local": list[float](), "ray": list[float]()}
+                starts, times = ({engine: list[float]() for engine in ("local", "ray")} for _ in range(2))
                 for turn in range(given.rounds):
-                    starts.append(seconds("local", workers, workers) if workers > 1 else 0.0)
                     for engine in ("local", "ray") if turn % 2 else ("ray", "local"):
+                        starts[engine].append(seconds(engine, workers, workers))
                         times[engine].append(seconds(engine, workers, given.runs, kind))
                     print(workers, kind, {engine: round(found[-1], 1) for engine, found in times.items()}, flush=True)
                 ratios = [b / a for a, b in zip(times["local"], times["ray"], strict=True)]
-                net = [b / (a - s) for a, b, s in zip(times["local"], times["ray"], starts, strict=True)]
+                rest = {engine: [a - b for a, b in zip(times[engine], starts[engine], strict=True)] for engine in times}
+                net = [b / a for a, b in zip(rest["local"], rest["ray"], strict=True)]
                 rows.append(
                     {
                         "workers": workers,
                         "kind": kind,
                         "ray_start_s": round(up, 2),
                         "first_study_s": round(first, 2),
-                        "local_start_s": round(statistics.median(starts), 2),
+                        **{f"{engine}_start_of_study_s": [round(one, 2) for one in found] for engine, found in starts.items()},
                         **{f"{engine}_s": [round(one, 2) for one in found] for engine, found in times.items()},
                         "ratio": _spread(ratios),
                         "ratio_without_start": _spread(net),
