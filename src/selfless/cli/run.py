@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from selfless.cli.errors import reporting_errors
-from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Out, Workers, with_run_fields
+from selfless.cli.options import HOW, Address, AsJson, DataDir, Device, Engine, Force, Out, Workers, with_run_fields
 from selfless.cli.results import show_results
 from selfless.cli.terminal import open_console
 from selfless.cli.training import train_with_progress
@@ -26,6 +26,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless run --stream folders:my/tasks --model mypkg.nets:build  [dim]# your data and your network[/dim]
   selfless run --continue results/KEY --stream folders:my/next     [dim]# a trained network learns more tasks[/dim]
   selfless run --log tensorboard                                   [dim]# also wandb, mlflow: files in the folder of results[/dim]
+  selfless run --seeds 200 --engine ray --address auto              [dim]# on the nodes of a Ray cluster[/dim]
   selfless run --config my.toml --lr 0.03 --json"""
 
 
@@ -35,8 +36,8 @@ def run(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget, checkpoints; "
-            "flags override it.",
+            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget, checkpoints, engine, "
+            "address; flags override it.",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -60,7 +61,8 @@ def run(
         str | None,
         typer.Option(help="Send losses, accuracies, capacity and importances to tensorboard, wandb or mlflow.", rich_help_panel=HOW),
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=HOW)] = "local",
+    engine: Engine = None,
+    address: Address = None,
     force: Force = False,
     as_json: AsJson = False,
     **fields: Any,
@@ -72,10 +74,8 @@ def run(
     with reporting_errors(as_json):
         from selfless.runner.plan import plan
 
-        if engine != "local":
-            raise ValueError(f"engine {engine!r} is not available in this version; use --engine local")
         how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget, "checkpoints": checkpoints}
-        planned = plan(config, {**fields, "seeds": seeds, **how}, force=force)
+        planned = plan(config, {**fields, "seeds": seeds, **how, "engine": engine, "address": address}, force=force)
         if planned.recommended is not None:
             open_console(stderr=True, quiet=as_json).print(
                 f"recommended: {planned.recommended}", soft_wrap=True, highlight=False, markup=False

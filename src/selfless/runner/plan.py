@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from selfless.runner.options import TrainOptions
 from selfless.spec import ON_HELD_OUT, Run
 
 MOST_SEEDS = 100_000
-HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints")  # fields of TrainOptions that are also keys of the TOML file
+# Fields of TrainOptions that are also keys of the TOML file.
+HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints", "engine", "address")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
     with collecting(problems):
         if not isinstance(how.get("checkpoints", True), bool):
             raise ValueError(f"checkpoints is {show(how['checkpoints'])}; it must be true or false")
-    for name in ("out", "data_dir", "device"):
+    for name in ("out", "data_dir", "device", "engine", "address"):
         with collecting(problems):
             if name in how and not (isinstance(how[name], str | Path) and str(how[name]).isprintable()):
                 raise ValueError(f"{name} is {show(how[name])}; it must be text")
@@ -172,6 +174,19 @@ def split_evenly(fleet: Sequence[Run], count: int) -> Iterator[list[Run]]:
         if stop > start:
             yield list(fleet[start:stop])
         start = stop
+
+
+def spread(groups: Sequence[Sequence[Run]], sizes: Sequence[int], slots: int, *, by_share: bool) -> list[list[Run]]:
+    """Split groups of runs that can train together into fleets for `slots` devices; a fleet of group i has at most sizes[i] members.
+
+    by_share   True: all groups together get about one fleet for each device, so that fleets stay large, as a GPU needs it.
+               False: each group is split over all devices, as on the cores of one machine.
+    """
+    total, found = sum(map(len, groups)), list[list[Run]]()
+    for group, size in zip(groups, sizes, strict=True):
+        wanted = math.ceil(slots * len(group) / total) if by_share else slots
+        found += split_evenly(group, max(wanted, math.ceil(len(group) / max(size, 1))))
+    return found
 
 
 def _shared_settings(run: Run) -> str:
