@@ -2,9 +2,9 @@
 
     python .ci/hashes.py .venv/bin/python > requirements-ci.txt
 
-`.ci/run` installs from it with `pip --require-hashes`. The wheels are those for Python 3.11 on Linux, x86-64 and ARM. torch is left out: the
-same version has different wheels on different indexes, with CUDA and without. Its version is in constraints.txt. The index is that of pip's
-own settings.
+`.ci/run` installs from it with `pip --require-hashes`. The wheels are those for Python 3.11 on Linux, x86-64 and ARM. torch is left out:
+the same version has different wheels on different indexes, with CUDA and without. Its version is in constraints.txt. The index is that of
+pip's own settings.
 """
 
 import json
