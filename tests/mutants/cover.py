@@ -19,7 +19,7 @@ def cover(source: Path, patterns: Sequence[str], file: str, marked: str) -> dict
     """
     from coverage import Coverage
 
-    watcher = Coverage(data_file=None, include=[str(source / pattern) for pattern in patterns])
+    watcher = Coverage(data_file=None, config_file=False, include=[str(source / pattern) for pattern in patterns])
     contexts = _Contexts(watcher)
     watcher.start()
     pytest.main([*OPTIONS, "-m", marked, file], plugins=[contexts])
