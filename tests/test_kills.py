@@ -1,4 +1,4 @@
-"""The page about reliability has the recorded counts of `make kills`, `make fuzz` and `make soak`; tests/runner/test_resuming.py kills commands."""
+"""The page about reliability has the records of `make kills`, `make fuzz` and `make soak`; tests/runner/test_resuming.py kills commands."""
 
 from __future__ import annotations
 
