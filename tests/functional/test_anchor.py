@@ -19,8 +19,6 @@ def test_the_value_is_the_sum_over_the_parameters_that_have_an_importance() -> N
     anchor = Anchor({"a": omega.square(), "gone": omega}, {"a": star, "gone": star})
     rows = zip(*(t.flatten().tolist() for t in (omega, theta, star)), strict=True)
     wanted = sum(w * w * (t - s) ** 2 for w, t, s in rows)
-        w * w * (t - s) ** 2 for w, t, s in zip(omega.flatten().tolist(), theta.flatten().tolist(), star.flatten().tolist(), strict=True)
-    )
     assert float(anchor.value({"a": theta, "b": theta})) == pytest.approx(wanted)
     assert float(anchor_value(theta, omega.square(), star)) == pytest.approx(wanted)
     assert float(anchor.value({"b": theta})) == 0
