@@ -27,7 +27,7 @@ TAGS = (
     "manylinux1",
 )
 LEFT_OUT = {"torch", "pip"}
-BUILD = ("hatchling", "trove-classifiers", "editables")  # what building the package needs, which an environment need not hold
+BUILD = ("hatchling", "tomlkit", "trove-classifiers", "editables")  # what building the package needs, which an environment need not hold
 
 
 def main(python: str) -> int:
