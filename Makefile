@@ -5,14 +5,17 @@ EXTRAS := .venv-integrations
 SITE   := .venv-docs
 AUDIT  := .venv-audit
 RELEASE := .venv-release
+PROOF  := .venv-proof
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Real data beside the checkout is used where it is there; otherwise it is fetched once into the user's cache.
 ifneq ($(wildcard ../shared/data/README.md),)
 export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
 .PHONY: setup demo check test test-whole test-integrations test-wheel test-matrix dist lint snippets docs fuzz kills faults audit bench tables
+.PHONY: coverage mutants soak
 .PHONY: clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +27,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("selfless needs Python >= 3.11; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else 0'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt torch
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
+ifdef HASHES
+	@$(PIP) --require-hashes --no-deps --requirement $(HASHES)
+	@$(PIP) --constraint constraints.txt torch
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip check
+else
+	@$(PIP) --constraint constraints.txt torch
+	@$(PIP) --constraint constraints.txt --editable '.[dev]'
+endif
 	@touch $(STAMP)
 
 demo: $(STAMP)  ## five permuted-MNIST tasks, MAS alone beside MAS + SLNID: table, plots, report
@@ -75,6 +85,16 @@ kills: $(STAMP) ## kill commands at random moments, start them again, compare th
 faults: $(STAMP) ## every method at strengths from 1e-12 to 1e12; NaN and infinity in data, losses and rates
 	@$(BIN)/python benchmarks/faults.py
 
+soak: $(STAMP)  ## long trainings: no growth of memory, open files and threads
+	@$(BIN)/python benchmarks/soak.py
+
+coverage: $(STAMP) ## branch coverage of src, subprocesses counted; into build/coverage
+	@$(BIN)/python -m tests.mutants.environment $(PROOF) -m tests.mutants.coverage_of_src -n 2 --maxschedchunk=2 -m "not whole"
+
+MUTANTS ?= --workers 2 --seconds 3600
+mutants: $(STAMP) ## put small faults into the code and count those that the tests find; into build/mutants; again to continue
+	@$(BIN)/python -m tests.mutants.environment $(PROOF) -m tests.mutants $(MUTANTS)
+
 audit: $(STAMP) ## known security holes of the installed packages, found by pip-audit in an environment of its own
 	@$(PYTHON) .ci/audit.py $(BIN)/python $(AUDIT)
 
@@ -94,4 +114,4 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/python docs/recommended.py
 
 clean:          ## remove .venv and caches
-	rm -rf $(VENV) $(EXTRAS) $(SITE) $(AUDIT) $(RELEASE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(EXTRAS) $(SITE) $(AUDIT) $(RELEASE) $(PROOF) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

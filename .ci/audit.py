@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 SECONDS = 120  # for the answers of the service
+INSTALL = 300  # for pip-audit
 
 
 def main(python: str, place: str) -> int:
@@ -20,9 +21,11 @@ def main(python: str, place: str) -> int:
     audit = Path(place, "bin/pip-audit")
     if not audit.is_file():
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
-        made = subprocess.run([f"{place}/bin/python", "-m", "pip", "install", "--quiet", "pip-audit"], check=False)
-        if made.returncode:
-            print("audit: pip-audit cannot be installed; NOTHING WAS CHECKED", file=sys.stderr)
+        install = [f"{place}/bin/python", "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", "pip-audit"]
+        try:
+            subprocess.run(install, check=True, timeout=INSTALL)
+        except subprocess.SubprocessError as error:
+            print(f"audit: pip-audit cannot be installed ({type(error).__name__}); NOTHING WAS CHECKED", file=sys.stderr)
             return 2
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "packages.txt")
@@ -52,11 +55,17 @@ def main(python: str, place: str) -> int:
         print(f"audit: the list of known holes cannot be read ({reason[:200]}); NOTHING WAS CHECKED", file=sys.stderr)
         return 2
     skipped = [one["name"] for one in found if "skip_reason" in one]
+    if len(skipped) == len(found):
+        print(
+            f"audit: none of {len(found)} packages is known to the service ({found[0]['skip_reason']}); NOTHING WAS CHECKED",
+            file=sys.stderr,
+        )
+        return 2
     holes = [(one["name"], one["version"], hole["id"], hole["fix_versions"]) for one in found for hole in one.get("vulns", ())]
     for name, version, hole, fixed in holes:
         print(f"audit: {name} {version} has {hole}; fixed in {', '.join(fixed) or 'no version'}")
     print(f"audit: {len(found) - len(skipped)} packages checked, {len(holes)} known holes; not in the list: {', '.join(skipped) or 'none'}")
-    return 1 if holes or len(skipped) == len(found) else 0
+    return 1 if holes else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page about reliability has the recorded counts of `make kills` and `make fuzz`; tests/runner/test_resuming.py kills commands."""
+"""The page about reliability has the records of `make kills`, `fuzz`, `soak`, `mutants`; tests/runner/test_resuming.py kills commands."""
 
 from __future__ import annotations
 
@@ -16,3 +16,22 @@ def test_the_page_has_the_recorded_counts() -> None:
     assert f"| all | {fuzz['cases']:,} |" in page
     assert sum(fuzz["by_kind"].values()) == fuzz["cases"]
     assert kills["problems"] == []
+
+
+def test_the_page_has_the_recorded_growth() -> None:
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    parts = json.loads((ROOT / "results/reliability/soak.json").read_text(encoding="utf-8"))
+    for part in parts.values():
+        for process in (values for values in part.values() if isinstance(values, dict)):
+            assert process["grown"] == []
+            pairs = [", ".join(str(value) for value in process[name]) for name in ("megabytes", "files", "threads")]
+            assert f"| {process['samples']} | {' | '.join(pairs)} |" in page
+
+
+def test_the_page_has_the_recorded_faults() -> None:
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    record = json.loads((ROOT / "results/reliability/mutants.json").read_text(encoding="utf-8"))
+    for room, one in record["rooms"].items():
+        share = 100 * one["found"] / (one["tried"] - one["undecided"])
+        counts = [f"{one[name]:,}" for name in ("planned", "tried", "found", "undecided")]
+        assert f"| {room} | {' | '.join(counts)} | {share:.0f} % |" in page

@@ -22,6 +22,7 @@ from selfless import (
     Run,
 )
 from selfless.data import stream
+from selfless.engine.faults import state_faults
 from selfless.engine.learner import Learner
 from selfless.models import build
 from selfless.spec import Result
@@ -138,6 +139,17 @@ def test_a_run_that_blows_up_in_its_last_step_has_failed(tasks_npz: str) -> None
     result = Learner([small(tasks_npz, tasks=1, epochs=1, batch=130, lr=1e18)]).learn()[0]
     assert result.status == "failed"
     assert "not finite after task 1" in result.error
+    assert result.error.partition("): ")[2].startswith(("all parameters;", "the importance of ", "α of "))
+
+
+def test_a_fault_names_the_tensors_of_its_member(tasks_npz: str) -> None:
+    fleet = Learner([small(tasks_npz, seed=s) for s in range(3)]).fleet
+    assert state_faults(fleet, "task 1") == {}
+    name = list(fleet.params)[1]
+    with torch.no_grad():
+        fleet.params[name][1, 0] = torch.inf
+    assert list(found := state_faults(fleet, "task 1")) == [1]
+    assert found[1].startswith(f"parameters or importances were not finite after task 1: {name}; use ")
 
 
 @pytest.mark.slow

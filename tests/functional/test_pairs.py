@@ -7,8 +7,9 @@ import torch
 from torch.testing import assert_close
 
 from selfless import SLNI, SLNID, SNI, SNID
-from selfless.functional import pair_values
+from selfless.functional import Discount, pair_values, slnid
 from selfless.sparsify import Sparsifier
+from tests.functional.formulas import alphas, relu
 
 
 @pytest.mark.parametrize("n", [6, 160])
@@ -60,3 +61,14 @@ def test_a_changed_alpha_gives_a_new_form() -> None:
     before = kind.penalty(h, alpha)
     alpha += 1
     assert_close(kind.penalty(h, alpha), before * torch.tensor(-2.0).exp())
+
+
+@pytest.mark.parametrize("discount", ["product", "max"])
+def test_a_narrow_kernel_in_a_wide_layer_is_the_sum_over_pairs(discount: Discount) -> None:
+    n, sigma = 600, 1.5
+    h, alpha = relu(3, n, dtype=torch.float64), alphas(n).double()
+    i = torch.arange(n)
+    d = torch.exp(-alpha)
+    weight = d[:, None] * d[None, :] if discount == "product" else torch.minimum(d[:, None], d[None, :])
+    weight = weight * torch.exp(-((i[:, None] - i[None, :]) ** 2) / (2 * sigma**2)) * (i[:, None] != i[None, :])
+    assert_close(slnid(h, alpha, sigma, discount), ((h @ weight) * h).sum(1).mean())

@@ -58,6 +58,7 @@ class Fleet:
         self.tasks = 0
         self.footprint = 0  # how many numbers the forward pass of one sample computes
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}  # (batch size, measures) → the captured step
+        self.loss_sums = torch.empty(0, self.size, device=device)  # of the epoch so far, after each of its steps
         self.step = Step(self)
 
     @property
@@ -153,6 +154,7 @@ class Fleet:
         self.begin_epoch(task, epoch)
         self.stack.module.train()
         batch, n = self.run.batch, self.step.data.n
+        self.loss_sums = torch.empty(math.ceil(n / batch), self.size, device=self.device)
         with torch.random.fork_rng(devices=[]):  # for dropout
             torch.manual_seed(rng.one_seed(self.runs[0].seed, "dropout", task, epoch))
             phase = max((e for e in range(epoch + 1) if self.starts_phase(e)), default=0)
@@ -162,6 +164,7 @@ class Fleet:
                     self._captured(size, measures).replay()
                 else:
                     self.step(size, measures)
+                self.loss_sums[start // batch].copy_(self.step.loss_sum)
                 after_step()
         return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
 
@@ -258,14 +261,6 @@ class Fleet:
         for rows in order.split(self.run.batch, 1):
             x, y = data.batch(rows, self.still)
             yield x.to(self.step.dtype), y
-
-    def finite(self) -> list[bool]:
-        """Return for each member if all of its parameters and importances are finite."""
-        importances = [t for part in self.parts for t in (part.term.importance(part.state) or {}).values()]
-        is_finite = torch.ones(self.size, dtype=torch.bool, device=self.device)
-        for t in [*self.params.values(), *importances, *self.alpha.values()]:
-            is_finite &= torch.isfinite(t.detach()).flatten(1).all(1)
-        return [bool(x) for x in is_finite.tolist()]
 
     @torch.no_grad()
     def evaluate(self, data: FleetData, columns: range | None, task: int | None = None) -> list[float]:

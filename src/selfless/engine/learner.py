@@ -26,11 +26,11 @@ from selfless.engine.batches import FleetData
 from selfless.engine.build import build_fleet, build_streams
 from selfless.engine.checkpoint import CannotContinue, Checkpoint
 from selfless.engine.continuing import Parent, check, inherit
+from selfless.engine.faults import loss_fault, state_faults
 from selfless.engine.plateaus import STOP, lower
 from selfless.engine.progress import Event, Pace, Progress, Report
 from selfless.engine.room import add_capacity
 from selfless.engine.stack import Tensors
-from selfless.preserve.capabilities import Distils, Replays
 from selfless.spec import ON_HELD_OUT, Matrix, Result, Run
 
 WORST = -1e9  # below every accuracy and every loss that is finite
@@ -254,8 +254,7 @@ class Learner:
                 entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: score[m] for name, score in scores.items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
                 if not math.isfinite(loss[m]) and m not in progress.failed:
-                    where = f"in epoch {epoch + 1} of task {t + 1} ({task.name})"
-                    progress.failed[m] = f"the loss was not finite {where}; {_remedy(self.runs[m])}"
+                    progress.failed[m] = loss_fault(fleet, m, epoch, f"task {t + 1} ({task.name})")
             if chosen is not None:
                 self._keep_best(self._followed(scores) if chosen == "held_out" else scores[chosen])
             running = self._lower_rates(self._followed(scores)) if self.run.schedule in ON_HELD_OUT else True
@@ -273,10 +272,7 @@ class Learner:
         with torch.random.fork_rng(devices=[]):  # for a sampled Fisher
             torch.manual_seed(rng.one_seed(self.run.seed, "consolidate", t))
             fleet.consolidate()
-        for m, finite in enumerate(fleet.finite()):
-            if not finite and m not in progress.failed:
-                where = f"after task {t + 1} ({task.name})"
-                progress.failed[m] = f"parameters or importances were not finite {where}; {_remedy(self.runs[m])}"
+        progress.failed = state_faults(fleet, f"task {t + 1} ({task.name})") | progress.failed
         add_capacity(self.fleet, progress.capacity)
 
     def _after_step(self, t: int, epoch: int) -> None:
@@ -365,16 +361,6 @@ class Learner:
         prefixes = ("params.", "buffers.", "alpha.", "state.", "scale.")
         tensors = {n: t for n, t in self.fleet.tensors().items() if n.startswith(prefixes)}
         return {n: (t[m] if t.dim() and len(t) == len(self.runs) else t).cpu().contiguous().clone() for n, t in tensors.items()}
-
-
-def _remedy(run: Run) -> str:
-    """Return what to change in a run that diverged."""
-    remedies = [f"a learning rate below {run.lr:g}"]
-    remedies += [f"a smaller strength than {run.sparsify}"] if run.sparsify.is_on else []
-    remedies += [f"a smaller strength than {term}" for term in run.preserve.parts if term.is_on and isinstance(term, Distils | Replays)]
-    remedies += [f"a smaller weight decay than {run.weight_decay:g}"] if run.weight_decay > 0 else []
-    remedies += ["anchor='implicit'"] if run.preserve.is_on and run.anchor == "explicit" else []
-    return "use " + " or ".join([", ".join(remedies[:-1]), remedies[-1]] if len(remedies) > 1 else remedies)
 
 
 def _sizes(stream: Stream) -> dict[str, list[int]]:
