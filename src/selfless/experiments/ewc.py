@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from selfless.experiments.base import Cell, Claim, Experiment, Profile, at_least, more
-from selfless.experiments.protocols import EWC_ANCHORS, PMNIST_INHIBITION, Grid, with_ewc
+from selfless.experiments.protocols import EWC_ANCHORS, EWC_INHIBITION, Grid, with_ewc
 
 GAINS = {128: 3.1, 64: 2.8}
 
@@ -21,7 +21,7 @@ def _curve(width: int) -> tuple[Cell, ...]:
         cell
         for anchor in EWC_ANCHORS
         for cell in dataclasses.replace(
-            plain, column=_at(width, anchor), grids={"No-Reg": Grid((anchor,)), "SLNID": Grid((anchor,), PMNIST_INHIBITION)}
+            plain, column=_at(width, anchor), grids={"No-Reg": Grid((anchor,)), "SLNID": Grid((anchor,), EWC_INHIBITION)}
         ).cells(("No-Reg", "SLNID"))
     )
 

@@ -52,7 +52,7 @@ def fig_3b(profile: Profile) -> Experiment:
         more_cells = [protocol.everywhere(wide, row) for row in EVERYWHERE]
         return dataclasses.replace(
             made,
-            cells=(*made.cells, *more_cells, *protocol.augmented(ROWS)),
+            cells=tuple(dataclasses.replace(cell, most_seeds=5) for cell in (*made.cells, *more_cells, *protocol.augmented(ROWS))),
             claims=(*made.claims, *claims_everywhere((protocol.column,), 3)),
             notes=(*made.notes, TINY_PLAIN),
         )
