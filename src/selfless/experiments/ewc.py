@@ -58,6 +58,6 @@ def ewc(profile: Profile) -> Experiment:
         "bars",
         cells,
         claims,
-        notes=("The paper gives the gains, not the averages",),
+        notes=("The paper gives the gains, not the averages, and no λ_Ω",),
         profile=profile,
     )
