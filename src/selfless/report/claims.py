@@ -63,9 +63,19 @@ class ClaimRow(NamedTuple):
     ours: bool
 
     @property
+    def leading_profile(self) -> str:
+        """The first of PROFILES in which the claim was judged."""
+        return next(profile for profile in PROFILES if profile in self.claims)
+
+    @property
     def leading(self) -> Mapping[str, Any]:
-        """The claim in the first of PROFILES that has it."""
-        return next(self.claims[profile] for profile in PROFILES if profile in self.claims)
+        """The claim in the leading profile."""
+        return self.claims[self.leading_profile]
+
+    @property
+    def source(self) -> str:
+        """The place in the paper."""
+        return self.where.partition(" (`")[0]
 
     @property
     def verdict(self) -> str:
