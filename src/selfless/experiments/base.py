@@ -16,7 +16,7 @@ Profile = Literal["paper", "ours", "equal"]
 PROFILES: tuple[Profile, ...] = ("paper", "ours", "equal")
 By = Literal["held-out", "test", "rule-largest", "rule-smallest"]
 Place = tuple[str, str]  # (row, column)
-Figure = Literal["bars", "dots", "pairs", "curves", "histogram", "importance", "rule"]
+Figure = Literal["bars", "dots", "pairs", "curves", "histogram", "importance", "rule", "gain"]
 
 
 @dataclass(frozen=True)
