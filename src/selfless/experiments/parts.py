@@ -159,7 +159,7 @@ def plan(experiments: Sequence[Experiment], seeds: int, most: float = MOST) -> l
 def completed(experiments: Sequence[Experiment], parts: Sequence[Part]) -> list[list[str]]:
     """Return for each part the experiments whose last cells it trains."""
     done, found = set[int](), []
-    left = {one.name: {id(cell) for cell in one.cells if cell.candidates} for one in experiments}
+    left = {one.name: some for one in experiments if (some := {id(cell) for cell in one.cells if cell.candidates})}
     for part in parts:
         done |= {id(cell) for cell in part.cells}
         found.append([name for name, cells in left.items() if cells <= done])

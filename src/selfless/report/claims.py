@@ -59,7 +59,7 @@ class ClaimRow(NamedTuple):
     where: str
     published: str
     shown: dict[str, str]
-    claims: dict[str, Mapping[str, Any]]
+    claims: Mapping[str, Mapping[str, Any]]
     ours: bool
 
     @property

@@ -173,7 +173,7 @@ def _gap(by_name: Profiles, name: str, a: str, b: str, column: str) -> str:
 
 def same_verdicts(against: Path) -> str:
     """Return "39 of 46 verdicts are the same", from a file made by `selfless report DIR --against OTHER`."""
-    return re.findall(r"\d+ of \d+ verdicts are the same", against.read_text(encoding="utf-8"))[0]
+    return str(re.findall(r"\d+ of \d+ verdicts are the same", against.read_text(encoding="utf-8"))[0])
 
 
 def relative_to(records: Sequence[Record], root: Path) -> list[Record]:
