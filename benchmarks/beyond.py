@@ -25,7 +25,7 @@ from selfless.data import holding
 from selfless.experiments import Experiment, experiment
 from selfless.experiments.base import Cell
 from selfless.experiments.beyond import CASES, select
-from selfless.experiments.choosing import choose, next_trials, trials
+from selfless.experiments.choosing import choose, later_trials, next_trials, trials
 from selfless.experiments.reproduce import CHOOSING, final, reproduce
 from selfless.runner import Store
 from selfless.runner.plan import fleets
