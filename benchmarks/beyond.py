@@ -25,7 +25,7 @@ from selfless.data import holding
 from selfless.experiments import Experiment, experiment
 from selfless.experiments.base import Cell
 from selfless.experiments.beyond import CASES, select
-from selfless.experiments.choosing import choose, next_trials, trials
+from selfless.experiments.choosing import choose, later_trials, next_trials, trials
 from selfless.experiments.reproduce import CHOOSING, final, reproduce
 from selfless.runner import Store
 from selfless.runner.plan import fleets
@@ -109,7 +109,7 @@ def show_plan(cells: Sequence[Cell], seeds: int) -> None:
     total = 0.0
     for batch in batches(cells):
         first = [run for cell in batch for run in trials(cell)]
-        second = [(cell, cell.choice.finalists * len(cell.choice.more_seeds)) for cell in batch if len(cell.candidates) > 1]
+        second = [(cell, later_trials(cell)) for cell in batch if len(cell.candidates) > 1]
         last = [run for cell in batch for run in cell.candidates[:1] for _ in range(seeds)]
         cost = sum(estimate(run, ()) for run in [*first, *last]) + sum(n * estimate(cell.candidates[0], ()) for cell, n in second)
         cost += START * (len(fleets(first)) + 2 * len(fleets(last)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from selfless.functional.scale import TARGET
-from tests.pages import PAGES, RECORDED, load, page_name, read
+from tests.pages import PAGES, RECORDED, ROOT, load, page_name, read
 
 # ------------------------------------------------------------------------------------------------------- numbers: experiments
 
@@ -53,23 +53,14 @@ def test_tables_are_those_of_the_recorded_experiments(monkeypatch: pytest.Monkey
         assert made.stdout == read(RECORDED / f"tables.{suffix}"), f"run make tables: tables.{suffix} is old"
 
 
-def test_claims_on_the_results_page_are_the_generated_ones() -> None:
-    """Copy the table of the paper's claims from claims.md after `make tables`."""
-    paper = read(RECORDED / "claims.md").partition("## Claims of the paper\n")[2].partition("\n## ")[0]
-    assert block("docs/results.md", "claims") == paper.strip()
+def test_results_page_is_the_generated_one() -> None:
+    """Run `make tables` after every change of the records or of the page's template."""
+    from selfless.report.records import load as load_records
+    from selfless.report.results import relative_to, results_page, same_verdicts
 
-
-def test_verdicts_on_the_results_page_are_counted_right() -> None:
-    from selfless.report.families import correct
-    from selfless.report.records import tally
-
-    page = read("docs/results.md")
-    for profile in ("ours", "paper"):
-        found = records(profile)
-        ways = {": ": correct(found), ", each alone": found, ", one family": correct(found, as_one_family=True)}
-        for way, those in ways.items():
-            counted = " | ".join(str(tally(those, ours=False)[verdict]) for verdict in ("holds", "fails", "undecided"))
-            assert re.search(rf"^\| `{profile}`{way}[^|]*\| {re.escape(counted)} \|$", page, re.M), f"{profile}{way}: {counted}"
+    folders = [folder for folder in (RECORDED, RECORDED.parent / "equal") if folder.is_dir()]
+    found = relative_to([record for folder in folders for record in load_records(folder)], ROOT)
+    assert read("docs/results.md") == results_page(found, same_verdicts(RECORDED.parent / "again/against.md"))
 
 
 def test_times_of_experiments_are_the_recorded_ones() -> None:
@@ -144,6 +135,7 @@ OLD_RECORDS = {"64.40 ± 0.35", "+0.83 [+0.33, +1.23]"}  # of records that are i
 def test_values_with_a_spread_are_the_recorded_ones(page: Path) -> None:
     """Every "a ± b" and every "+a [+b, +c]" is in a file made from the records."""
     known = read(RECORDED / "tables.md") + read("results/again/against.md") + " ".join(lambda_grid() | OLD_RECORDS)
+    known += "".join(read(path) for path in sorted((RECORDED.parent / "equal").glob("*.md")))
     known += read("results/trials/replay/table.md") + " ".join(growth_over_fifty_tasks() | rows_of_the_recommendation())
     assert [value for value in re.findall(f"{SPREAD}|{INTERVAL}", read(page)) if value not in known] == []
 

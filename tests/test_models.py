@@ -31,6 +31,7 @@ SIZES = [  # name, outputs, input, options, parameters
     ("mlp-128-maxout", 10, MNIST, {}, 785 * 138 + 70 * 138 + 70 * 10),
     ("mlp-64-maxout", 10, MNIST, {}, 54_394),
     ("mlp-32-maxout", 10, MNIST, {"window": 32, "layers": 1}, 785 * 32 + 2 * 10),
+    ("mlp-128-maxout", 10, MNIST, {"released": True}, 785 * 128 + 65 * 64 + 33 * 10),
     ("cnn-256", 100, CIFAR, {}, CONVS + 2305 * 256 + 257 * 100),
     ("cnn-128", 100, CIFAR, {"padding": "same", "dropout": 0.5}, CONVS + 4097 * 128 + 129 * 100),
     ("alexnet-cifar", 100, (3, 32, 32), {}, 207872 + 9088 + 2048 * (1024 + 2048 + 100)),

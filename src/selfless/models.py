@@ -14,7 +14,7 @@ import os
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -103,20 +103,25 @@ def _mlp_lwta(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, wind
     return _perceptron(math.prod(input_shape), n, n, lambda: LWTA(window), layers, outputs)
 
 
-def _mlp_maxout(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, window: int = 2, units: int | None = None) -> Network:
+def _mlp_maxout(n: int, *, outputs: int, input_shape: Shape, layers: int = 2, window: int = 2, released: bool = False) -> Network:
     """d–K–…–K–outputs with Maxout: each of the K units is the largest of w = `window` linear units.
 
     P(K) = wK(d+1) + (layers−1)·wK(K+1) + (K+1)·outputs is the number of parameters. K is chosen so that P(K) is nearest to that of `mlp-N`
     (w = 1). Example with d = 784, two layers, ten outputs: N = 128 (118,282) gives K = 69 (118,690), N = 64 (55,050) K = 33 (54,394).
 
-    units   K itself; N/window is the network of the released code, whose N linear units become N/window
+    released   the network of the authors' code instead: N linear units become N/w, the next N/w become N/w², …
     """
     d = math.prod(input_shape)
+    if released:
+        if n % window**layers:
+            raise ValueError(f"mlp-{n}-maxout, released: {n} units do not divide by {window} in each of {layers} layers")
+        sizes = [(n // window**l, n // window ** (l + 1)) for l in range(layers)]
+        return _stack(d, sizes, lambda: Maxout(window), outputs)
 
     def parameters(k: int, w: int) -> int:
         return w * k * (d + 1) + (layers - 1) * w * k * (k + 1) + (k + 1) * outputs
 
-    k = units or min(range(1, n + 1), key=lambda k: abs(parameters(k, window) - parameters(n, 1)))
+    k = min(range(1, n + 1), key=lambda k: abs(parameters(k, window) - parameters(n, 1)))
     return _perceptron(d, k, window * k, lambda: Maxout(window), layers, outputs)
 
 
@@ -126,12 +131,17 @@ def _perceptron(
     """Hidden layers of `linear` linear units, which the activation reduces to `width` units."""
     if layers < 1:
         raise ValueError(f"an mlp needs at least one hidden layer, not layers={layers}")
+    return _stack(inputs, [(linear, width)] * layers, activation, outputs, bias)
+
+
+def _stack(inputs: int, sizes: Sequence[tuple[int, int]], activation: Callable[[], nn.Module], outputs: int, bias: bool = True) -> Network:
+    """One hidden layer for each of `sizes`: (linear units, units after the activation)."""
     net = OrderedDict[str, nn.Module](flatten=nn.Flatten())
-    for l in range(1, layers + 1):
+    for l, (linear, width) in enumerate(sizes, 1):
         net |= {f"fc{l}": nn.Linear(inputs, linear, bias), f"act{l}": activation()}
         inputs = width
     net["head"] = nn.Linear(inputs, outputs, bias)
-    return Network(net, hidden=_activation_names(1, layers))
+    return Network(net, hidden=_activation_names(1, len(sizes)))
 
 
 def _cnn(n: int, *, outputs: int, input_shape: Shape, padding: Padding = "same-valid", dropout: float = 0.0) -> Network:
@@ -263,7 +273,7 @@ def _alexnet(
 
 _NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "mlp-N": (_mlp, "two hidden layers of N units, ReLU; options layers, bias"),
-    "mlp-N-maxout": (_mlp_maxout, "the same with Maxout, as many parameters as mlp-N; options layers, window, units"),
+    "mlp-N-maxout": (_mlp_maxout, "the same with Maxout, as many parameters as mlp-N; options layers, window, released"),
     "mlp-N-lwta": (_mlp_lwta, "the same with local winner-take-all; options layers, window"),
     "cnn-N": (_cnn, "Zenke et al.: conv 32-32-pool-64-64-pool, FC N; options padding, dropout"),
     "vgg-slim": (_vgg_slim, "the paper's Tiny ImageNet network, FC 500-500; options pools, batch_norm, fc_units"),

@@ -1,4 +1,4 @@
-"""Equal chances: the same budget for every row, two rounds of choosing, grids that grow while the best stands at an end."""
+"""Equal chances: the same budget for every row, grids that grow and are refined around the best, and rounds of choosing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from selfless import MAS, SLNID, Run
 from selfless.experiments import NAMES, experiment
 from selfless.experiments.base import EQUAL, Cell, Experiment
-from selfless.experiments.choosing import choose, next_trials
+from selfless.experiments.choosing import choose, later_trials, next_trials
 from selfless.experiments.grids import beyond, reachable
 from selfless.experiments.record import list_choices
 from selfless.experiments.reproduce import declared, reproduce
@@ -48,14 +48,41 @@ def chosen(cell: Cell, score: Callable[[Run], float]) -> tuple[Run, dict[Run, Re
     return found.candidates[found.index], results, rounds
 
 
-def test_two_rounds_inside_the_grid() -> None:
-    """Nine candidates by one seed, the best four by four more; test data is never used."""
+def test_rounds_inside_the_grid() -> None:
+    """Nine candidates by one seed, the best four by one more, the best two by three more; test data is never used."""
     best, _, rounds = chosen(Cell("SLNID", "x", GRID, choice=EQUAL), peak(0.03, 3e-4))
     assert (best.preserve.strength, best.sparsify.strength) == (0.03, 3e-4)
-    assert [len(runs) for runs in rounds] == [9, 16]
+    assert [len(runs) for runs in rounds] == [9, 4, 6]  # half decades already: nothing to refine
     assert {run.seed for run in rounds[0]} == {100}
-    assert collections.Counter(run.seed for run in rounds[1]) == {101: 4, 102: 4, 103: 4, 104: 4}
+    assert collections.Counter(run.seed for runs in rounds[1:] for run in runs) == {101: 4, 102: 2, 103: 2, 104: 2}
     assert all(run.held_out == 0.1 for runs in rounds for run in runs)
+
+
+@pytest.mark.parametrize("where", [(0.01, 1e-4), (0.03, 1e-4), (0.01, 3e-4), (0.03, 3e-4)])
+def test_decades_are_refined_around_the_best(where: tuple[float, float]) -> None:
+    """Up to four half decades are added next to the best decade; a best between two decades in one number is found."""
+    decades = tuple(Run(preserve=MAS(a), sparsify=SLNID(s)) for a in (1e-3, 1e-2, 1e-1) for s in (1e-5, 1e-4, 1e-3))
+    cell = Cell("SLNID", "x", decades, choice=EQUAL)
+    best, results, rounds = chosen(cell, peak(*where))
+    assert [len(runs) for runs in rounds] == [9, 4, 4, 6]
+    assert later_trials(cell) == 4 + 4 + 6
+    far = abs(math.log10(best.preserve.strength / where[0])) + abs(math.log10(best.sparsify.strength / where[1]))
+    assert far < 0.01 or (where == (0.03, 3e-4) and far < 0.55)  # both numbers between decades: one of them is half a decade off
+    assert set(choose(cell, results).candidates) <= set(reachable(decades, EQUAL))
+
+
+def test_an_axis_of_two_values_has_no_inside() -> None:
+    """Its best stands at an end whichever it is, so one value is always added."""
+    pair = tuple(Run(preserve=MAS(a)) for a in (1.0, 10.0))
+    cell = Cell("No-Reg", "x", pair, choice=EQUAL)
+    results: dict[Run, Result] = {}
+    while runs := next_trials(cell, results):
+        results |= {run: result(run, 0.5, held_out=0.9 - abs(math.log10(run.preserve.strength / 3.0))) for run in runs}
+    found = choose(cell, results)
+    assert found.index is not None
+    assert found.candidates[found.index].preserve.strength == 3.0
+    assert sorted(run.preserve.strength for run in found.candidates) in ([0.1, 0.3, 1.0, 3.0, 10.0], [1.0, 3.0, 10.0, 30.0, 100.0])
+    assert len(results) == len(pair) + later_trials(cell)
 
 
 def test_the_mean_of_all_five_seeds_decides() -> None:
@@ -76,7 +103,7 @@ def test_a_grid_grows_until_the_best_is_inside(where: tuple[float, float], added
     assert len(first) >= 9 + added
     assert max(a for a, _ in first) > where[0] > min(a for a, _ in first)
     assert max(s for _, s in first) > where[1] > min(s for _, s in first)
-    assert len([run for run in results if run.seed != 100]) >= 16
+    assert len([run for run in results if run.seed != 100]) >= 10
 
 
 def test_the_limit_is_kept_and_said() -> None:
@@ -86,12 +113,12 @@ def test_the_limit_is_kept_and_said() -> None:
     assert choose(cell, results).edges == ("λ_Ω = 10 is an end of its grid after the most extensions allowed",)
     made = Experiment("fig-2", "x", "figure 2", "bars", (cell,), profile="equal")
     record = list_choices(made, {cell.place: choose(cell, results)})[0]
-    assert (record["declared"], record["extend"], record["finalists"], record["more_seeds"]) == (9, 4, 4, [101, 102, 103, 104])
+    assert (record["declared"], record["extend"], record["rounds"]) == (9, 4, [[4, [101]], [2, [102, 103, 104]]])
     assert len(record["candidates"]) == 9 + 4 * 3
-    assert {len(c["scores"]) for c in record["candidates"]} == {1, 5}
+    assert {len(c["scores"]) for c in record["candidates"]} == {1, 2, 5}
     assert all(len(c["scores"]) == len(c["keys"]) for c in record["candidates"])
     assert dataclasses.replace(best, seed=3).key in declared(made, range(5))  # an added candidate is not stale
-    assert set(choose(cell, results).candidates) <= set(reachable(GRID, 4))
+    assert set(choose(cell, results).candidates) <= set(reachable(GRID, EQUAL))
 
 
 def test_values_beyond_an_end() -> None:
@@ -99,7 +126,7 @@ def test_values_beyond_an_end() -> None:
     assert (beyond((0.01, 0.1), up=True), beyond((1e3, 1e4), up=False)) == (1.0, 1e2)
     assert beyond((0.3, 0.75, 2.0), up=True) == 10.0  # values that are no half decades lead to the next one
     shares = tuple(Run(preserve=PackNet(s)) for s in (0.75, 0.85))
-    assert reachable(shares, 4) == shares  # a share cannot be raised by decades
+    assert reachable(shares, EQUAL) == shares  # a share cannot be raised by decades
 
 
 def test_failed_candidates_neither_win_nor_extend() -> None:
@@ -121,14 +148,14 @@ def test_rows_have_equal_budgets_by_counting_runs(tmp_path: Path) -> None:
 
     def train(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
         trained.extend(runs)
-        return [result(run, 0.5, held_out=peak(0.01 if "decov" in run.method else 0.003, 1e-5)(run)) for run in runs]
+        return [result(run, 0.5, held_out=peak(0.01, 1e-5 if "decov" in run.method else 1e-6)(run)) for run in runs]
 
     made = experiment("fig-2", "equal")
     rows = ("SLNID", "DeCov", "L1-Rep")
     cells = tuple(cell for cell in made.cells if cell.row in rows and cell.value == "average")
     reproduce(dataclasses.replace(made, cells=cells, claims=()), seeds=3, out=tmp_path, train=train)
     counts = collections.Counter((run.sparsify.name, run.held_out > 0) for run in trained)
-    assert set(counts.values()) == {5 * 15 + 4 * 4, 3}
+    assert set(counts.values()) == {3 * 8 + 4 + 4 + 2 * 3, 3}
     assert {run.seed for run in trained if run.held_out} == {100, 101, 102, 103, 104}
     assert {run.seed for run in trained if not run.held_out} == {0, 1, 2}
 
@@ -145,7 +172,7 @@ def test_every_table_gives_its_rows_the_same_grid(name: str) -> None:
         if all(run.preserve.name == "none" for runs in rows.values() for run in runs):
             assert len({len(runs) for runs in rows.values()}) == 1
             continue
-        penalised = {row: runs for row, runs in rows.items() if runs[0].sparsify.is_on and row != "Finetune"}
+        penalised = {row: runs for row, runs in rows.items() if runs[0].sparsify.is_on and row not in ("Finetune", "PackNet")}
         assert len({len(runs) for runs in penalised.values()}) <= 1, column
         if len({runs[0].preserve.name for runs in rows.values()}) == 1:
             grids = {frozenset(run.preserve.strength for run in runs) for runs in rows.values()}

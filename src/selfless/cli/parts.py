@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 def show_plan(experiments: Sequence[Experiment], seeds: int, part: str | None, as_json: bool) -> None:
     """Print the parts with their estimated seconds on one H200: as many as --part says, or as few as fit into 25 minutes each."""
-    from selfless.experiments.parts import partition, plan, read_part
+    from selfless.experiments.parts import completed, partition, plan, read_part
 
     parts = partition(experiments, seeds, read_part(part)[1]) if part else plan(experiments, seeds)
-    rows = [{"part": f"{p.number}/{p.of}", "seconds": round(p.seconds), "cells": [row for u in p.units for row in u.rows]} for p in parts]
+    rows = [
+        {"part": f"{p.number}/{p.of}", "seconds": round(p.seconds), "completes": names, "cells": [row for u in p.units for row in u.rows]}
+        for p, names in zip(parts, completed(experiments, parts), strict=True)
+    ]
     if as_json:
         typer.echo(json.dumps({"seeds": seeds, "parts": rows, "seconds": round(sum(p.seconds for p in parts))}))
         return
@@ -30,9 +33,11 @@ def show_plan(experiments: Sequence[Experiment], seeds: int, part: str | None, a
     table = Table(title=f"{len(parts)} parts, {seeds} seeds; estimated seconds on one H200", title_justify="left")
     table.add_column("--part", no_wrap=True)
     table.add_column("seconds", justify="right")
+    table.add_column("completes")
     table.add_column("cells")
     for one, row in zip(parts, rows, strict=True):
-        table.add_row(f"{one.number}/{one.of}", f"{one.seconds:.0f}", ", ".join(row["cells"]))  # type: ignore[arg-type]
+        names, cells = (", ".join(row[key]) for key in ("completes", "cells"))  # type: ignore[arg-type]
+        table.add_row(f"{one.number}/{one.of}", f"{one.seconds:.0f}", names, cells)
     open_console().print(table)
 
 

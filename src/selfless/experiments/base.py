@@ -16,7 +16,7 @@ Profile = Literal["paper", "ours", "equal"]
 PROFILES: tuple[Profile, ...] = ("paper", "ours", "equal")
 By = Literal["held-out", "test", "rule-largest", "rule-smallest"]
 Place = tuple[str, str]  # (row, column)
-Figure = Literal["bars", "dots", "pairs", "curves", "histogram", "importance", "rule"]
+Figure = Literal["bars", "dots", "pairs", "curves", "histogram", "importance", "rule", "gain"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Choice:
     seeds       seeds of the choosing runs; with "test" these are seeds that are also reported, else they are different ones
     tasks       how many of the first tasks to choose by (None: all); ignored with "test", whose runs are reported
     tolerance   for the rules: how many points of accuracy a λ may lose against training without a sparsifier
-    finalists   how many candidates are scored by `more_seeds` too, and chosen from by the mean of all seeds; 0: all by `seeds` alone
     extend      how many values may be added at each end of a grid of λ_Ω or λ while the best candidate stands there
+    refine      add the half decades next to the best candidate, once
+    rounds      (how many of the best go on, the seeds they are scored by too); the mean over all seeds of the last round decides
     """
 
     by: By = "held-out"
@@ -38,9 +39,14 @@ class Choice:
     held_out: float = 0.1
     tasks: int | None = None
     tolerance: float = 0.5
-    finalists: int = 0
-    more_seeds: tuple[int, ...] = ()
     extend: int = 0
+    refine: bool = False
+    rounds: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds of a candidate that reaches the last round, in the order of its scores."""
+        return (*self.seeds, *(seed for _, seeds in self.rounds for seed in seeds))
 
     @property
     def on_test(self) -> bool:
@@ -48,7 +54,7 @@ class Choice:
         return self.by == "test"
 
 
-EQUAL = Choice("held-out", seeds=(100,), finalists=4, more_seeds=(101, 102, 103, 104), extend=4)  # every choice of profile `equal`
+EQUAL = Choice("held-out", (100,), extend=4, refine=True, rounds=((4, (101,)), (2, (102, 103, 104))))  # every choice of profile `equal`
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class Cell:
     candidates   runs to choose from; none if nothing can be run (yet)
     value        what is measured, a name of `selfless.experiments.measures.MEASURES`
     then         fields of the chosen run that change after choosing, such as {"tasks": 1}
+    most_seeds   how many seeds are reported at most, where runs are expensive; None: as many as asked for
     """
 
     row: str
@@ -67,6 +74,7 @@ class Cell:
     value: str = "average"
     choice: Choice = field(default_factory=Choice)
     then: Mapping[str, Any] = field(default_factory=dict)
+    most_seeds: int | None = None
 
     @property
     def place(self) -> Place:

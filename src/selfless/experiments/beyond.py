@@ -23,7 +23,7 @@ from selfless.spec import Run
 
 AUGMENTED, PLAIN, MNIST = "CIFAR 256, augmented", "CIFAR 256", "pMNIST 128"
 CASES = {"cifar-aug": AUGMENTED, "cifar": PLAIN, "pmnist": MNIST}  # short names for the command line
-CHOICE = Choice("held-out", seeds=(100,), finalists=2, more_seeds=(101, 102))
+CHOICE = Choice("held-out", seeds=(100,), rounds=((2, (101, 102)),))
 NOTES = (
     "Lost: by how many points the accuracy on a task has fallen since it was learnt, mean over the old tasks",
     "Every row of a column had the same number of candidates; joint training is an upper bound, not a method",

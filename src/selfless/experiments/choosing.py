@@ -1,11 +1,13 @@
 """Choosing one candidate of a cell: `next_trials` returns the runs that are needed next, `choose` picks a candidate by their results.
 
-Most choices have one round: all candidates are scored by all seeds. A choice with `finalists` and `extend` gives every row equal chances:
+Most choices have one round: all candidates are scored by all seeds. A choice with `extend`, `refine` and `rounds` gives every row equal
+chances:
 
     1. all candidates are scored by the first seeds
     2. while the best stands at an end of its grid of λ_Ω or λ, the next value there is added, at most `extend` values at each end
-    3. the best `finalists` are scored by `more_seeds`; the highest mean over all seeds wins
-    4. if the winner stands at an end that may still be extended, the grid grows there, and steps 1 to 3 are done again
+    3. the half decades next to the best are added, if the grid has decades
+    4. in each round the best few are scored by more seeds; the highest mean over all seeds wins
+    5. if the winner stands at an end that may still be extended, the grid grows there, and all but step 3 is done again
 
 Which runs are needed is a function of the results so far, so that an interrupted choice continues where it stopped.
 """
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from selfless.experiments.base import Cell, Choice
-from selfless.experiments.grids import edges, extend
+from selfless.experiments.grids import edges, extend, middle, refine
 from selfless.spec import Result, Run
 
 
@@ -62,6 +64,19 @@ def trials(cell: Cell) -> list[Run]:
     return [trial(run, seed, cell.choice) for run in cell.candidates for seed in cell.choice.seeds]
 
 
+def later_trials(cell: Cell) -> int:
+    """Return how many runs the later rounds of a choice take if its best candidate is in the middle of the grid."""
+    if len(cell.candidates) < 2:
+        return 0
+    grown = cell.candidates
+    if cell.choice.extend:
+        grown += extend(grown, grown, middle(grown), cell.choice.extend)  # an axis of two values has no middle
+    if cell.choice.refine:
+        grown += refine(grown, middle(grown))
+    again = sum(min(count, len(grown)) * len(seeds) for count, seeds in cell.choice.rounds)
+    return (len(grown) - len(cell.candidates)) * len(cell.choice.seeds) + again
+
+
 def next_trials(cell: Cell, results: Mapping[Run, Result]) -> list[Run]:
     """Return the runs that must be trained next to choose, given the results so far; none if the choice is made."""
     found = _proceed(cell, results)
@@ -80,7 +95,7 @@ def _proceed(cell: Cell, results: Mapping[Run, Result]) -> Selection | list[Run]
     """Return the selection, or the runs that are missing for the next step."""
     if len(cell.candidates) < 2:
         return Selection(0 if cell.candidates else None, (), candidates=cell.candidates)
-    choice, candidates = cell.choice, cell.candidates
+    choice, candidates, refined = cell.choice, cell.candidates, not cell.choice.refine
     while True:
         first = [trial(run, seed, choice) for run in candidates for seed in choice.seeds]
         if missing := [run for run in first if run not in results]:
@@ -90,18 +105,22 @@ def _proceed(cell: Cell, results: Mapping[Run, Result]) -> Selection | list[Run]
         if index is not None and (more := extend(cell.candidates, candidates, index, choice.extend)):
             candidates += more
             continue
-        if choice.finalists and index is not None:
-            finalists = _best(_means(scores), choice.finalists)
-            second = [trial(candidates[i], seed, choice) for i in finalists for seed in choice.more_seeds]
-            if missing := [run for run in second if run not in results]:
+        if index is not None and not refined:
+            refined = True
+            candidates += refine(candidates, index)
+            continue
+        known = _means(scores)
+        for count, seeds in choice.rounds if index is not None else ():
+            best = _best(known, count)
+            if missing := [run for i in best for seed in seeds if (run := trial(candidates[i], seed, choice)) not in results]:
                 return missing
-            for i in finalists:
-                scores[i] += _scores(candidates[i], choice.more_seeds, choice, results)
-            known = [m if i in finalists else math.nan for i, m in enumerate(_means(scores))]
+            for i in best:
+                scores[i] += _scores(candidates[i], seeds, choice, results)
+            known = [mean if i in best else math.nan for i, mean in enumerate(_means(scores))]
             index = _pick(candidates, known, choice)
-            if index is not None and (more := extend(cell.candidates, candidates, index, choice.extend)):
-                candidates += more
-                continue
+        if choice.rounds and index is not None and (more := extend(cell.candidates, candidates, index, choice.extend)):
+            candidates += more
+            continue
         limit = choice.extend and " after the most extensions allowed"
         ends = edges(candidates, index) if index is not None else ()
         return Selection(index, tuple(scores), tuple(f"{end}{limit or ''}" for end in ends), candidates)

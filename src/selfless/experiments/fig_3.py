@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from selfless.experiments.base import Claim, Experiment, Profile, at_least, at_most, more
+from selfless.experiments.base import Claim, Experiment, Place, Profile, at_least, at_most, more
 from selfless.experiments.protocols import (
     ALL_LAYERS,
     CIFAR_128,
@@ -29,9 +29,10 @@ EVERYWHERE = ("SLNID", "SNID", "DeCov")  # the methods that profile `equal` also
 def fig_3a(profile: Profile) -> Experiment:
     """Figure 3a: CIFAR-100, 256 units."""
     protocol = cifar(256, profile)
-    return _figure(
+    made = _figure(
         "fig-3a", "CIFAR-100 in ten tasks, 256 units", "figure 3a", protocol, {"No-Reg": 55.06, "SLNID": 63.30}, 4, 8.24, profile
     )
+    return dataclasses.replace(made, cells=(*made.cells, *protocol.augmented(ROWS))) if profile == "equal" else made
 
 
 def fig_3a_128(profile: Profile) -> Experiment:
@@ -52,7 +53,7 @@ def fig_3b(profile: Profile) -> Experiment:
         more_cells = [protocol.everywhere(wide, row) for row in EVERYWHERE]
         return dataclasses.replace(
             made,
-            cells=(*made.cells, *more_cells, *protocol.augmented(ROWS)),
+            cells=tuple(dataclasses.replace(cell, most_seeds=5) for cell in (*made.cells, *more_cells, *protocol.augmented(ROWS))),
             claims=(*made.claims, *claims_everywhere((protocol.column,), 3)),
             notes=(*made.notes, TINY_PLAIN),
         )
@@ -75,6 +76,13 @@ def claims_everywhere(columns: Sequence[str], margin: float) -> tuple[Claim, ...
     )
 
 
+def _above_decov(slnid: Place, decov: Place, profile: Profile) -> Claim:
+    """Return the claim on DeCov: figure 3's caption has "an improvement of 2 %"; the recorded profiles ask for any improvement."""
+    if profile == "equal":
+        return Claim("SLNID is two points or more above DeCov", (at_least(slnid, decov, 2, 2.0),))
+    return Claim("SLNID is ahead of DeCov (published: by about two points)", (more(slnid, decov, 0, 2.0),))
+
+
 def _figure(
     name: str,
     title: str,
@@ -88,7 +96,7 @@ def _figure(
     at = {row: (row, protocol.column) for row in ROWS}
     claims = (
         Claim(f"SLNID improves over No-Reg by {gain:g} points or more", (at_least(at["SLNID"], at["No-Reg"], gain, measured),)),
-        Claim("SLNID is ahead of DeCov (published: by about two points)", (more(at["SLNID"], at["DeCov"], 0, 2.0),)),
+        _above_decov(at["SLNID"], at["DeCov"], profile),
         Claim("DeCov improves over No-Reg", (more(at["DeCov"], at["No-Reg"]),)),
         Claim("A plain L1 norm does not help here: L1-Rep at most a point above No-Reg", (at_most(at["L1-Rep"], at["No-Reg"], 1),)),
     )

@@ -1,4 +1,4 @@
-"""Grids of strengths: their ends, the next value beyond an end, and every candidate that extending can add.
+"""Grids of strengths: their ends, the next value beyond an end, the half decades between, and every candidate that these can add.
 
 A grid is a tuple of runs that differ in λ_Ω, λ or lr. Values are decades or half decades: … 0.1, 0.3, 1, 3, 10 …
 """
@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from selfless.experiments.base import Choice
 from selfless.spec import Run
 
 NUMBERS: dict[str, Callable[[Run], float]] = {
@@ -43,8 +44,7 @@ def beyond(values: Sequence[float], up: bool) -> float:
     """Return the next value after an end of an axis: a decade further if its last step was one, else half a decade."""
     end, inner = (values[-1], values[-2]) if up else (values[0], values[1])
     step = 2 if abs(math.log10(end / inner)) > 0.75 else 1
-    half_decades = round(2 * math.log10(end)) + (step if up else -step)
-    return float(f"{'3' if half_decades % 2 else '1'}e{half_decades // 2}")
+    return half_decade(end, step if up else -step)
 
 
 def extend(declared: Sequence[Run], candidates: Sequence[Run], index: int, most: int) -> tuple[Run, ...]:
@@ -66,18 +66,46 @@ def extend(declared: Sequence[Run], candidates: Sequence[Run], index: int, most:
     return tuple(run for run in dict.fromkeys(added) if run not in candidates)
 
 
-def reachable(candidates: Sequence[Run], most: int) -> tuple[Run, ...]:
-    """Return every candidate that extending could ever add to a grid, the given ones first."""
+def refine(candidates: Sequence[Run], index: int) -> tuple[Run, ...]:
+    """Return the candidates half a decade from candidate `index`, inside the grid, that are not in it: up to two for each number."""
+    chosen, added = candidates[index], list[Run]()
+    for name, put in SET.items():
+        of, values = NUMBERS[name], axis(candidates, name)
+        if len(values) < 2 or of(chosen) not in values or (name == "λ_Ω" and chosen.preserve.name in SHARES):
+            continue
+        near = (half_decade(of(chosen), -1), half_decade(of(chosen), 1))
+        added += [put(chosen, value) for value in near if values[0] < value < values[-1]]
+    return tuple(run for run in dict.fromkeys(added) if run not in candidates)
+
+
+def middle(candidates: Sequence[Run]) -> int:
+    """Return the number of the candidate in the middle of its grid."""
+    at = {name: values[len(values) // 2] for name in SET if (values := axis(candidates, name))}
+    found = (i for i, run in enumerate(candidates) if all(NUMBERS[name](run) == value for name, value in at.items()))
+    return next(found, len(candidates) // 2)
+
+
+def half_decade(value: float, steps: int) -> float:
+    """Return the value a number of half decades away: … 0.1, 0.3, 1, 3, 10 …"""
+    half_decades = round(2 * math.log10(value)) + steps
+    return float(f"{'3' if half_decades % 2 else '1'}e{half_decades // 2}")
+
+
+def reachable(candidates: Sequence[Run], choice: Choice) -> tuple[Run, ...]:
+    """Return every candidate that extending and refining could ever add to a grid, the given ones first."""
     found = tuple(candidates)
-    for name, put in SET.items() if most else ():
+    for name, put in SET.items() if choice.extend else ():
         values = axis(candidates, name)
         if len(values) < 2 or (name == "λ_Ω" and candidates[0].preserve.name in SHARES):
             continue
         wider = list(values)
         for up in (False, True):
-            for _ in range(most):
+            for _ in range(choice.extend):
                 new = beyond(wider, up)
                 wider = [*wider, new] if up else [new, *wider]
+        if choice.refine:
+            count = round(2 * math.log10(wider[-1] / wider[0]))
+            wider = sorted({*wider, *(half_decade(wider[0], step) for step in range(1, count))})
         sample = [run for run in found if NUMBERS[name](run) == values[0]]
         found = tuple(dict.fromkeys([*found, *(put(run, value) for value in wider for run in sample)]))
     return found

@@ -1,12 +1,12 @@
 """Cutting experiments into parts that can be trained one by one on different machines, and what each costs.
 
 A unit is a set of cells that share runs: it does all of its rounds of choosing and all of its reported runs, so that no part waits for
-another, and no run is trained in two parts. `partition` gives the most expensive unit that is left to the part with the least work. The
-same experiments, seeds and number of parts give the same parts.
+another, and no run is trained in two parts. Units are taken experiment by experiment, those with the least work first, so that every part
+completes figures. The same experiments, seeds and number of parts give the same parts.
 
-Costs are seconds on one H200, by a model of recorded times (`results/reproduction/runs.jsonl.xz`):
+Costs are seconds on one H200, by a model of recorded times (`results/again/fleets.txt`):
 
-    seconds(run) = tasks · epochs · EPOCH[stream, model] · METHOD[preserver] · (EVERYWHERE, if it acts in all layers)
+    seconds(run) = tasks · epochs · EPOCH[stream, model] · METHOD[preserver] · (EVERYWHERE, if it acts in all layers) · (AUGMENTED)
 
 where the time of a fleet is divided among its members. A part adds START for loading and compiling, and a share SPARE for grids that are
 extended and for fleets that are smaller than the recorded ones.
@@ -14,32 +14,36 @@ extended and for fleets that are smaller than the recorded ones.
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from selfless.experiments.base import Cell, Experiment
-from selfless.experiments.choosing import trials
-from selfless.experiments.reproduce import final
+from selfless.experiments.choosing import later_trials, trial, trials
+from selfless.experiments.reproduce import final, report_seeds
+from selfless.preserve import NoPreserver
+from selfless.sparsify import NoSparsifier
 from selfless.spec import Run
+from selfless.terms import Term
 
 MOST = 25 * 60.0  # seconds of one part
-START, SPARE = 60.0, 0.3
+START, SPARE = 60.0, 0.25
 EPOCH = {  # seconds of an epoch of one task: by stream, and by the beginning of the network's name
-    ("permuted-mnist", "mlp"): 0.009,
+    ("permuted-mnist", "mlp"): 0.003,
     ("permuted-mnist", "mlp-2000"): 0.05,
     ("joint-permuted-mnist", "mlp"): 0.010,
-    ("split-cifar-100", "cnn"): 0.012,
-    ("joint-split-cifar-100", "cnn"): 0.007,
-    ("blurred-cifar-100", "cnn"): 0.1,
+    ("split-cifar-100", "cnn"): 0.006,
+    ("joint-split-cifar-100", "cnn"): 0.010,
+    ("blurred-cifar-100", "cnn"): 0.08,
     ("split-tiny-imagenet", "vgg"): 0.18,
     ("objects", "alexnet"): 0.35,
 }
 OTHER = 0.5  # of a stream or network that is not in the table
 METHOD = {"lwf": 2.0, "ebll": 3.5, "hat": 1.8, "rwalk": 2.0, "si": 1.6, "mas-local": 1.5}
 ON_OBJECTS = {"lwf": 2.0, "ebll": 13.0}  # an autoencoder of 4,096 features
-EVERYWHERE = {"cnn": 2.5}  # between channels; 1.3 for other networks
+EVERYWHERE = {"cnn": 2.2}  # between channels; 1.3 for other networks
+AUGMENTED = 1.5
 
 
 def seconds(run: Run) -> float:
@@ -49,7 +53,7 @@ def seconds(run: Run) -> float:
     cost = fits[max(fits, key=len)] if fits else OTHER
     cost *= (ON_OBJECTS if stream == "objects" else METHOD).get(run.preserve.name, 1.0)
     wide = EVERYWHERE.get(run.model.partition("-")[0], 1.3) if run.layers == "all" else 1.0
-    return (run.tasks or 5) * run.epochs * cost * wide
+    return (run.tasks or 5) * run.epochs * cost * wide * (AUGMENTED if run.augment != "none" else 1.0)
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,10 @@ def units(experiments: Sequence[Experiment], seeds: int) -> list[Unit]:
             i = parent[i]
         return i
 
-    first: dict[tuple[Run, bool], int] = {}  # a run, and whether it is a reported one → the first cell that needs it
+    first: dict[Hashable, int] = {}  # runs that differ in strengths alone → the first cell that needs them
     for i, cell in enumerate(cells):
-        for run in _runs(cell):
-            j = root(first.setdefault(run, i))
+        for kind in _kinds(cell):
+            j = root(first.setdefault(kind, i))
             parent[max(j, root(i))] = min(j, root(i))
     groups: dict[int, list[Cell]] = {}
     for i, cell in enumerate(cells):
@@ -104,44 +108,77 @@ def units(experiments: Sequence[Experiment], seeds: int) -> list[Unit]:
     return [Unit(tuple(group), _cost(group, seeds)) for group in groups.values()]
 
 
-def _runs(cell: Cell) -> Iterator[tuple[Run, bool]]:
-    yield from ((run, cell.choice.on_test) for run in trials(cell))
-    yield from ((final(cell, run, 0), True) for run in cell.candidates)
+def _kinds(cell: Cell) -> set[Hashable]:
+    """Return the runs of a cell without their strengths and seeds, because a grid may grow to the strengths of another cell."""
+    tried = [trial(run, 0, cell.choice) for run in cell.candidates] if len(cell.candidates) > 1 else []
+    return {
+        (dataclasses.replace(run, preserve=NoPreserver(), sparsify=NoSparsifier()), _method(run.preserve), _method(run.sparsify))
+        for run in (*tried, *(final(cell, run, 0) for run in cell.candidates))
+    }
+
+
+def _method(term: Term) -> Hashable:
+    return type(term), tuple((field.name, getattr(term, field.name)) for field in dataclasses.fields(term) if field.name != "strength")
 
 
 def _cost(cells: Sequence[Cell], seeds: int) -> float:
     """Return the seconds of all rounds of choosing and of the reported runs; shared runs count once."""
-    tried = {run for cell in cells for run in trials(cell)}
-    total = sum(map(seconds, tried))
-    second = {(cell.candidates, cell.choice) for cell in cells if len(cell.candidates) > 1 and cell.choice.finalists}
-    for candidates, choice in second:
-        count = min(choice.finalists, len(candidates)) * len(choice.more_seeds)
-        total += count * math.fsum(map(seconds, candidates)) / len(candidates)
-    reported = {tuple(final(cell, run, 0) for run in cell.candidates) for cell in cells}
-    return total + sum(seeds * math.fsum(map(seconds, runs)) / len(runs) for runs in reported)
+    total = math.fsum(map(seconds, {run for cell in cells for run in trials(cell)}))
+    later = {(cell.candidates, cell.choice): later_trials(cell) for cell in cells}
+    total += math.fsum(count * _mean(runs) for (runs, _), count in later.items() if count)
+    reported = {tuple(final(cell, run, 0) for run in cell.candidates): report_seeds(cell, seeds) for cell in cells}
+    return total + math.fsum(count * _mean(runs) for runs, count in reported.items())
+
+
+def _mean(runs: Sequence[Run]) -> float:
+    return math.fsum(map(seconds, runs)) / len(runs)
 
 
 def partition(experiments: Sequence[Experiment], seeds: int, parts: int) -> list[Part]:
-    """Return the parts; one is empty if there are more parts than units."""
+    """Return the parts, of about the same length; the last are empty if there are more parts than units."""
     if parts < 1:
         raise ValueError(f"a study is cut into one part or more, not {parts}")
-    return _share(units(experiments, seeds), parts)
+    made = units(_cheapest_first(experiments, seeds), seeds)
+    low, high = max((unit.seconds for unit in made), default=0.0), sum(unit.seconds for unit in made)
+    while high - low > 1.0:  # the shortest limit at which the units fit into so many parts
+        limit = (low + high) / 2
+        low, high = (low, limit) if len(_cut(made, limit)) <= parts else (limit, high)
+    cut = _cut(made, high)
+    return [Part(number, parts, tuple(cut[number - 1]) if number <= len(cut) else ()) for number in range(1, parts + 1)]
 
 
 def plan(experiments: Sequence[Experiment], seeds: int, most: float = MOST) -> list[Part]:
     """Return as few parts as possible that take at most `most` seconds each; a unit that takes longer is a part by itself."""
     made = units(experiments, seeds)
     longest = max((unit.seconds for unit in made), default=0.0)
-    limit = max(most, START + (1 + SPARE) * longest)
-    tried = (_share(made, parts) for parts in itertools.count(1))
-    return next(found for found in tried if all(part.seconds <= limit for part in found))
+    limit = max((most - START) / (1 + SPARE), longest)
+    least = len(_cut(units(_cheapest_first(experiments, seeds), seeds), limit))
+    return partition(experiments, seeds, max(1, least))
 
 
-def _share(made: Sequence[Unit], parts: int) -> list[Part]:
-    shares: list[list[Unit]] = [[] for _ in range(parts)]
-    for unit in sorted(made, key=lambda unit: -unit.seconds):  # a stable sort: equal costs keep their order
-        min(shares, key=lambda share: sum(u.seconds for u in share)).append(unit)
-    return [Part(number, parts, tuple(share)) for number, share in enumerate(shares, 1)]
+def completed(experiments: Sequence[Experiment], parts: Sequence[Part]) -> list[list[str]]:
+    """Return for each part the experiments whose last cells it trains."""
+    done, found = set[int](), []
+    left = {one.name: some for one in experiments if (some := {id(cell) for cell in one.cells if cell.candidates})}
+    for part in parts:
+        done |= {id(cell) for cell in part.cells}
+        found.append([name for name, cells in left.items() if cells <= done])
+        left = {name: cells for name, cells in left.items() if not cells <= done}
+    return found
+
+
+def _cheapest_first(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
+    return sorted(experiments, key=lambda one: sum(unit.seconds for unit in units([one], seeds)))
+
+
+def _cut(made: Sequence[Unit], limit: float) -> list[list[Unit]]:
+    """Fill one part after the other, each up to the limit."""
+    found: list[list[Unit]] = [[]]
+    for unit in made:
+        if found[-1] and sum(u.seconds for u in found[-1]) + unit.seconds > limit:
+            found.append([])
+        found[-1].append(unit)
+    return found
 
 
 def read_part(text: str) -> tuple[int, int]:

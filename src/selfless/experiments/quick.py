@@ -27,7 +27,7 @@ def _cell(cell: Cell) -> Cell:
     ends = ends[:1] if slow else ends
     full = cell.choice
     choice = dataclasses.replace(
-        full, seeds=full.seeds[:1], finalists=min(2, full.finalists), more_seeds=full.more_seeds[:1], extend=min(1, full.extend)
+        full, seeds=full.seeds[:1], rounds=tuple((min(2, n), seeds[:1]) for n, seeds in full.rounds[:1]), extend=min(1, full.extend)
     )
     return dataclasses.replace(cell, candidates=tuple(_run(run, cell.then.get("tasks")) for run in ends), choice=choice)
 

@@ -95,7 +95,7 @@ def list_choices(experiment: Experiment, chosen: Mapping[Place, Selection]) -> l
                         "keys": [trial(run, seed, cell.choice).key for seed in seeds[: len(scores)]],
                     }
                     for run, scores in zip(pick.candidates, pick.scores, strict=True)
-                    for seeds in [(*cell.choice.seeds, *cell.choice.more_seeds)]
+                    for seeds in [cell.choice.all_seeds]
                 ],
             }
         found[key]["cells"].append([cell.row, cell.column])
@@ -103,10 +103,10 @@ def list_choices(experiment: Experiment, chosen: Mapping[Place, Selection]) -> l
 
 
 def _rounds(choice: Choice, declared: int) -> dict[str, Any]:
-    """Return what a choice of two rounds adds: its seeds, its limits, and how many candidates the grid had before it was extended."""
-    if not choice.finalists:
+    """Return what a choice of several rounds adds: who goes on, by which seeds, and how many candidates the grid had at first."""
+    if not choice.rounds:
         return {}
-    return {"more_seeds": list(choice.more_seeds), "finalists": choice.finalists, "extend": choice.extend, "declared": declared}
+    return {"rounds": [[count, list(seeds)] for count, seeds in choice.rounds], "extend": choice.extend, "declared": declared}
 
 
 def judge_claims(experiment: Experiment, cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from selfless.data import DataError
 from selfless.experiments.base import Cell, Experiment, Place
-from selfless.experiments.choosing import Selection, choose, next_trials, trials
+from selfless.experiments.choosing import Selection, choose, later_trials, next_trials, trials
 from selfless.experiments.grids import reachable
 from selfless.experiments.record import describe_runs, fill_cell, judge_claims, list_choices, list_notes
 from selfless.files import write_json
@@ -40,10 +40,15 @@ def final(cell: Cell, run: Run, seed: int) -> Run:
     return dataclasses.replace(run, **{"seed": seed, **cell.then})
 
 
+def report_seeds(cell: Cell, seeds: int) -> int:
+    """Return how many of the seeds that were asked for a cell is reported with."""
+    return seeds if cell.most_seeds is None else min(seeds, cell.most_seeds)
+
+
 def declared(experiment: Experiment, seeds: Iterable[int]) -> set[str]:
     """Return the keys of all runs that the experiment may report as it is written now; a record with others is stale."""
     seeds = list(seeds)
-    runs = {final(cell, run, seed) for cell in experiment.cells for run in reachable(cell.candidates, cell.choice.extend) for seed in seeds}
+    runs = {final(cell, run, seed) for cell in experiment.cells for run in reachable(cell.candidates, cell.choice) for seed in seeds}
     return {run.key for run in runs}
 
 
@@ -53,20 +58,17 @@ def grids(experiment: Experiment) -> dict[Place, set[str]]:
 
 
 def count(experiments: Sequence[Experiment], seeds: int) -> int:
-    """Return how many runs the experiments train, if no grid is extended; shared runs count once."""
+    """Return how many runs the experiments train if the best are in the middle of their grids; shared runs count once."""
     tried = {(run, cell.choice.on_test) for e in experiments for cell in e.cells for run in trials(cell)}
-    second = {(cell.candidates, cell.choice) for e in experiments for cell in e.cells if len(cell.candidates) > 1 and cell.choice.finalists}
-    again = sum(min(choice.finalists, len(runs)) * len(choice.more_seeds) for runs, choice in second)
-    slots: dict[Any, int] = {}  # a set of candidates, of which one is trained → how many of its seeds are trained while choosing already
+    again = sum({(cell.candidates, cell.choice): later_trials(cell) for e in experiments for cell in e.cells}.values())
+    slots: dict[Any, int] = {}  # a set of candidates, of which one is trained → how many of its seeds are not trained while choosing
     for cell in (cell for e in experiments for cell in e.cells if cell.candidates):
         at = (tuple(final(cell, run, 0) for run in cell.candidates), cell.choice if len(cell.candidates) > 1 else None)
-        slots[at] = (
-            len([s for s in cell.choice.seeds if s < seeds]) if len(cell.candidates) > 1 and cell.choice.on_test and not cell.then else 0
-        )
+        reported = report_seeds(cell, seeds)
+        known = sum(s < reported for s in cell.choice.seeds) if len(cell.candidates) > 1 and cell.choice.on_test and not cell.then else 0
+        slots[at] = reported - known
     alone = {runs[0] for runs, choice in slots if choice is None}
-    return (
-        len(tried) + again + sum(seeds - known for (runs, choice), known in slots.items() if choice is None or not alone.issuperset(runs))
-    )
+    return len(tried) + again + sum(left for (runs, choice), left in slots.items() if choice is None or not alone.issuperset(runs))
 
 
 def reproduce(
@@ -95,7 +97,7 @@ def reproduce(
         "quick": experiment.quick,
         "figure": experiment.figure,
         "pending": experiment.pending,
-        "seeds": list(reported),
+        "seeds": list(reported[: max((report_seeds(cell, seeds) for cell in cells), default=seeds)]),
         "cells": filled,
         "choices": list_choices(experiment, chosen),
         "claims": judge_claims(experiment, filled),
@@ -171,5 +173,6 @@ def _train(runs: Sequence[Run], place: Path, what: str, train: Train) -> Iterato
     return zip(runs, train(runs, place, what), strict=True) if runs else iter(())
 
 
-def _finals(cell: Cell, chosen: Selection, seeds: Iterable[int]) -> list[Run]:
-    return [] if chosen.index is None else [final(cell, chosen.candidates[chosen.index], seed) for seed in seeds]
+def _finals(cell: Cell, chosen: Selection, seeds: Sequence[int]) -> list[Run]:
+    some = seeds[: report_seeds(cell, len(seeds))]
+    return [] if chosen.index is None else [final(cell, chosen.candidates[chosen.index], seed) for seed in some]

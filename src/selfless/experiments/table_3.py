@@ -22,6 +22,13 @@ PUBLISHED = {
 ALONE = {"paper": (1e-3,), "ours": (3e-4, 1e-3, 3e-3), "equal": CIFAR_INHIBITION}  # λ of the variants without MAS
 
 
+SWEPT = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # λ of SLNI without MAS in profile `equal`
+
+
+def _swept(strength: float) -> str:
+    return f"SLNI w/o MAS, λ = {strength:g}"
+
+
 def table_3(profile: Profile) -> Experiment:
     """Table 3: No-Reg, SLNI and SLNID, with and without MAS."""
     protocol = blurred_cifar(profile)
@@ -38,6 +45,9 @@ def table_3(profile: Profile) -> Experiment:
             published = {OWN: own, LAST: last}.get(column)
             cells.append(Cell(row, column, candidates, published, value, protocol.choice))
     if profile == "equal":
+        for strength in SWEPT:  # SLNI's own model and last model are statements about one λ
+            free = dataclasses.replace(protocol.base, preserve=NoPreserver(), sparsify=KINDS["SLNI"](strength))
+            cells += [Cell(_swept(strength), column, (free,), value=COLUMNS[column]) for column in (OWN, LAST)]
         hard = dataclasses.replace(protocol, base=dataclasses.replace(protocol.base, stream="split-cifar-100"))
         for row in ("No-Reg", "SLNID"):
             cells.append(Cell(row, LOST, protocol.candidates(row), value="lost", choice=protocol.choice))

@@ -15,9 +15,10 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from selfless.report.families import correct, what_would_change
+from selfless.report.quotes import WORDS
 from selfless.report.records import VERDICTS, Record, by_place, is_ours, judged, load, rows_and_columns
 from selfless.report.tables import line_of
 from selfless.report.wording import beside, text, value
@@ -41,28 +42,77 @@ The last column says what would change the verdict: the margin at which it would
 decide if mean and spread stayed as they are."""
 
 
-def claims_table(records: Sequence[Record]) -> str:
-    """Return two Markdown tables: the claims of the paper, then our own. Quick versions judge no claims and are left out."""
-    rows: dict[bool, list[list[str]]] = {False: [], True: []}
-    profiles_shown = [profile for profile in PROFILES if profile != "equal" or any(r["profile"] == profile for r in records)]
+class ClaimRow(NamedTuple):
+    """One claim of an experiment in all recorded profiles.
+
+    words      the paper's own, if a sentence of the paper makes the claim
+    name       the experiment
+    where      the place in the paper, and the experiment
+    published  the paper's difference, or "–"
+    shown      profile → sign, difference and interval
+    claims     profile → the claim as it was judged
+    """
+
+    text: str
+    words: str
+    name: str
+    where: str
+    published: str
+    shown: dict[str, str]
+    claims: Mapping[str, Mapping[str, Any]]
+    ours: bool
+
+    @property
+    def leading_profile(self) -> str:
+        """The first of PROFILES in which the claim was judged."""
+        return next(profile for profile in PROFILES if profile in self.claims)
+
+    @property
+    def leading(self) -> Mapping[str, Any]:
+        """The claim in the leading profile."""
+        return self.claims[self.leading_profile]
+
+    @property
+    def source(self) -> str:
+        """The place in the paper."""
+        return self.where.partition(" (`")[0]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in the leading profile."""
+        return "not tested" if self.leading["verdict"] == "missing" else str(self.leading["verdict"])
+
+
+def profiles_of(records: Sequence[Record]) -> list[str]:
+    """Return the profiles that have a column: `ours` and `paper` always, `equal` first if something is recorded with it."""
+    return [profile for profile in PROFILES if profile != "equal" or any(r["profile"] == profile and not r["quick"] for r in records)]
+
+
+def claim_rows(records: Sequence[Record]) -> list[ClaimRow]:
+    """Return every claim once, in the order of the paper. Quick versions judge no claims and are left out."""
+    rows: list[ClaimRow] = []
+    profiles_shown = profiles_of(records)
     for name, profiles in by_experiment(records).items():
         found = {profile: {claim["text"]: claim for claim in judged(record)} for profile, record in profiles.items()}
         record = next(iter(profiles.values()))
-        for claim in (claim for claims in found.values() for claim in claims.values()):
-            both = {profile: claims[claim["text"]] for profile, claims in found.items() if claim["text"] in claims}
+        for text_, claim in {claim["text"]: claim for claims in found.values() for claim in claims.values()}.items():
+            both = {profile: claims[text_] for profile, claims in found.items() if text_ in claims}
             counted = f"; counted in {claim['repeats']}" if claim.get("repeats") else ""
-            row = [
-                claim["text"],
-                f"{record['source']} (`{name}`{counted})",
-                *_evidence(both, profiles_shown),
-                _verdict(both),
-                _change(both),
-            ]
-            if row not in rows[is_ours(record, claim)]:
-                rows[is_ours(record, claim)].append(row)
-    head = ["claim", "where", "published", *(f"`{profile}`" for profile in profiles_shown), "verdict", "what would change it"]
+            published, *evidence = _evidence(both, profiles_shown)
+            shown = dict(zip(profiles_shown, evidence, strict=True))
+            where = f"{record['source']} (`{name}`{counted})"
+            rows.append(ClaimRow(text_, WORDS.get(text_, ""), name, where, published, shown, both, is_ours(record, claim)))
+    return rows
+
+
+def claims_table(records: Sequence[Record]) -> str:
+    """Return two Markdown tables: the claims of the paper, then our own."""
+    rows: dict[bool, list[list[str]]] = {False: [], True: []}
+    for row in claim_rows(records):
+        rows[row.ours].append([row.text, row.where, row.published, *row.shown.values(), _verdict(row.claims), _change(row.claims)])
+    head = ["claim", "where", "published", *(f"`{profile}`" for profile in profiles_of(records)), "verdict", "what would change it"]
     titles = {False: "Claims of the paper", True: "Our own claims"}
-    parts = [f"## {titles[ours]}\n\n{_table(head, found)}" for ours, found in rows.items() if found]
+    parts = [f"## {titles[ours]}\n\n{table(head, found)}" for ours, found in rows.items() if found]
     return "\n\n".join([EXPLANATION, *parts]) + "\n"
 
 
@@ -73,9 +123,9 @@ def values_tables(records: Sequence[Record]) -> str:
         for profile, record in profiles.items():
             rows, columns = rows_and_columns(record)
             cells = by_place(record)
-            lines = [[row, *(_value(cells.get((row, column))) for column in columns)] for row in rows]
-            table = _table(["", *(column or "accuracy" for column in columns)], lines)
-            parts.append(f"## {name}, `{profile}`\n\n{record['title']} ({record['source']}).\n\n{table}")
+            lines = [[row, *(value_beside(cells.get((row, column))) for column in columns)] for row in rows]
+            shown = table(["", *(column or "accuracy" for column in columns)], lines)
+            parts.append(f"## {name}, `{profile}`\n\n{record['title']} ({record['source']}).\n\n{shown}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -153,14 +203,16 @@ def _change(claims: Mapping[str, Mapping[str, Any]]) -> str:
     return "; ".join(f"`{profile}`: {change}" if len(claims) > 1 else change for profile, change in found.items() if change)
 
 
-def _value(cell: Mapping[str, Any] | None) -> str:
+def value_beside(cell: Mapping[str, Any] | None) -> str:
+    """Return "95.83 ± 0.21 (published 95.83)"; an empty string for no cell."""
     if cell is None:
         return ""
     published = beside(cell)
     return f"{value(cell)} ({published.partition(' (')[0]})" if published else value(cell)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
     return "\n".join(map(line_of, (head, ["---"] * len(head), *rows)))
 
 

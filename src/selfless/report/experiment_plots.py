@@ -11,6 +11,7 @@ from selfless.report.drawing import save_pdf, save_png
 from selfless.report.figures.bars import bars
 from selfless.report.figures.curves import curves
 from selfless.report.figures.dots import dots
+from selfless.report.figures.gain import gain
 from selfless.report.figures.histogram import histogram
 from selfless.report.figures.importance import importance
 from selfless.report.figures.pairs import pairs
@@ -25,6 +26,7 @@ DRAW: dict[str, Callable[[Record], dict[str, Figure]]] = {  # an experiment's `f
     "histogram": histogram,
     "importance": importance,
     "rule": rule,
+    "gain": gain,
 }
 
 

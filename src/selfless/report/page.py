@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from selfless.report.claims import claim_rows, profiles_of
 from selfless.report.groups import Group, best, differences, footnotes, groups, settings
 from selfless.report.headline import headline
 from selfless.report.markup import breakable, counted, inches, inline, link
@@ -55,6 +56,8 @@ def write(
     folder = Path(out) if out is not None else path.parent
     parts = [_content(place, path.parent, folder) | {"id": f"place-{i + 1}"} for i, place in enumerate(places)]
     content: dict[str, Any] = {"experiments": [section(record, path.parent) for record in experiments], "places": parts}
+    paper = [row for row in claim_rows(experiments) if not row.ours and not row.leading.get("repeats")]
+    content |= {"claims": paper, "profiles": profiles_of(experiments)}
     content |= {"trials": trial_rows(trials), "headings": [heading for heading, _ in MEASURES.values()]}
     content |= _opening(experiments, parts, places, trials)
     write_text(path, templates.get_template("page.html.jinja").render(content, title=title, date=today, breakable=breakable))

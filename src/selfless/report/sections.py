@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from selfless.report.claims import PROFILES
 from selfless.report.markup import counted, inches, inline, link
 from selfless.report.records import NOT_THE_PAPERS, Record, by_place, keys, rows_and_columns, run_file, tally, unjudged
 from selfless.report.wording import beside, choices, interval, remarks, settings, text, value
@@ -14,19 +15,21 @@ UNKNOWN = {"undecided": "undecided", "missing": "not tested yet"}
 
 
 def verdicts_sentence(experiments: Sequence[Record]) -> str:
-    """Return how many claims hold, in one sentence."""
+    """Return how many claims hold in the first profile that has claims, in one sentence."""
     whole = [record for record in experiments if not record["quick"]]
     if not whole:
         return "Quick versions only: they show that everything runs, and prove nothing."
-    profiles = {profile: [r for r in whole if r["profile"] == profile] for profile in dict.fromkeys(r["profile"] for r in whole)}
-    counts = {name: _verdict_counts(tally(records, ours=False)) for name, records in profiles.items()}
-    known = {name: said for name, said in counts.items() if said}
-    if known:
-        return (
-            f"Of the paper's claims {'; '.join(f'in profile {name} {said}' if len(known) > 1 else said for name, said in known.items())}."
-        )
+    if known := _counts_by_profile(whole):
+        name, said = next(iter(known.items()))
+        return f"Of the paper's claims {said}{f' (profile {name})' if len(known) > 1 else ''}."
     own = _verdict_counts(tally(whole, ours=True))
     return f"Of our own claims {own}." if own else "Nothing is claimed."
+
+
+def _counts_by_profile(records: Sequence[Record]) -> dict[str, str]:
+    """Return profile → the verdicts on the paper's claims, for the profiles that have any; the leading profile first."""
+    counts = {name: _verdict_counts(tally([r for r in records if r["profile"] == name], ours=False)) for name in PROFILES}
+    return {name: said for name, said in counts.items() if said}
 
 
 def _verdict_counts(found: dict[str, int]) -> str:
@@ -40,6 +43,8 @@ def support_sentence(experiments: Sequence[Record]) -> str:
     summary = f"{counted(len(experiments), 'experiment')}, {counted(len(keys(experiments)), 'reported run')}."
     if all(record["quick"] for record in experiments):
         return summary
+    for name, said in list(_counts_by_profile([record for record in experiments if not record["quick"]]).items())[1:]:
+        summary += f" In profile {name} {said}."
     own = _verdict_counts(tally(experiments, ours=True))
     if own and any(tally(experiments, ours=False).values()):
         summary += f" Of our own claims {own}."

@@ -82,12 +82,12 @@ def choices(record: Record) -> list[str]:
 
 
 def _rounds(choice: Mapping[str, Any]) -> list[str]:
-    """Return the phrases of a choice in two rounds: its finalists, and the candidates that were added at the ends of its grid."""
-    if "finalists" not in choice:
+    """Return the phrases of a choice in several rounds: who went on, and how many candidates were added to its grid."""
+    if "rounds" not in choice:
         return []
     added = len(choice["candidates"]) - choice["declared"]
-    finalists = f"the best {choice['finalists']} by seeds {', '.join(map(str, choice['more_seeds']))} too"
-    return [finalists, *([f"{added} candidates were added at an end of the grid"] if added else [])]
+    went_on = [f"the best {count} by seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} too" for count, seeds in choice["rounds"]]
+    return [*went_on, *([f"{added} candidates were added to the grid"] if added else [])]
 
 
 def settings(record: Record) -> tuple[list[str], dict[Place, list[str]]]:

@@ -5,7 +5,8 @@ modules of the experiments import it.
 paper   the authors' settings: Ω from batch gradients, the epoch that is best on the test data, published strengths where there are any,
         for competitors "from 10⁻² to 10⁻⁹, the best one reported", evaluated on test data
 ours    exact Ω, an implicit anchor, the last epoch, strengths chosen on held-out data
-equal   as ours, with the same grid for every row of a table and `base.EQUAL`: two rounds, grids that grow while the best stands at an end
+equal   as ours, with the same grid of decades for every row of a table and `base.EQUAL`: grids grow while the best stands at an end, then
+        get half decades around it, and the best few are scored by more seeds
 
 The strength of the anchor is chosen separately for each method.
 """
@@ -21,7 +22,7 @@ from selfless.experiments.protocols.cifar_100 import (
     cifar,
     cifar_best,
 )
-from selfless.experiments.protocols.mnist import EWC_ANCHORS, PMNIST_INHIBITION, permuted_mnist, permuted_mnist_best, with_ewc
+from selfless.experiments.protocols.mnist import EWC_ANCHORS, EWC_INHIBITION, permuted_mnist, permuted_mnist_best, with_ewc
 from selfless.experiments.protocols.protocol import ALL_LAYERS, COMPETITORS, DECADES, INHIBITION, KINDS, Grid, Protocol, over
 from selfless.experiments.protocols.tiny import (
     TINY_ANCHORS,
@@ -44,9 +45,9 @@ __all__ = [
     "COMPETITORS",
     "DECADES",
     "EWC_ANCHORS",
+    "EWC_INHIBITION",
     "INHIBITION",
     "KINDS",
-    "PMNIST_INHIBITION",
     "TINY_ANCHORS",
     "TINY_ASIDE",
     "TINY_IMPLICIT",

@@ -9,7 +9,6 @@ from selfless.experiments.protocols.protocol import (
     ACTIVATIONS,
     COMPETITORS,
     DECADES,
-    HALF_DECADES,
     INHIBITION,
     Grid,
     Protocol,
@@ -19,7 +18,8 @@ from selfless.preserve import EWC, MAS
 from selfless.spec import Run
 
 PMNIST_ANCHORS = (0.001, 0.003, 0.01, 0.03, 0.1)
-EWC_ANCHORS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+EWC_ANCHORS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # of the curve in profile `equal`; one is chosen from the decades
+EWC_INHIBITION = (1e-4, 1e-3, 1e-2)
 PMNIST_INHIBITION = (1e-4, 3e-4, 1e-3, 3e-3)
 
 
@@ -32,7 +32,7 @@ def permuted_mnist(width: int, profile: Profile) -> Protocol:
         return Protocol(column, base, grids | dict.fromkeys(COMPETITORS, Grid((0.1,), DECADES)), Choice("test", seeds=(0, 1)))
     base = Run(model=f"mlp-{width}", preserve=MAS(0.01))
     if profile == "equal":
-        return Protocol(column, base, equal_grids(PMNIST_ANCHORS, HALF_DECADES), EQUAL)
+        return Protocol(column, base, equal_grids(PMNIST_ANCHORS[::2], DECADES), EQUAL)
     grids = dict.fromkeys(("No-Reg", *ACTIVATIONS), Grid(PMNIST_ANCHORS))
     grids |= dict.fromkeys(INHIBITION, Grid(PMNIST_ANCHORS, PMNIST_INHIBITION))
     return Protocol(column, base, grids | dict.fromkeys(COMPETITORS, Grid(PMNIST_ANCHORS, DECADES)), Choice("held-out", seeds=(100, 101)))
@@ -55,7 +55,7 @@ def with_ewc(width: int, profile: Profile) -> Protocol:
         grids = {"No-Reg": Grid((10.0,)), "SLNID": Grid((10.0,), (2e-3,))}
         return dataclasses.replace(plain, base=dataclasses.replace(plain.base, preserve=EWC(10.0, estimator="per-batch")), grids=grids)
     if profile == "equal":
-        grids = equal_grids(EWC_ANCHORS, PMNIST_INHIBITION)
+        grids = equal_grids(EWC_ANCHORS[::2], EWC_INHIBITION)
         return dataclasses.replace(plain, base=dataclasses.replace(plain.base, preserve=EWC(10.0)), grids=grids)
     anchors = (1.0, 10.0, 100.0, 1000.0)
     grids = {"No-Reg": Grid((0.1, *anchors, 1e4)), "SLNID": Grid(anchors, (1e-4, 3e-4, 1e-3, 2e-3))}

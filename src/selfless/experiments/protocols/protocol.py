@@ -29,7 +29,6 @@ INHIBITION = ("SNI", "SNID", "SLNI", "SLNID")
 COMPETITORS = ("DeCov", "L1-Rep", "OrthReg", "L2-WD", "L1-Param")
 ACTIVATIONS = {"Maxout": "maxout", "LWTA": "lwta"}  # replace ReLU; they have no penalty
 ALL_LAYERS = "SLNID, all layers"
-HALF_DECADES = (*(float(f"{m}e-{k}") for k in range(9, 2, -1) for m in (1, 3)), 1e-2)  # 10⁻⁹ … 10⁻², for all rows alike
 DECADES = tuple(float(f"1e-{k}") for k in range(2, 10))  # the paper's grid for the competitors
 
 

@@ -1,0 +1,57 @@
+"""The generated results page: claims first, one profile leads, nothing is ticked by another profile's number."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from selfless.experiments.fig_3 import fig_3a
+from selfless.experiments.table_3 import table_3
+from selfless.report.claims import claim_rows, profiles_of
+from selfless.report.quotes import WORDS
+from selfless.report.records import Record, load
+from selfless.report.results import relative_to, results_page
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Record]:
+    return relative_to(load(ROOT / "results/reproduction"), ROOT)
+
+
+def test_equal_chances_lead_once_they_are_recorded(recorded: list[Record]) -> None:
+    """The record of figure 2 as if it were made with equal chances: its column comes first and decides; other experiments keep theirs."""
+    equal = [record | {"profile": "equal"} for record in recorded if (record["name"], record["profile"]) == ("fig-2", "paper")]
+    assert profiles_of(recorded) == ["ours", "paper"]
+    assert profiles_of([*recorded, *equal]) == ["equal", "ours", "paper"]
+    rows = {(row.name, row.text): row for row in claim_rows([*recorded, *equal])}
+    lead = rows["fig-2", "SLNID is best on the last two tasks"]
+    assert (lead.leading_profile, lead.verdict) == ("equal", "holds")
+    assert lead.shown["equal"] == lead.shown["paper"] != lead.shown["ours"]
+    assert rows["fig-3a", "DeCov improves over No-Reg"].leading_profile == "ours"
+    page = results_page([*recorded, *equal])
+    head = next(line for line in page.splitlines() if line.startswith("| claim |"))
+    assert head == "| claim | the paper's words | where | published | `equal` | `ours` | `paper` | verdict |"
+    assert "**Profile shown:** [`equal`]" in page
+    assert "`equal` and `ours`" in page  # figure 2's table has 128 units in one profile and 64 in the other, and says so
+
+
+def test_the_page_is_in_its_order_and_names_its_profile(recorded: list[Record]) -> None:
+    page = results_page(recorded)
+    assert re.findall(r"^## (.*)$", page, re.M) == [
+        "The claims", "Figure by figure", "What we changed, and why", "What does not hold, in our hands",
+    ]  # fmt: skip
+    assert "**Profile shown:** `ours`" in page
+    prose = [line for line in page.splitlines() if not line.startswith("|")]
+    assert not [line for line in prose if "✓" in line and "✓ holds" not in line]
+    failed = {row.text for row in claim_rows(recorded) if not row.ours and row.verdict == "fails"}
+    assert all(f"- {text}" in page for text in failed)
+
+
+def test_quotes_are_of_claims(recorded: list[Record]) -> None:
+    """Every quotation belongs to a claim that is recorded, or that only profile `equal` makes."""
+    new = {claim.text for make in (fig_3a, table_3) for claim in make("equal").claims}
+    assert WORDS.keys() <= {row.text for row in claim_rows(recorded)} | new
