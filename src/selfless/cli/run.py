@@ -56,7 +56,9 @@ def run(
     ] = None,
     log: Annotated[
         str | None,
-        typer.Option(help="Send losses, accuracies, capacity and importances to tensorboard, wandb or mlflow.", rich_help_panel=HOW),
+        typer.Option(
+            help="Send losses, penalties, accuracies, capacity, importances to tensorboard, wandb or mlflow.", rich_help_panel=HOW
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=HOW)] = "local",
     force: Force = False,
