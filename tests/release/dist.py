@@ -1,4 +1,4 @@
-"""`make dist`: build the wheel and the sdist of the last commit twice, compare the bytes, and check what an index would show: twine check, no relative links.
+"""`make dist`: build the wheel and the sdist of the last commit twice, compare the bytes, and check what an index would show.
 
     python -m tests.release.dist --to dist
 

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.release.dist import digest
 from tests.release.environments import HOME, ROOT, clean_variables, install, make
 from tests.release.wheel import find_wheel
 
@@ -72,7 +73,8 @@ def run_cell(version: str, age: str, wheel: Path, given: argparse.Namespace) -> 
     try:
         install(inner, f"torch=={torch}", leave_out=("torch",))
         install(inner, str(wheel), "pytest", "pytest-xdist", "hypothesis", leave_out=("torch",))
-        return {**run_tests(inner, given), "torch": {"tested": torch, "index": [available[0], available[-1]]}, "wheel": wheel.name}
+        found = {"torch": {"tested": torch, "index": [available[0], available[-1]]}, "wheel": {"name": wheel.name, "sha256": digest(wheel)}}
+        return {**run_tests(inner, given), **found}
     except SystemExit as error:
         return {"status": "not run", "reason": str(error).replace(str(ROOT) + "/", "")}
     finally:
