@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from selfless.functional.scale import TARGET
 from tests.pages import PAGES, RECORDED, load, page_name, read
 
 # ------------------------------------------------------------------------------------------------------- numbers: experiments
@@ -102,15 +103,17 @@ def test_strengths_of_methods_are_the_chosen_ones() -> None:
 
 
 def test_auto_beside_tuned_strengths_are_the_recorded_ones() -> None:
-    found = load("results/trials/auto/cpu.json")["summary"]
     rows = [
         [cell.strip(" `") for cell in row.strip("| ").split(" | ")] for row in block("docs/choosing.md", "five-networks").splitlines()[2:]
     ]
-    for row, one in zip(rows, found, strict=True):
-        gap, *gaps = (f"{value:+.1f}".replace("-", "−") for value in (one["gap"], *one["gaps"]))
-        assert row[:5] == [one["network"], f"{one['tuned']:.1f}", f"{one['auto']:.1f}", gap, ", ".join(gaps)]
-        for text, strengths in zip(row[5:], (one["tuned_strengths"], one["auto_strengths"]), strict=True):
-            assert text == ", ".join(f"{name}:{value:.2g}" for name, value in strengths.items())
+    for row, one in zip(rows, load("results/trials/auto/h200.json")["networks"], strict=True):
+        tuned, auto = one["tuned"], [run for run in one["auto"] if run["target"] == TARGET]
+        gaps = [a["test"] - b["test"] for a, b in zip(auto, tuned, strict=True)]
+        means = [f"{statistics.mean(run['test'] for run in runs):.1f}" for runs in (tuned, auto)]
+        gap = f"{statistics.mean(gaps):+.1f} ({statistics.stdev(gaps) / len(gaps) ** 0.5:.1f})".replace("-", "−")
+        measured = [statistics.median(run["strengths"][kind] for run in auto) for kind in ("mas", "slnid")]
+        pairs = ["mas:{:g}, slnid:{:g}".format(*one["chosen"]), "mas:{:.2g}, slnid:{:.2g}".format(*measured)]
+        assert row == [one["network"], *means, gap, *pairs]
 
 
 def lambda_grid() -> set[str]:

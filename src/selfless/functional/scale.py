@@ -37,7 +37,7 @@ def start_scale(like: Tensor) -> Scale:
     return start | {"look": zero + FIRST_LOOK, "raised": zero + 1.0}
 
 
-def follow(scale: Mapping[str, Tensor], size: Tensor) -> Scale:
+def follow(scale: Mapping[str, Tensor], size: Tensor, target: Tensor | float = TARGET) -> Scale:
     """Return the scale after one more step of the first task, in which R was `size`."""
     size = size.detach().float()
     steps = scale["steps"] + 1
@@ -45,7 +45,7 @@ def follow(scale: Mapping[str, Tensor], size: Tensor) -> Scale:
     peak = torch.maximum(scale["peak"], mean)
     is_look = steps >= scale["look"]
     has_settled = is_look & (peak < GROWTH * scale["seen"])
-    is_too_large = is_look & (scale["settled"] > 0) & (mean > TARGET * peak)
+    is_too_large = is_look & (scale["settled"] > 0) & (mean > target * peak)
     return {
         "steps": steps,
         "mean": mean,
