@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from selfless import SLNI, SLNID, SNI, SNID
+from selfless.functional import pair_values
 from selfless.sparsify import Sparsifier
 
 
@@ -31,3 +32,31 @@ def test_inhibitions_are_quadratic_forms(n: int, kind: Sparsifier, discounted: b
         made = a @ a.T - torch.diag(d)
         assert_close(made - torch.diag(made.diagonal()), s, rtol=0, atol=1e-6)
         assert made.diagonal().abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("n", [6, 160])
+@pytest.mark.parametrize("kind", [SNI(), SNID(), SLNI(), SLNID(), SNID(discount="max"), SLNID(discount="max")], ids=str)
+def test_values_of_several_layers_have_the_derivatives_of_each(n: int, kind: Sparsifier) -> None:
+    """R of two layers at once, its gradient and its second derivative along a vector, beside those of each formula."""
+    torch.manual_seed(0)
+    hs = [torch.rand(m, n, dtype=torch.float64, requires_grad=True) for m in (7, 5)]
+    alphas = [torch.rand(n, dtype=torch.float64) for _ in hs]
+    along = [torch.rand_like(h) for h in hs]
+    found = []
+    for at_once in (True, False):
+        forms = [form for alpha in alphas if (form := kind.pair_form(n, alpha)) is not None]
+        values = pair_values(forms, hs) if at_once else torch.stack([kind.penalty(h, alpha) for h, alpha in zip(hs, alphas, strict=True)])
+        once = torch.autograd.grad(values @ values.new_tensor([1.0, 3.0]), hs, create_graph=True)
+        twice = torch.autograd.grad(once, hs, along)
+        found.append([values, *once, *twice])
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_a_changed_alpha_gives_a_new_form() -> None:
+    """S is kept while α stays as it is, and computed again after α changed in place."""
+    h, alpha = torch.rand(7, 6), torch.zeros(6)
+    kind = SLNID()
+    before = kind.penalty(h, alpha)
+    alpha += 1
+    assert_close(kind.penalty(h, alpha), before * torch.tensor(-2.0).exp())

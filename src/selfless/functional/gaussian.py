@@ -17,22 +17,27 @@ CONSTANTS: dict[tuple[object, ...], object] = {}  # the cache of kernels
 
 
 def _cached(make: Callable[[], Constant], like: Tensor, *key: object) -> Constant:
-    """Return make() or its cached value. A kernel depends only on (N, σ), and computing it costs more than a training step.
-
-    Only ordinary tensors are cached: not traced ones, and not those of functorch, inference mode or the private memory of a CUDA graph.
-    """
+    """Return make() or its cached value. A kernel depends only on (N, σ), and computing it costs more than a training step."""
     key = (*key, like.device, like.dtype)
     found = CONSTANTS.get(key)
     if found is not None:
         return found  # type: ignore[return-value]
     value = make()
-    ordinary = type(like) in (Tensor, torch.nn.Parameter)  # not a fake tensor or another subclass
-    ordinary = ordinary and not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    if ordinary and not torch.is_inference_mode_enabled() and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if is_ordinary(like):
         if len(CONSTANTS) >= 64:
             CONSTANTS.clear()
         CONSTANTS[key] = value
     return value
+
+
+def is_ordinary(like: Tensor) -> bool:
+    """Return True if what is computed from `like` may be kept for later calls.
+
+    Not traced tensors, and not those of functorch, inference mode or the private memory of a CUDA graph.
+    """
+    ordinary = type(like) in (Tensor, torch.nn.Parameter)  # not a fake tensor or another subclass
+    ordinary = ordinary and not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    return ordinary and not torch.is_inference_mode_enabled() and not (like.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def bell(gap: Tensor, sigma: float) -> Tensor:

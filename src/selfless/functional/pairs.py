@@ -6,19 +6,24 @@ SNI, SNID, SLNI and SLNID are pair forms. `selfless.engine.inhibition` adds the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from selfless.functional.gaussian import band, bell, feature_count, fourier, gaussian, reach
+from selfless.functional.gaussian import band, bell, feature_count, fourier, gaussian, is_ordinary, reach
 from selfless.functional.shapes import without_autocast
 
 Discount = Literal["product", "max"]
+Made = TypeVar("Made")
 
-DENSE = 128  # up to this width the N×N kernel is the fastest form; above it no N×N tensor is built
+DENSE = 128  # up to this width the N×N kernel is the fastest form on a CPU; above it no N×N tensor is built
+DENSE_ON_GPU = 512  # there fewer kernels count for more than less arithmetic
+_BY_ALPHA: MutableMapping[Tensor, tuple[tuple[object, ...], object]] = WeakIdKeyDictionary()  # S or its factors, while α lives
 _BLOCK = 64  # neurons per block in the `max` discount, whose cost is O(M·N·block)
 
 
@@ -42,25 +47,34 @@ class PairForm:
             raise ValueError(f"alpha has shape {tuple(self.alpha.shape)}, but h has {self.n} neurons: alpha must be ({self.n},)")
 
     def value(self, h: Tensor) -> Tensor:
-        """R = 1/M Σ_m hᵀSh for h (M, N). For N > 128 no N×N tensor is built."""
+        """R = 1/M Σ_m hᵀSh for h (M, N). For N > 128 (on a GPU 512) no N×N tensor is built."""
+        if self.n <= _dense(h) and (self.sigma is not None or self.discount == "max"):
+            return self._dense_value(h)
         if self.alpha is not None:
             if self.discount == "max":
-                return self._dense_value(h) if self.n <= DENSE else _discounted_pairs(h, self._d(h), self.sigma)
+                return _discounted_pairs(h, self._d(h), self.sigma)
             h = h * self._d(h)  # D_ij factors into dᵢdⱼ
         return _all_pairs(h) if self.sigma is None else _near_pairs(h, self.sigma)
 
     def _dense_value(self, h: Tensor) -> Tensor:
+        """1/M ⟨h, hS⟩: two kernels and a division, whatever S is."""
         with without_autocast(h):
-            return ((h @ self.matrix(h)) * h).sum(1).mean()
+            return torch.vdot((h @ self.matrix(h)).flatten(), h.flatten()) / len(h)
 
     def gradient(self, h: Tensor) -> Tensor:
         """∂R/∂h = 2Sh/M, (M, N). It builds the N×N tensor if the form has no factors."""
-        factors = None if self.n <= DENSE else self.factors(h)
-        zero, stacked = torch.zeros_like(h).unsqueeze(0), h.unsqueeze(0)
-        if factors is None:
-            return add_dense(zero, stacked, 2 * self.matrix(h).unsqueeze(0)).squeeze(0)
+        if (factors := self._fast_factors(h)) is None:
+            return torch.addmm(h, h, self.matrix(h), beta=0, alpha=2 / len(h))
         a, diagonal = factors
-        return add_factored(zero, stacked, 2**0.5 * a.unsqueeze(0), 2 * diagonal.unsqueeze(0)).squeeze(0)
+        return torch.addmm(h * diagonal, h @ a, a.T, beta=-2 / len(h), alpha=2 / len(h))
+
+    def has_gradient(self, h: Tensor) -> bool:
+        """Return True if `gradient` needs no N×N tensor where `value` needs none."""
+        return self.n <= _dense(h) or self._fast_factors(h) is not None
+
+    def _fast_factors(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the factors of a wide layer; None for a narrow one, where the matrix is faster."""
+        return None if self.n <= _dense(like) else self._kept("factors", like, self.factors)
 
     def _d(self, like: Tensor) -> Tensor:
         """d = exp(−α), (N,): D_ij is dᵢdⱼ or min(dᵢ, dⱼ)."""
@@ -69,6 +83,20 @@ class PairForm:
 
     def matrix(self, like: Tensor) -> Tensor:
         """Return S (N, N), for narrow layers."""
+        return self._kept("matrix", like, self._matrix)
+
+    def _kept(self, what: str, like: Tensor, make: Callable[[Tensor], Made]) -> Made:
+        """Return make(like), computed once for each α: it changes once a task."""
+        alpha = self.alpha
+        if alpha is None or not (is_ordinary(alpha) and is_ordinary(like)) or alpha.requires_grad or alpha.is_inference():
+            return make(like)
+        key = (what, self.sigma, self.discount, like.device, like.dtype, alpha._version)
+        found = _BY_ALPHA.get(alpha)
+        if found is None or found[0] != key:
+            found = _BY_ALPHA[alpha] = (key, make(like))
+        return found[1]  # type: ignore[return-value]
+
+    def _matrix(self, like: Tensor) -> Tensor:
         kernel = _ones(self.n, like) if self.sigma is None else gaussian(self.n, self.sigma, like)
         if self.alpha is None:
             return kernel
@@ -88,6 +116,37 @@ class PairForm:
         ones = torch.ones(self.n, device=like.device, dtype=like.dtype)
         d = ones if self.alpha is None else self._d(like)
         return features * d[:, None], diagonal * d.square()
+
+
+class _Values(torch.autograd.Function):
+    """R of some layers, (layers,). Their gradients G = 2Sh/M come with the values, ½⟨G, h⟩; the backward pass only multiplies."""
+
+    @staticmethod
+    def forward(ctx: Any, forms: Sequence[PairForm], *hs: Tensor) -> Tensor:
+        gradients = [form.gradient(h) for form, h in zip(forms, hs, strict=True)]
+        ctx.forms = forms
+        ctx.save_for_backward(*hs, *gradients)
+        return torch.stack([torch.vdot(g.view(-1), h.reshape(-1)) for g, h in zip(gradients, hs, strict=True)]).mul_(0.5)
+
+    @staticmethod
+    def backward(ctx: Any, factors: Tensor) -> tuple[Tensor | None, ...]:
+        hs, gradients = ctx.saved_tensors[: len(factors)], ctx.saved_tensors[len(factors) :]
+        if torch.is_grad_enabled():  # someone differentiates twice
+            gradients = [form.gradient(h) for form, h in zip(ctx.forms, hs, strict=True)]
+        return (None, *(factor * g for factor, g in zip(factors.unbind(), gradients, strict=True)))
+
+
+def pair_values(forms: Sequence[PairForm], hs: Sequence[Tensor]) -> Tensor:
+    """Return R of some layers h (M, N), each with its form: (layers,), as `PairForm.value`, with fewer kernels in a training loop."""
+    if not all(is_ordinary(h) and form.has_gradient(h) for form, h in zip(forms, hs, strict=True)):
+        return torch.stack([form.value(h) for form, h in zip(forms, hs, strict=True)])
+    with without_autocast(hs[0]):
+        return _Values.apply(tuple(forms), *hs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _dense(like: Tensor) -> int:
+    """Return the largest width at which an N×N tensor is built."""
+    return DENSE_ON_GPU if like.is_cuda else DENSE
 
 
 def add_dense(g: Tensor, h: Tensor, s: Tensor) -> Tensor:
@@ -113,11 +172,9 @@ def _all_pairs(h: Tensor) -> Tensor:
 
 
 def _near_pairs(h: Tensor, sigma: float) -> Tensor:
-    """1/M Σ_{i≠j} K_ij Σ_m hᵢ hⱼ with the Gaussian K: as a matrix, a band or Fourier features, whichever is cheapest."""
+    """1/M Σ_{i≠j} K_ij Σ_m hᵢ hⱼ with the Gaussian K: as a band or by Fourier features, whichever is cheaper."""
     n = h.shape[1]
     with without_autocast(h):
-        if n <= DENSE:
-            return ((h @ gaussian(n, sigma, h)) * h).sum(1).mean()
         if reach(sigma) < feature_count(n, sigma):  # σ of a few neurons: a short convolution
             near = F.conv1d(h.unsqueeze(1), band(sigma, h).view(1, 1, -1), padding=reach(sigma)).squeeze(1)
             return (near * h).sum(1).mean()

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from selfless import functional
 from selfless.distributed import ALONE, Ranks
 from selfless.keeper.activations import Collector
 from selfless.keeper.log import Log
 from selfless.keeper.notices import Notices
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.network.roles import neuron_rows
+from selfless.sparsify import Sparsifier
 
 
 def inhibition(
@@ -32,37 +34,43 @@ def inhibition(
         check_layers(collector)
         _check_found(collector, found)
         sizes = layer_sizes(terms, found, alpha, ranks)
-        for number in terms.reading("activations"):
-            terms.follow(number, [by_term[number] for by_term in sizes.values()])
-        costs += [layer_cost(terms, name, h, sizes[name], log) for name, h in found.items()]
+        for number, by_layer in sizes.items():
+            terms.follow(number, by_layer)
+        costs += layer_costs(terms, found, sizes, log)
     return costs
 
 
-def layer_sizes(terms: Sparsifiers, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor], ranks: Ranks) -> dict[str, dict[int, Tensor]]:
-    """Return R(h) by layer, for each sparsifier that reads activations, by its number; h are the activations of all ranks.
+def layer_sizes(terms: Sparsifiers, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor], ranks: Ranks) -> dict[int, Tensor]:
+    """Return R(h) of each layer, (layers,), for each sparsifier that reads activations, by its number; h are those of all ranks.
 
     The gradient is that which `selfless.distributed.ranks` asks for. Ranks need the same layers in the same order.
     """
-    reading = terms.reading("activations")
-    sizes: dict[str, dict[int, Tensor]] = {name: {} for name in found}
-    for name, h in found.items():
-        whole = None if all(term.is_mean for term in reading.values()) else ranks.global_rows(h)
-        for number, term in reading.items():
-            sizes[name][number] = term.penalty(h if whole is None or term.is_mean else whole, alpha.get(name))
-    means = [(name, number) for name in found for number, term in reading.items() if term.is_mean]
-    own = [sizes[name][number] for name, number in means]
-    for (name, number), size in zip(means, ranks.global_mean(own, [len(found[name]) for name, _ in means]), strict=True):
-        sizes[name][number] = size
+    sizes = {}
+    for number, term in terms.reading("activations").items():
+        if term.is_mean:
+            own = _penalties(term, found, alpha)
+            sizes[number] = own if ranks.is_alone else torch.stack(ranks.global_mean(own.unbind(), [len(h) for h in found.values()]))
+        else:
+            sizes[number] = _penalties(term, {name: ranks.global_rows(h) for name, h in found.items()}, alpha)
     return sizes
 
 
-def layer_cost(terms: Sparsifiers, name: str, h: Tensor, sizes: Mapping[int, Tensor], log: Log) -> Tensor:
-    """Return Σ λ R(h) over the sparsifiers that read activations, for one layer with these R."""
-    cost = torch.stack([terms.strength(number) * size for number, size in sizes.items()]).sum()
-    log.add("inhibition", cost)
-    log.add(f"inhibition/{name}", cost)
-    log.add_activity(name, h)
-    return cost
+def _penalties(term: Sparsifier, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor]) -> Tensor:
+    """Return R of each layer h (M, N), (layers,)."""
+    forms = [term.pair_form(h.shape[1], alpha.get(name)) for name, h in found.items()]
+    known = [form for form in forms if form is not None]
+    if len(known) < len(forms):
+        return torch.stack([term.penalty(h, alpha.get(name)) for name, h in found.items()])
+    return functional.pair_values(known, [functional.samples(h) for h in found.values()])
+
+
+def layer_costs(terms: Sparsifiers, found: Mapping[str, Tensor], sizes: Mapping[int, Tensor], log: Log) -> list[Tensor]:
+    """Return λ Σ_l R(h_l) of each sparsifier that reads activations, for layers with these R."""
+    for number, by_layer in sizes.items():
+        log.add("inhibition", by_layer, terms.strength(number), list(found))
+    for name, h in found.items():
+        log.add_activity(name, h)
+    return [terms.strength(number) * by_layer.sum() for number, by_layer in sizes.items()]
 
 
 def weight_costs(terms: Sparsifiers, collector: Collector, parameters: Mapping[str, Tensor], log: Log, training: bool) -> list[Tensor]:
@@ -71,12 +79,27 @@ def weight_costs(terms: Sparsifiers, collector: Collector, parameters: Mapping[s
     for number, term in terms.reading("weights", "parameters").items():
         check_layers(collector)
         read = list(parameters.values()) if term.reads == "parameters" else _weights(collector)
-        size = torch.stack([term.penalty(x) for x in read]).sum()
+        size = add_up([term.penalty(x) for x in read])
         if training:
-            terms.follow(number, [size])
+            terms.follow(number, size)
         costs.append(terms.strength(number) * size)
         log.add("inhibition", costs[-1])
     return costs
+
+
+def add_up(parts: list[Tensor]) -> Tensor:
+    """Return the sum of scalars."""
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+
+
+def as_leaf_sum(cost: Tensor | None, like: Tensor, is_hooked: bool) -> Tensor:
+    """Return the cost as a tensor with a gradient: 0 if there is none. If hooks will be added to it, it is another node than `cost`."""
+    if cost is not None and cost.requires_grad and not is_hooked:
+        return cost
+    like = like if cost is None else cost
+    dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
+    zero = torch.zeros((), device=like.device, dtype=dtype, requires_grad=torch.is_grad_enabled())
+    return zero + (0 if cost is None else cost)
 
 
 def check_layers(collector: Collector) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from selfless.keeper.activations import MOST_PASSES, Activation
 from selfless.keeper.distillation import batch_size
 from selfless.keeper.hook import Hook, is_forward_pass
-from selfless.keeper.inhibition import check_layers, layer_cost, layer_sizes, weight_costs
+from selfless.keeper.inhibition import add_up, check_layers, layer_costs, layer_sizes, weight_costs
 from selfless.keeper.padding import Counted
 from selfless.network.calling import to_device
 from selfless.preserve.capabilities import Distils, Gated
@@ -118,7 +118,7 @@ class Injector:
             return
         self._task = task
         self._scale = torch.as_tensor(read_scale(keeper.scale), dtype=torch.float32, device=next(keeper.model.parameters()).device).detach()
-        keeper.begin_penalty()
+        keeper.begin_penalty(keeper.trainable())
         self._gradients = self._differentiate_parameters(keeper)
         for part in keeper.parts:
             if part.path is not None:
@@ -188,8 +188,8 @@ class Injector:
             check_layers(collector)
             joined = [(leaf, each.activation, each.counted) for leaf, each in zip(leaves, batch, strict=True)]
             h = collector.join(one.layer, joined)
-            sizes = layer_sizes(keeper.sparsifiers, {one.layer: h}, keeper.alpha, keeper.ranks)[one.layer]
-            cost = layer_cost(keeper.sparsifiers, one.layer, h, sizes, keeper.step_log)
+            sizes = layer_sizes(keeper.sparsifiers, {one.layer: h}, keeper.alpha, keeper.ranks)
+            cost = add_up(layer_costs(keeper.sparsifiers, {one.layer: h}, sizes, keeper.step_log))
             gradients = torch.autograd.grad(cost, leaves)
         keeper.notices.check_sign({one.layer: h})
         keeper.check_penalty({one.layer: h.detach()}, cost)
@@ -295,7 +295,7 @@ class Injector:
                 values = {n: leaf.detach().requires_grad_() for n, leaf in leaves.items()}
                 with torch.enable_grad():
                     cost = part.strength * term.gate_penalty(part.state, values)
-                keeper.step_log.values["gates"] = cost.detach()
+                keeper.step_log.set("gates", cost)
                 (own,) = torch.autograd.grad(cost, [values[name]], allow_unused=True)
                 return None if own is None else self._add(gradient, own, gradient)
 

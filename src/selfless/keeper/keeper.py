@@ -36,7 +36,7 @@ from selfless.keeper.deprecated import OldNames
 from selfless.keeper.evaluation import check_task, correct, evaluated, write
 from selfless.keeper.footprint import Footprint, measure_footprint
 from selfless.keeper.heads import check_head, check_heads
-from selfless.keeper.inhibition import check_step, inhibition
+from selfless.keeper.inhibition import add_up, as_leaf_sum, check_step, inhibition
 from selfless.keeper.inject import Injector
 from selfless.keeper.log import Log
 from selfless.keeper.measuring import Measuring, measure_task, several_reads
@@ -139,21 +139,19 @@ class Keeper(OldNames):
                 "this keeper adds its gradients in the backward pass of your loss (inject=True), so keeper.penalty() would count twice; "
                 "leave it out of the loss, or attach without inject=True"
             )
-        parameters = self.begin_penalty()
+        trainable = self.trainable()
+        parameters = self.begin_penalty(trainable)
         training = torch.is_grad_enabled() and self.model.training
         self.notices.check_mode(self.model)
         found = self.collector.take()
         self.notices.check_sign(found)
-        costs = inhibition(self.sparsifiers, self.collector, found, self.alpha, self.trainable(), training, self.step_log, self.ranks)
+        costs = inhibition(self.sparsifiers, self.collector, found, self.alpha, trainable, training, self.step_log, self.ranks)
         for part in self.parts:
             costs += part.costs(parameters, self.tasks, self.implicit, training, self.forwards, batch, self.step_log)
             if isinstance(part.term, Distils | Replays):
                 self.collector.drop()  # their own passes are not part of the training loop
-        like = costs[0] if costs else next(iter(parameters.values()))
-        dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
-        zero = torch.zeros((), device=like.device, dtype=dtype, requires_grad=torch.is_grad_enabled())
-        cost = torch.stack(costs).sum() if costs else None
-        total = zero + cost if cost is not None else zero + 0
+        cost = add_up(costs) if costs else None
+        total = as_leaf_sum(cost, next(iter(parameters.values())), any(part.path or part.gates for part in self.parts))
         if costs:
             self.check_penalty(found, total)
         for part in self.parts if training else ():
@@ -163,9 +161,9 @@ class Keeper(OldNames):
                 total.register_hook(part.gates.note_scale)
         return total
 
-    def begin_penalty(self) -> dict[str, nn.Parameter]:
+    def begin_penalty(self, trainable: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Begin the penalty of one backward pass: start a new log, follow the model; return the preserved parameters."""
-        parameters = self.preserved()
+        parameters = self._preserved_of(trainable)
         if not self._has_penalty:
             check_head(self.heads, self.model, self.tasks)
         self.follow_device()
@@ -230,7 +228,7 @@ class Keeper(OldNames):
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"anchor_with takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        if not has_parameters(optimizer, self._names()):
+        if not has_parameters(optimizer, {p: n for n, p in self.trainable().items()}):
             raise ValueError("the optimizer has none of the model's trainable parameters; build it over model.parameters()")
         self.implicit = True
         for part in self.parts:
@@ -332,13 +330,13 @@ class Keeper(OldNames):
 
     def preserved(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters that are preserved, by name: those that `parameters=` of `attach` chooses."""
-        found = {n: p for n, p in self.trainable().items() if self._choice is None or self._choice(n, p)}
+        return self._preserved_of(self.trainable())
+
+    def _preserved_of(self, trainable: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        found = {n: p for n, p in trainable.items() if self._choice is None or self._choice(n, p)}
         if not found:
             raise ValueError("the model has no trainable parameters; unfreeze some before attaching or training")
         return found
-
-    def _names(self) -> dict[Tensor, str]:
-        return {p: n for n, p in self.model.named_parameters() if p.requires_grad}
 
     def follow_model(self) -> None:
         """Move the state to the device of the model, whose parameters are sharded again if FSDP2 left some whole."""
@@ -348,7 +346,8 @@ class Keeper(OldNames):
     def follow_device(self) -> None:
         """Move the state to the device of the model."""
         device = next(self.model.parameters()).device
-        self.alpha = {n: t.to(device) for n, t in self.alpha.items()}
+        if any(t.device != device for t in self.alpha.values()):
+            self.alpha = {n: t.to(device) for n, t in self.alpha.items()}
         self.sparsifiers.move_to(device)
         for part in self.parts:
             part.move_to(device)
@@ -368,7 +367,8 @@ class Keeper(OldNames):
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply anchor, gates, proximal steps, projections and the path after an optimizer step over this model's parameters."""
         self.follow_model()
-        names = self._names()
+        trainable = self.trainable()
+        names: dict[Tensor, str] = {p: n for n, p in trainable.items()}
         if not any(p in names for g in optimizer.param_groups for p in g["params"]):
             return
         self._has_step = True
@@ -377,7 +377,7 @@ class Keeper(OldNames):
             self.injector.drop()
         if self.tasks and any(part.is_on for part in self.parts):
             self.notices.check_statistics(self.model, self.tasks)
-        parameters = self.preserved()
+        parameters = self._preserved_of(trainable)
         for part in self.parts:
             part.optimizer = weakref.ref(optimizer) if self.implicit else None
             if part.drops is not None:

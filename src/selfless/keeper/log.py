@@ -31,27 +31,41 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """The values of the last step, by name."""
+    """The values of the last step, by name. A step only keeps its tensors; they are multiplied and summed when someone reads them."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
+        self._terms: list[tuple[str, Tensor, Tensor | float, list[str]]] = []
 
     def begin(self) -> None:
         """Start a new step."""
-        self.values = {}
+        self._terms = []
 
-    def add(self, name: str, value: Tensor) -> None:
-        """Add a value; several with one name are summed."""
-        value = value.detach()
-        self.values[name] = self.values[name] + value if name in self.values else value
+    def add(self, name: str, value: Tensor, factor: Tensor | float = 1.0, layers: list[str] | None = None) -> None:
+        """Add factor · value; several with one name are summed. A value of several `layers` counts in all and as NAME/LAYER."""
+        self._terms.append((name, value.detach(), factor, layers or []))
+
+    def set(self, name: str, value: Tensor) -> None:
+        """Set a value, whatever was added before."""
+        self._terms = [term for term in self._terms if term[0] != name]
+        self.add(name, value)
 
     def add_activity(self, layer: str, h: Tensor) -> None:
-        """Set the share of activations (samples, neurons) of a layer that are above 0."""
-        self.values[f"active/{layer}"] = (h.detach() > 0).sum() / h.numel()
+        """Add the share of activations (samples, neurons) of a layer that are above 0."""
+        self._terms.append((f"active/{layer}", (h.detach() > 0).sum(), 1 / h.numel(), []))
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The values of the last step."""
+        found: dict[str, Tensor] = {}
+        for name, value, factor, layers in self._terms:
+            each = {f"{name}/{layer}": value[i] for i, layer in enumerate(layers)}
+            for key, one in {name: value.sum(), **each}.items():
+                found[key] = found[key] + factor * one if key in found else factor * one
+        return found
 
     def read(self, parts: Sequence[Part], parameters: Mapping[str, Tensor], capacity: Capacity, ranks: Ranks) -> dict[str, float]:
         """Return all values as floats."""
-        values = dict(self.values)
+        values = self.values
         for part in parts:
             found = distances(parameters, *part.star())
             if any(is_sharded(p) for p in parameters.values()):

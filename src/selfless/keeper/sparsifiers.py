@@ -25,10 +25,10 @@ class Sparsifiers:
         """Return the sparsifiers that are on and read this, by their number."""
         return {number: term for number, term in enumerate(self.terms) if term.is_on and term.reads in what}
 
-    def follow(self, number: int, sizes: Sequence[Tensor]) -> None:
-        """Take over R of one sparsifier in a training step, layer by layer; only "auto" in the first task needs it."""
+    def follow(self, number: int, sizes: Tensor) -> None:
+        """Take over R of one sparsifier in a training step, of its layers; only "auto" in the first task needs it."""
         if self.is_first_task and number in self.found:
-            self.found[number] = follow(self.found[number], torch.stack([size.detach() for size in sizes]).sum())
+            self.found[number] = follow(self.found[number], sizes.detach().sum())
 
     def strength(self, number: int) -> Tensor | float:
         """λ of one sparsifier: a number, or for "auto" what its scale says now."""
