@@ -96,11 +96,11 @@ def test_the_matrix_tests_the_versions_that_are_promised() -> None:
 def test_the_page_shows_the_recorded_matrix() -> None:
     cells = load("results/reliability/matrix.json")
     assert set(cells) <= {f"{python} {age}" for python in matrix.PYTHONS for age in ("oldest", "newest")}
-    assert len({cell["wheel"]["sha256"] for cell in cells.values() if cell["status"] != "not run"}) == 1, "all cells test one wheel"
     page = read("docs/reliability.md")
     for name, cell in cells.items():
         if cell["status"] != "not run":
             versions, counts = cell["versions"], cell["counts"]
             failed = counts.get("failed", 0) + counts.get("error", 0)
             shown = f"{counts['passed']}" + f"; {failed} failed" * bool(failed)
-            assert f"| {versions['python']} | {versions['torch']} | {shown} |" in page, name
+            wheel = cell["wheel"]["sha256"][:8] if isinstance(cell["wheel"], dict) else "earlier"  # the first records had no digest
+            assert f"| {versions['python']} | {versions['torch']} | {shown} | {wheel} |" in page, name
