@@ -91,6 +91,7 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --figures $(RECORDED)/figures
 	@rm $(RECORDED)/figures/*.pdf
 	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md
+	@$(BIN)/python docs/recommended.py
 
 clean:          ## remove .venv and caches
 	rm -rf $(VENV) $(EXTRAS) $(SITE) $(AUDIT) $(RELEASE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

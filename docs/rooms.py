@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("files", "inputs", "fields", "terms", "functional", "metrics", "activations", "workers", "network", "distributed"),
     ("importance", "sparsify", "models", "data", "capacity"),
     ("preserve",),
-    ("trained",),
+    ("trained", "recommendation"),
     ("spec",),
     ("keeper", "engine"),
     ("runner",),

@@ -11,6 +11,7 @@ In your own training loop, in this order:
 Whole runs, from data to a table:
 
     run = selfless.Run(stream="permuted-mnist", sparsify="slnid:1e-3", seed=0)   Run        all settings as one value
+    run = selfless.Run(**selfless.recommend(inputs="different", heads="shared").settings)   recommend   the best measured methods
     result = selfless.train(run, out="results")                                  train      returns a Result, or a list of them
     result.accuracy[t, u], result.summary()                                      Result     accuracy on task u after task t
     stream = selfless.stream([(train, test), …])                                 stream     your own data sets, for train(stream=…)
@@ -36,6 +37,7 @@ _HOMES = {
     "attach": "keeper",
     "Keeper": "keeper",
     "tune": "experiments.tuning",
+    **dict.fromkeys(["recommend", "Recommendation"], "recommendation"),
     "describe": "network.describing",
     "Capacity": "capacity",
     **dict.fromkeys(
@@ -85,6 +87,7 @@ __all__ = [
     "OrthReg",
     "PackNet",
     "RWalk",
+    "Recommendation",
     "Replay",
     "Result",
     "Run",
@@ -101,6 +104,7 @@ __all__ = [
     "metrics",
     "models",
     "preserve",
+    "recommend",
     "sparsify",
     "stream",
     "train",
@@ -135,6 +139,7 @@ if TYPE_CHECKING:
         Replay,
         RWalk,
     )
+    from selfless.recommendation import Recommendation, recommend
     from selfless.runner import load, train
     from selfless.sparsify import SLNI, SLNID, SNI, SNID, DeCov, L1Param, L1Rep, L2Param, NoSparsifier, OrthReg, SparingDeCov
     from selfless.spec import Result, Run

@@ -76,6 +76,18 @@ def _explain(number: int, path: Path) -> OSError:
     return error
 
 
+@contextlib.contextmanager
+def marked(folder: Path) -> Iterator[Path]:
+    """Yield an empty file that exists inside `with`; a machine that sees it shares the folder. `remove_left_over` knows it, too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=f".marker.{_HOST}-{os.getpid()}.")
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
 def remove_left_over(folder: Path, name: str = "*") -> None:
     """Remove the temporary files that killed processes of this machine left in a folder, for the file `name` or for any."""
     for path in folder.glob(f".{name if name == '*' else glob.escape(name)}.{_HOST}-*"):

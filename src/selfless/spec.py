@@ -78,7 +78,7 @@ class Run:
         "What",
         "Preserver, which keeps old tasks: mas:0.1, mas-local, ewc:10, ewc-online, si:1, rwalk, lwf:1, ebll:1, imm, packnet:0.5, hat:0.75, "
         "gpm:0.97, sgp:0.97, ags-cl:1,mu=0.01, none; with a memory of old data: replay:1,samples=200, der:1; as "
-        "name[:strength[,option=value]]; module:Class for a custom one; a sum as lwf:1+mas:0.1.",
+        "name[:strength[,option=value]]; module:Class for a custom one; a sum as lwf:1+mas:0.1; recommended: the best measured one.",
         kind=Term,
         shown="mas:0.1",
     )

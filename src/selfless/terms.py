@@ -255,6 +255,8 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         if name.lower() == "joint":  # the upper bound in every table, but not a method
             hint = " Joint training is a stream: --stream joint-permuted-mnist --preserve none."
+        if name == "recommended":  # depends on the case, which a term does not know
+            hint = " Use selfless run --preserve recommended, attach(model, 'recommended') or Run(**selfless.recommend(…).settings)."
         raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}")
     values: dict[str, Any] = {}
     if strength:

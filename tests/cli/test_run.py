@@ -65,7 +65,8 @@ def test_config_and_flags_compose(stream: str, tmp_path: Path) -> None:
         (["--stream-option", "head"], "write key=value"),
         (["--device", "cuda"], "no usable GPU"),
         (["--budget", "much"], "not a size"),
-        (["--engine", "ray"], "not available in this version"),
+        (["--engine", "dask"], "engine 'dask' is not known; choose local or ray"),
+        (["--address", "auto"], "add --engine ray"),
     ],
 )
 def test_bad_input_is_one_message_with_the_remedy(stream: str, tmp_path: Path, words: list[str], message: str) -> None:

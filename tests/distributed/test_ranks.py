@@ -16,6 +16,7 @@ from selfless.distributed import ALONE, Ranks, find_ranks
 from selfless.distributed.reduction import ShardedReduction
 
 FILE = Path(__file__).with_name("checks.py")
+COMMAND = [sys.executable, "-W", "ignore", "-m", "tests.distributed.checks"]
 
 
 @pytest.mark.whole
@@ -24,7 +25,7 @@ def test_several_processes_equal_one(tmp_path: Path) -> None:
     if importlib.util.find_spec("torch.distributed") is None or not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
     path = tmp_path / "results.json"
-    done = subprocess.run([sys.executable, "-W", "ignore", str(FILE), str(path)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*COMMAND, str(path)], cwd=FILE.parents[2], capture_output=True, text=True, timeout=120, check=False)
     assert path.exists(), done.stderr
     results: dict[str, str | None] = json.loads(path.read_text())
     names = [line.split("(")[0].removeprefix("def ") for line in FILE.read_text().split("@check\n")[1:]]

@@ -109,10 +109,12 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in OTHER_WIDTHS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.whole if name == "beyond" else ()) for name in NAMES if name not in OTHER_WIDTHS]
+)
 def test_every_experiment_runs(name: str, out: Path) -> None:
     need(name)
-    light = not any(word in name for word in ("3", "table-1", "rivals"))
+    light = not any(word in name for word in ("3", "table-1", "rivals", "beyond"))
     made = experiment(name, quick=True)
     if not any(c.candidates for c in made.cells):  # table 2 without object sets
         refused = runner.invoke(app, ["reproduce", name, "--quick", "--out", str(out)])

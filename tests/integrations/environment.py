@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,11 +19,12 @@ import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SECONDS = float(os.environ.get("INTEGRATIONS_SECONDS", "200"))  # to install, and again to test; what is not done by then is skipped
-EXTRAS = ("lightning", "transformers", "tensorboard", "wandb", "mlflow", "avalanche")
+EXTRAS = ("lightning", "transformers", "ray", "tensorboard", "wandb", "mlflow", "avalanche")
 # Avalanche and pytorchcv require torchvision, which has no CPU build for this torch: they are installed without their requirements, and
 # tests/integrations/stubs stands in for torchvision. These are the requirements that Avalanche imports.
 ALONE = {"avalanche": ("pytorchcv",)}
@@ -32,6 +34,7 @@ GROUPS = {  # the tests that run in one process, and the extras they need
     ("test_transformers.py",): ("transformers",),
     ("test_trackers.py",): ("tensorboard", "wandb", "mlflow"),
     ("test_avalanche.py",): ("avalanche",),
+    ("test_ray.py",): ("ray",),
 }
 
 
@@ -102,7 +105,7 @@ def _run_tests(python: Path, reasons: dict[str, str], end: float) -> bool:
             print(f"--- {' '.join(names)}\n{output}", flush=True)
             failed |= process.returncode not in (0, 5)  # 5: every test of the file was skipped
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started: those of a Ray cluster outlive it
             print(process.communicate()[0])
             reasons[" ".join(names)] = f"its tests did not end within {SECONDS:.0f} seconds"
     return failed
@@ -115,7 +118,8 @@ def _start(python: Path, names: Sequence[str]) -> subprocess.Popen[str]:
     files = [str(HERE / name) for name in names]
     options = ["-p", "no:cacheprovider", "-rs", "--show-capture=no", "--tb=short"]
     command = [str(python), "-m", "pytest", *options, *files]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **out)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,17 @@ DataDir = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.", show_default="auto", rich_help_panel=HOW)]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU.", show_default="one per core", rich_help_panel=HOW)]
+Engine = Annotated[
+    str | None, typer.Option(help="Where fleets train: local, ray (a cluster; docs/scale.md).", show_default="local", rich_help_panel=HOW)
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="The Ray cluster: auto on one of its machines, HOST:PORT.",
+        show_default="$RAY_ADDRESS, else this machine",
+        rich_help_panel=HOW,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=HOW)]
 Force = Annotated[bool, typer.Option("--force", help="Train runs again that are already recorded.", rich_help_panel=HOW)]
 

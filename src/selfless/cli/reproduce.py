@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from selfless.cli.errors import print_error, reporting_errors
-from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Workers
+from selfless.cli.options import HOW, Address, AsJson, DataDir, Device, Engine, Force, Workers
 from selfless.cli.parts import show_plan, train_part
 from selfless.cli.terminal import open_console
 from selfless.cli.training import train_with_progress
@@ -52,6 +52,8 @@ def reproduce(
     data_dir: DataDir = None,
     device: Device = None,
     workers: Workers = None,
+    engine: Engine = None,
+    address: Address = None,
     force: Force = False,
     checkpoints: Annotated[
         bool, typer.Option(help="Record the trained networks too; some figures are drawn from them.", rich_help_panel=HOW)
@@ -92,7 +94,9 @@ def reproduce(
             out=out,
             data_dir=data_dir,
             device=device or "auto",
-            workers=workers or (1 if quick else None),
+            workers=workers or (1 if quick and engine in (None, "local") else None),
+            engine=engine or "local",
+            address=address,
             checkpoints=checkpoints,
             force=force,
         )

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from selfless.cli.errors import reporting_errors
-from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Out, Workers, with_run_fields
+from selfless.cli.options import HOW, Address, AsJson, DataDir, Device, Engine, Force, Out, Workers, with_run_fields
 from selfless.cli.results import show_results
+from selfless.cli.terminal import open_console
 from selfless.cli.training import train_with_progress
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -17,6 +18,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless run                                                     [dim]# five permuted-MNIST tasks with MAS[/dim]
   selfless run --sparsify slnid:1e-3 --seeds 5                     [dim]# mean ± std over five seeds[/dim]
   selfless run --preserve mas:auto --sparsify slnid:auto           [dim]# strengths measured in the first task[/dim]
+  selfless run --preserve recommended                              [dim]# the best measured methods for such tasks, and why[/dim]
   selfless run --preserve mas:0.1,estimator=per-batch              [dim]# the authors' estimate of Ω[/dim]
   selfless run --stream split-cifar-100 --model cnn-256 --tasks 10 --epochs 50 --preserve mas:1 --sparsify slnid:3e-3
   selfless run --preserve lwf:1 --stream split-mnist --scenario class            [dim]# one head over all classes seen so far[/dim]
@@ -24,6 +26,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless run --stream folders:my/tasks --model mypkg.nets:build  [dim]# your data and your network[/dim]
   selfless run --continue results/KEY --stream folders:my/next     [dim]# a trained network learns more tasks[/dim]
   selfless run --log tensorboard                                   [dim]# also wandb, mlflow: files in the folder of results[/dim]
+  selfless run --seeds 200 --engine ray --address auto              [dim]# on the nodes of a Ray cluster[/dim]
   selfless run --config my.toml --lr 0.03 --json"""
 
 
@@ -33,8 +36,8 @@ def run(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget, checkpoints; "
-            "flags override it.",
+            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget, checkpoints, engine, "
+            "address; flags override it.",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -60,7 +63,8 @@ def run(
             help="Send losses, penalties, accuracies, capacity, importances to tensorboard, wandb or mlflow.", rich_help_panel=HOW
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where fleets train: local.", rich_help_panel=HOW)] = "local",
+    engine: Engine = None,
+    address: Address = None,
     force: Force = False,
     as_json: AsJson = False,
     **fields: Any,
@@ -72,10 +76,12 @@ def run(
     with reporting_errors(as_json):
         from selfless.runner.plan import plan
 
-        if engine != "local":
-            raise ValueError(f"engine {engine!r} is not available in this version; use --engine local")
         how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget, "checkpoints": checkpoints}
-        planned = plan(config, {**fields, "seeds": seeds, **how}, force=force)
+        planned = plan(config, {**fields, "seeds": seeds, **how, "engine": engine, "address": address}, force=force)
+        if planned.recommended is not None:
+            open_console(stderr=True, quiet=as_json).print(
+                f"recommended: {planned.recommended}", soft_wrap=True, highlight=False, markup=False
+            )
         results = train_with_progress(planned.runs, planned.options, as_json=as_json, log=log)
         assert planned.options.out is not None  # `plan` gives every command a folder
         show_results(results, planned.options.out, as_json)

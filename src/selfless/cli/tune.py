@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from selfless.cli.errors import reporting_errors
-from selfless.cli.options import HOW, AsJson, DataDir, Device, Force, Workers
+from selfless.cli.options import HOW, Address, AsJson, DataDir, Device, Engine, Force, Workers
 from selfless.cli.terminal import open_console
 from selfless.cli.training import train_with_progress
 
@@ -54,6 +54,8 @@ def tune(
     data_dir: DataDir = None,
     device: Device = None,
     workers: Workers = None,
+    engine: Engine = None,
+    address: Address = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -86,7 +88,15 @@ def tune(
         grid = _parse_strengths(strengths)
         cell = tuning(base, grid, Choice("rule-largest", tuple(range(seeds)), tolerance=tolerance))
         runs = list(dict.fromkeys(trials(cell)))
-        options = TrainOptions(out=out, data_dir=data_dir, device=device or "auto", workers=workers, force=force)
+        options = TrainOptions(
+            out=out,
+            data_dir=data_dir,
+            device=device or "auto",
+            workers=workers,
+            force=force,
+            engine=engine or "local",
+            address=address,
+        )
         results = dict(zip(runs, train_with_progress(runs, options, as_json=as_json), strict=True))
         largest = choose(cell, results)
         smallest = choose(tuning(base, grid, Choice("rule-smallest", tuple(range(seeds)), tolerance=tolerance)), results)

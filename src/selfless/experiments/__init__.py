@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from selfless.experiments.base import PROFILES, Experiment, Profile
+from selfless.experiments.beyond import beyond
 from selfless.experiments.ewc import ewc
 from selfless.experiments.fig_2 import fig_2, fig_2_64
 from selfless.experiments.fig_3 import fig_3a, fig_3a_128, fig_3b
@@ -55,6 +56,7 @@ OTHER_EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
     "rivals": rivals,
     "rivals-published": rivals_published,
     "rivals-projection": rivals_projection,
+    "beyond": beyond,
 }
 EXPERIMENTS = PAPER_EXPERIMENTS | OTHER_EXPERIMENTS
 DEPENDING_ON_DATA = {"table-2": table_2_of}  # their cells depend on the data on this machine, or on a record

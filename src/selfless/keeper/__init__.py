@@ -3,7 +3,7 @@
 Lives here: the `Keeper`, and one module for each of its tasks: collect activations, gate and drop neurons, distil, follow the path of the
 optimizer, anchor, inject gradients, store the state and count its memory. Users import it; runs are trained by the engine.
 
-Imports capacity, distributed, functional, importance, network, preserve, sparsify and terms.
+Imports capacity, distributed, functional, importance, network, preserve, recommendation, sparsify and terms.
 Imported by bench, experiments and integrations.
 """
 

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from selfless.distributed import ALONE, Ranks
+from selfless.distributed.reduction import NO_BATCHES
 from selfless.keeper.hook import Hook
 from selfless.network.calling import Forward, call_with, check_labels, evaluating, labels_of, run_batch, to_device
 from selfless.preserve.base import widened
@@ -35,10 +38,15 @@ def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequen
     return torch.stack(costs).sum()
 
 
-def task_features(model: nn.Module, term: Encodes, batches: Iterable[Any], forward: Forward | None) -> Iterator[Features]:
-    """Cycle over the batches of a task; yield the features of the head and the task loss as a function of features."""
-    for raw in _cycle(batches):
-        batch = to_device(raw, model)
+def task_features(
+    model: nn.Module, term: Encodes, batches: Iterable[Any], forward: Forward | None, ranks: Ranks = ALONE
+) -> Iterator[Features]:
+    """Cycle over the batches of a task; yield the features of the head and the task loss as a function of features.
+
+    Several ranks all have the samples of each of them, so that they train the same encoder.
+    """
+    for raw in _cycle(batches) if ranks.is_alone else _cycle_together(batches, ranks, next(model.parameters()).device):
+        batch = tree_map(lambda item: _all_rows(item, ranks), to_device(raw, model))
         labels = labels_of(batch)
         if labels is None:
             raise ValueError(f"{type(term).__name__} needs labels: call consolidate() with (x, y) pairs or dicts with 'labels'")
@@ -117,6 +125,22 @@ def _frozen_statistics(model: nn.Module) -> Iterator[None]:
     finally:
         for module in moving:
             module.track_running_stats = True
+
+
+def _cycle_together(batches: Iterable[Any], ranks: Ranks, device: torch.device) -> Iterator[Any]:
+    """Cycle over the batches of this rank. Raise ValueError on each rank if one of them has none, as the others would wait for it."""
+    own = _cycle(batches)
+    first = next(own, None)
+    has_batches = [bool(n) for n in ranks.gather(torch.tensor(first is not None, device=device))]
+    if not all(has_batches):
+        raise ValueError(NO_BATCHES.format(rank=has_batches.index(False)))
+    yield first
+    yield from own
+
+
+def _all_rows(item: Any, ranks: Ranks) -> Any:
+    """Return the rows of a tensor on all ranks; anything else unchanged."""
+    return torch.cat(ranks.gather_rows(item)) if isinstance(item, Tensor) and item.dim() and not ranks.is_alone else item
 
 
 def _cycle(batches: Iterable[Any]) -> Iterator[Any]:

@@ -13,13 +13,14 @@ from selfless.keeper.storage import Choice, resolve_choice, resolve_storage
 from selfless.network.layers import Layers
 from selfless.preserve import PRESERVERS, NoPreserver, Preserver
 from selfless.preserve.capabilities import Freezes
+from selfless.recommendation import NAME, Recommendation, recommend
 from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import Term, parse
 
 
 def attach(
     model: nn.Module,
-    preserve: Preserver | Term | str | None = None,
+    preserve: Preserver | Term | str | Recommendation | None = None,
     sparsify: Sparsifier | Term | str | None = None,
     layers: Layers = "auto",
     *,
@@ -33,7 +34,10 @@ def attach(
 ) -> Keeper:
     """Return a keeper for `model`.
 
-    preserve      MAS(0.1), LwF(1) + MAS(0.1) or any other preserver of `selfless.preserve`, or "mas:0.1"; None: no preserver
+    preserve      MAS(0.1), LwF(1) + MAS(0.1) or any other preserver of `selfless.preserve`, or "mas:0.1"; None: no preserver.
+                  "recommended": the best measured one, with its sparsifier and layers unless you name them: for tasks with the same
+                  inputs if `heads` are named, else for tasks with different inputs, one head, and tasks that are not known at
+                  evaluation. For another case give what `selfless.recommend(…)` returns.
     sparsify      SLNID(1e-3) or any other sparsifier of `selfless.sparsify`, or "slnid:1e-3"; None: no sparsifier
     layers        where the sparsifier acts and neurons are counted: names, globs ("blocks.*.act") or modules. "auto": the activation
                   after every hidden nn.Linear; "all": also after every convolution, whose neurons are its channels. The layer that was
@@ -51,6 +55,12 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
+    if preserve == NAME:
+        preserve = recommend(inputs="same", heads="own") if heads else recommend(inputs="different", heads="shared", task_known=False)
+    if isinstance(preserve, Recommendation):
+        sparsify = preserve.sparsify if sparsify is None else sparsify
+        layers = preserve.layers if layers == "auto" and preserve.layers == "all" else layers
+        preserve = preserve.preserve
     preserver = _term(preserve, PRESERVERS, Preserver, NoPreserver(), "preserve")
     choice = resolve_choice(parameters, model)
     if choice is not None and any(isinstance(part, Freezes) for part in preserver.parts):

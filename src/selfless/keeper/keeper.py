@@ -359,7 +359,7 @@ class Keeper(OldNames):
     def _check_ranks(self, again: bool = False) -> None:
         """Raise ValueError, before the first step of a task, for a term that does not work with the ranks that train the model."""
         if again or not self._checked:
-            sharing.check_terms(self.parts, self.sparsifiers.terms, self.model, self.ranks, self.implicit, self.injector is not None)
+            sharing.check_terms(self.parts, self.sparsifiers.terms, self.model, self.implicit, self.injector is not None)
             self._checked = True
 
     # --------------------------------------------------------------------------------------------------------- optimizer steps

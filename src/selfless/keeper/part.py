@@ -296,7 +296,7 @@ class Part:
         self.check_shapes(parameters)
         state, values = self.rows, local_values(_values(parameters))
         if isinstance(self.term, Encodes):
-            encoders = self.term.fit(task_features(self.model, self.term, batches, forward), task)
+            encoders = self.term.fit(task_features(self.model, self.term, batches, forward, self.ranks), task)
             state = self.term.add_encoder(state, encoders[0])
         if isinstance(self.term, Replays):
             state = fill_memory(self.model, self.term, state, batches, forward, task, self.ranks)

@@ -17,7 +17,7 @@ from selfless.distributed import Ranks
 from selfless.distributed.shards import fsdp_modules, is_sharded, local
 from selfless.keeper.part import Part
 from selfless.preserve.base import importance_of
-from selfless.preserve.capabilities import Anchored, Encodes
+from selfless.preserve.capabilities import Anchored
 from selfless.sparsify import Sparsifier
 
 UNEQUAL = (
@@ -26,17 +26,8 @@ UNEQUAL = (
 )
 
 
-def check_terms(
-    parts: Sequence[Part], sparsifiers: Sequence[Sparsifier], model: nn.Module, ranks: Ranks, implicit: bool, inject: bool
-) -> None:
-    """Raise ValueError for a term that cannot be used with these ranks, with the remedy."""
-    terms = [part.term for part in parts]
-    encoders = [term for term in terms if isinstance(term, Encodes)]
-    if encoders and not ranks.is_alone:
-        raise ValueError(
-            f"{type(encoders[0]).__name__} trains an encoder on the samples of one process, which would differ between ranks; use another "
-            "preserver with several ranks"
-        )
+def check_terms(parts: Sequence[Part], sparsifiers: Sequence[Sparsifier], model: nn.Module, implicit: bool, inject: bool) -> None:
+    """Raise ValueError for a term that cannot be used with FSDP2, with the remedy."""
     if not fsdp_modules(model):
         return
     for part in parts:

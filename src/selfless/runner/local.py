@@ -11,27 +11,25 @@ import dataclasses
 import gc
 import json
 import math
-import signal
 import sys
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 import torch
 
-from selfless.data import DataError, holding, name_stream
+from selfless.data import holding, name_stream
 from selfless.engine.build import CannotShareFleet
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
 from selfless.network.given import is_unnamed, name_network
 from selfless.runner.checks import check_runs
 from selfless.runner.continuing import find_parent
-from selfless.runner.given import can_travel, check_objects, pack_streams
+from selfless.runner.given import can_travel, check_objects
+from selfless.runner.jobs import term_kinds, train_jobs
 from selfless.runner.live import FleetNote, announced, remove_old
 from selfless.runner.machine import core_count, machine, resolve_device, suitable_threads
 from selfless.runner.memory import available, parts_that_fit
@@ -39,7 +37,6 @@ from selfless.runner.options import TrainOptions, Watch
 from selfless.runner.plan import fleets, split_evenly
 from selfless.runner.store import Store
 from selfless.spec import Result, Run
-from selfless.terms import Term
 from selfless.workers import Pool
 
 
@@ -63,6 +60,8 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     watch: Watch | None = None,
     follow: Watch | None = None,
     waiting: Callable[[Run], None] | None = None,
+    engine: str = "local",
+    address: str | None = None,
 ) -> Result | list[Result]:
     """Train one run or many: return a Result for a Run, a list in the same order for a list.
 
@@ -82,6 +81,8 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     watch         called with (runs of the fleet, Event) after every epoch and task
     follow        called as `watch`, and also at the start of every epoch and about twice a second within one (Event.passing)
     waiting       called with a run that another process is training, before waiting for it
+    engine        "local": this machine; "ray": the nodes of a Ray cluster (docs/scale.md)
+    address       the Ray cluster: "auto" on one of its machines, HOST:PORT; default: $RAY_ADDRESS, else a Ray of its own on this machine
     """
     options = TrainOptions(
         out=out,  # type: ignore[arg-type]  # text becomes a path
@@ -95,6 +96,8 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         watch=watch,
         follow=follow,
         waiting=waiting,
+        engine=engine,
+        address=address,
     )
     given = {  # the names are found once for all runs, and the objects are kept while they train
         "stream": None if stream is None else name_stream(stream),
@@ -132,18 +135,7 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
         missing = [run for run in unique if options.force or is_unnamed(run.model) or store.load(run) is None]
         trained: dict[Run, Result] = {}
         if missing:
-            held = stack.enter_context(contextlib.ExitStack())
-            held.enter_context(holding())  # every fleet needs the same images
-            options = dataclasses.replace(options, device=resolve_device(options.device))
-            check_runs(missing, options)
-            parts, processes = _divide(missing, unique, store, options)
-            if processes > 1:
-                held.close()  # each worker loads them
-            with announced(missing, store):
-                if processes > 1:
-                    trained = _train_in_workers(parts, processes, store, options)
-                else:
-                    trained = {result.run: result for fleet in parts for result in train_fleet(fleet, store, options)}
+            trained = (_train_on_cluster if options.engine == "ray" else _train_here)(missing, unique, store, options)
         if options.out is not None:
             remove_old(unique, store)
             store.tidy(unique)
@@ -153,6 +145,31 @@ def train_runs(runs: Sequence[Run], options: TrainOptions) -> list[Result]:
     found = [results[run] for run in runs]
     assert all(r is not None for r in found), "every run was trained or raised"
     return found  # type: ignore[return-value]
+
+
+def _train_here(missing: list[Run], wanted: list[Run], store: Store, options: TrainOptions) -> dict[Run, Result]:
+    """Train the missing runs on this machine; return the results that this process knows."""
+    with contextlib.ExitStack() as held:
+        held.enter_context(holding())  # every fleet needs the same images
+        options = dataclasses.replace(options, device=resolve_device(options.device))
+        check_runs(missing, options)
+        parts, processes = _divide(missing, wanted, store, options)
+        if processes > 1:
+            held.close()  # each worker loads them
+        with announced(missing, store):
+            if processes > 1:
+                return train_jobs(parts, Pool([sys.executable, "-m", "selfless.runner.worker"], processes), store, options)
+            return {result.run: result for fleet in parts for result in train_fleet(fleet, store, options)}
+
+
+def _train_on_cluster(missing: list[Run], wanted: list[Run], store: Store, options: TrainOptions) -> dict[Run, Result]:
+    """Train the missing runs on the nodes of a Ray cluster; return the results that this process knows."""
+    from selfless.runner.cluster import train_on_cluster
+
+    check_runs(missing, dataclasses.replace(options, device="cpu"))  # a program that only sends jobs may run where there is no GPU
+    stopped, rest = ([], missing) if options.force else _stopped_fleets(missing, wanted, store)
+    with announced(missing, store):
+        return train_on_cluster(stopped, rest, store, options)
 
 
 def _keep_weights(result: Result) -> Result:
@@ -166,18 +183,13 @@ def _keep_weights(result: Result) -> Result:
 
 def _check_importable(runs: Sequence[Run], options: TrainOptions) -> None:
     """Raise ValueError for custom terms that records and worker processes could not import."""
-    kinds = {kind for run in runs for kind in _kinds(run)}
+    kinds = {kind for run in runs for kind in term_kinds(run)}
     hidden = [kind.__name__ for kind in kinds if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__]
-    if hidden and (options.out is not None or (options.workers != 1 and len(runs) > 1)):
+    if hidden and (options.engine == "ray" or options.out is not None or (options.workers != 1 and len(runs) > 1)):
         raise ValueError(
             f"{min(hidden)} is defined in the main program or inside a function, where records and worker processes cannot import it; "
             "put it into a separate module (mine.py), or train without out= and with workers=1"
         )
-
-
-def _kinds(run: Run) -> set[type[Term]]:
-    """Return the classes of the terms of a run."""
-    return {type(term) for term in (*run.preserve.parts, *run.sparsify.parts)}
 
 
 def _divide(missing: list[Run], wanted: list[Run], store: Store, options: TrainOptions) -> tuple[list[list[Run]], int]:
@@ -278,15 +290,6 @@ def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOp
     return recorded
 
 
-def record_failure(run: Run, reason: str, store: Store) -> Result:
-    """Record a run that ended without a result of its own, and return what was recorded."""
-    unknown = np.full((1, 1), math.nan)
-    result = Result(run, unknown, unknown[0], [], [], status="failed", error=reason, about=machine())
-    with store.lock([run], lambda run: None):
-        Store(store.out, store.data_dir, checkpoints=False).record(result, dict)
-    return result
-
-
 def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
@@ -299,55 +302,4 @@ def _halves(runs: list[Run], device: str) -> list[list[Run]]:
             f"one run of {runs[0].model} at batch {runs[0].batch} does not fit into the memory of {device} ({free:.1f} GB free); "
             "use a smaller --batch, --precision bf16, or --device cpu"
         )
-    middle = (len(runs) + 1) // 2
-    return [runs[:middle], runs[middle:]]
-
-
-# ------------------------------------------------------------------------------------------------------------------- workers
-def _train_in_workers(parts: list[list[Run]], processes: int, store: Store, options: TrainOptions) -> dict[Run, Result]:
-    """Train the fleets in worker processes, which record the results. The first error stops all of them.
-
-    A fleet whose worker dies is tried once more; if that one dies, too, its runs are recorded as failed, and returned.
-    """
-    deaths, failed = Counter[int](), dict[Run, Result]()
-    shared = {
-        "out": str(store.out.resolve()),
-        "checkpoints": store.checkpoints,
-        "data_dir": str(options.data_dir or ""),
-        "parents": str(options.parents.resolve()) if options.parents else "",
-        "budget": options.budget,
-        "force": options.force,
-        "path": [entry for entry in sys.path if entry],
-        "trusted": sorted({kind.spelling() for runs in parts for run in runs for kind in _kinds(run) if kind.is_custom()}),
-    }
-
-    def receive(job: int, message: dict[str, Any]) -> None:
-        runs = parts[job]
-        if "waiting" in message and options.waiting is not None:
-            options.waiting(runs[message["waiting"]])
-        if "warning" in message:
-            warnings.warn(message["warning"], stacklevel=6)  # points at the caller of `train`
-        if "error" in message:
-            raise (DataError if message["is_data_error"] else ValueError)(message["error"])
-        if "event" in message:
-            options.tell([runs[i] for i in message["members"]], Event(**message["event"]))
-
-    def replace(job: int, status: int) -> bool:
-        """Decide whether a job whose worker died is done again."""
-        deaths[job] += 1
-        reason = (
-            f"its worker process ended with status {status}{' (killed, perhaps for want of memory)' if status == -signal.SIGKILL else ''}"
-        )
-        if deaths[job] == 1:
-            warnings.warn(f"{parts[job][0].method}: {reason}; it is tried once more", stacklevel=6)
-            return True
-        for run in parts[job]:
-            if store.load(run) is None:
-                failed[run] = record_failure(run, f"{reason}, twice", store)
-        return False
-
-    with tempfile.TemporaryDirectory(prefix="selfless-") as folder:
-        packed = pack_streams([run for runs in parts for run in runs], Path(folder))
-        jobs = [shared | {"runs": [run.as_dict() for run in runs], "streams": packed} for runs in parts]
-        Pool([sys.executable, "-m", "selfless.runner.worker"], processes).run(jobs, receive, replace)
-    return failed
+    return list(split_evenly(runs, 2))

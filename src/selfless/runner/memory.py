@@ -29,17 +29,22 @@ Make = Callable[[Sequence[Run]], Learner]
 
 def parts_that_fit(group: Sequence[Run], options: TrainOptions, processes: int) -> Iterator[list[Run]]:
     """Split a group of runs that can train together into parts that fit into memory; `processes` share each part."""
+    size = largest_fleet(group, options)
+    if 1 < size < len(group):
+        size = max(1, size // processes) * processes
+    yield from (list(group[i : i + size]) for i in range(0, len(group), size))
+
+
+def largest_fleet(group: Sequence[Run], options: TrainOptions) -> int:
+    """Return how many of these runs, which can train together, this machine trains as one fleet; measured if they are many."""
     if options.device == "cpu" and network_traits(group[0]).convolves:
-        yield from ([run] for run in group)  # stacking convolutions costs a CPU more than it saves (docs/performance.md)
-        return
+        return 1  # stacking convolutions costs a CPU more than it saves (docs/performance.md)
 
     def make(runs: Sequence[Run]) -> Learner:
         parent = find_parent(runs[0], options)
         return Learner(runs, device=options.device, data_dir=options.data_dir, budget=options.budget, parent=parent)
 
-    size = most(group, make, options.device)
-    size = size if size >= len(group) else max(1, size // processes) * processes
-    yield from (list(group[i : i + size]) for i in range(0, len(group), size))
+    return most(group, make, options.device)
 
 
 def most(runs: Sequence[Run], make: Make, device: str) -> int:

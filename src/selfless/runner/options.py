@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selfless.engine.progress import Event
+from selfless.inputs import show
 from selfless.spec import Run
 
+ENGINES = ("local", "ray")
 Watch = Callable[[Sequence[Run], Event], None]
 
 
@@ -27,6 +29,8 @@ class TrainOptions:
     watch         called with (runs of the fleet, Event) after every epoch and task
     follow        called as `watch`, and also at the start of every epoch and about twice a second within one (Event.passing)
     waiting       called with a run that another process is training, before waiting for it
+    engine        "local": this machine; "ray": the nodes of a Ray cluster
+    address       the Ray cluster: "auto" on one of its machines, HOST:PORT; None: $RAY_ADDRESS, else a Ray of its own on this machine
     """
 
     out: Path | None = None
@@ -40,8 +44,14 @@ class TrainOptions:
     watch: Watch | None = None
     follow: Watch | None = None
     waiting: Callable[[Run], None] | None = None
+    engine: str = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine {show(self.engine)} is not known; choose {' or '.join(ENGINES)}")
+        if self.address is not None and self.engine == "local":
+            raise ValueError(f"address {show(self.address)} is that of a Ray cluster; add --engine ray, or engine='ray'")
         # a path may be given as text; an empty data_dir or parents means None
         object.__setattr__(self, "out", None if self.out is None else Path(self.out))
         for name in ("data_dir", "parents"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +18,24 @@ from typing import Any
 from selfless.data.traits import stream_traits
 from selfless.inputs import check_recorded, collecting, raise_all, show
 from selfless.preserve import Preserver
+from selfless.recommendation import NAME, Recommendation, recommend_for_stream
 from selfless.runner.loading import folder_of, load
 from selfless.runner.network_traits import network_traits
 from selfless.runner.options import TrainOptions
 from selfless.spec import ON_HELD_OUT, Run
 
 MOST_SEEDS = 100_000
-HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints")  # fields of TrainOptions that are also keys of the TOML file
+# Fields of TrainOptions that are also keys of the TOML file.
+HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints", "engine", "address")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a command, and how to train them."""
+    """The runs of a command, how to train them, and what was recommended for them."""
 
     runs: list[Run]
     options: TrainOptions
+    recommended: Recommendation | None = None
 
 
 def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) -> Plan:
@@ -47,6 +51,9 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
         values[name] = value
     parents = folder_of(values["parent"]) if values.get("parent") else None
     values = values if parents is None else _continue(values)
+    recommended = recommend_for_stream(values) if values.get("preserve") == NAME else None
+    if recommended is not None:  # the run holds the names of the methods, so its key is that of the same run by name
+        values = {**recommended.settings, **values, "preserve": recommended.preserve}
     how = {name: values.pop(name) for name in HOW if name in values}
     problems: list[Exception] = []
     with collecting(problems):
@@ -56,7 +63,7 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
     with collecting(problems):
         if not isinstance(how.get("checkpoints", True), bool):
             raise ValueError(f"checkpoints is {show(how['checkpoints'])}; it must be true or false")
-    for name in ("out", "data_dir", "device"):
+    for name in ("out", "data_dir", "device", "engine", "address"):
         with collecting(problems):
             if name in how and not (isinstance(how[name], str | Path) and str(how[name]).isprintable()):
                 raise ValueError(f"{name} is {show(how[name])}; it must be text")
@@ -68,7 +75,7 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
         first = Run.from_dict(values, recorded=False)
     raise_all(problems)
     runs = [dataclasses.replace(first, seed=first.seed + i) for i in range(seeds)]
-    return Plan(runs, TrainOptions(**({"out": parents or "results"} | how), parents=parents, force=force))
+    return Plan(runs, TrainOptions(**({"out": parents or "results"} | how), parents=parents, force=force), recommended)
 
 
 def _continue(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,6 +174,19 @@ def split_evenly(fleet: Sequence[Run], count: int) -> Iterator[list[Run]]:
         if stop > start:
             yield list(fleet[start:stop])
         start = stop
+
+
+def spread(groups: Sequence[Sequence[Run]], sizes: Sequence[int], slots: int, *, by_share: bool) -> list[list[Run]]:
+    """Split groups of runs that can train together into fleets for `slots` devices; a fleet of group i has at most sizes[i] members.
+
+    by_share   True: all groups together get about one fleet for each device, so that fleets stay large, as a GPU needs it.
+               False: each group is split over all devices, as on the cores of one machine.
+    """
+    total, found = sum(map(len, groups)), list[list[Run]]()
+    for group, size in zip(groups, sizes, strict=True):
+        wanted = math.ceil(slots * len(group) / total) if by_share else slots
+        found += split_evenly(group, max(wanted, math.ceil(len(group) / max(size, 1))))
+    return found
 
 
 def _shared_settings(run: Run) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from selfless.data import checksum
 from selfless.data.digests import Contents
-from selfless.files import locked, naming, remove_left_over, write_json, write_tensors, write_text
+from selfless.files import locked, naming, remove_left_over, write_bytes, write_json, write_tensors, write_text
 from selfless.inputs import NotHere, check_seal, seal
 from selfless.runner.archive import NAME, damaged, read_archive, write_archive
 from selfless.runner.sources import contents_of, made_from
@@ -26,6 +26,7 @@ from selfless.spec import Result, Run
 __all__ = ["Store", "made_from"]
 
 METRICS, TENSORS, LOG = "metrics.json", "checkpoint.safetensors", "log.jsonl"
+FILES = ("spec.json", LOG, TENSORS, METRICS)  # of a finished run, in the order of writing: a run with metrics counts as done
 PACKED = {METRICS, "spec.json", LOG, "lock"}  # a folder with only these files can be removed after packing: it has no tensors
 
 
@@ -154,6 +155,21 @@ class Store:
             result = dataclasses.replace(result, weights=folder / TENSORS, about=result.about | {"checkpoint": checksum(folder / TENSORS)})
         write_json(folder / METRICS, seal(result.as_dict()))
         return result
+
+    def files_of(self, run: Run) -> dict[str, bytes]:
+        """Return the files of a recorded run by name, as they are, for `adopt` on another machine; the metrics are the last."""
+        return {name: (self.folder(run) / name).read_bytes() for name in FILES if (self.folder(run) / name).is_file()}
+
+    def adopt(self, run: Run, files: Mapping[str, bytes], *, again: bool = False) -> bool:
+        """Record the files of a run that another machine trained; return False if it was recorded before, and is not trained `again`."""
+        with self.lock([run], lambda run: None):
+            if METRICS not in files or (not again and self.load(run) is not None):
+                return False
+            self.clear(run)
+            for name in FILES:
+                if name in files:
+                    write_bytes(self.folder(run) / name, files[name])
+        return True
 
     def log(self, run: Run, line: Mapping[str, Any]) -> None:
         """Append one line to a run's log.jsonl."""

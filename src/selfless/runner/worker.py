@@ -24,19 +24,16 @@ from selfless.workers import Send, serve
 
 def train_job(job: dict[str, Any], send: Send) -> None:
     """Train the fleet of one job. An error that a user can correct is sent as a message; any other ends the process with a traceback."""
-    sys.path += [entry for entry in job["path"] if entry not in sys.path]
     warnings.showwarning = lambda message, *_, **__: send(warning=str(message))  # the parent warns, once for all workers
     try:
-        for name in job["trusted"]:
-            trust(name)
+        runs = read_runs(job)
         unpack_streams(job["streams"])
-        runs = [Run.from_dict(values) for values in job["runs"]]
 
         def follow(members: Sequence[Run], event: Event) -> None:
             send(event=dataclasses.asdict(event), members=[runs.index(run) for run in members])
 
         options = TrainOptions(
-            device="cpu",
+            device=job["device"],
             data_dir=job["data_dir"],
             parents=job["parents"],
             budget=job["budget"],
@@ -45,12 +42,26 @@ def train_job(job: dict[str, Any], send: Send) -> None:
             waiting=lambda run: send(waiting=runs.index(run)),
         )
         train_fleet(runs, Store(job["out"], options.data_dir, checkpoints=job["checkpoints"]), options)
-    except (ValueError, TypeError, RuntimeError, OSError) as error:
-        send(error=str(error), is_data_error=isinstance(error, DataError))
     except Exception as error:
-        if own_place(error) is None:
-            raise
-        send(error=describe_error(error), is_data_error=False)
+        send(**describe_failure(error))
+
+
+def read_runs(job: dict[str, Any]) -> list[Run]:
+    """Return the runs of a job, whose networks and methods are found where its sender finds them."""
+    sys.path += [entry for entry in job["path"] if entry not in sys.path]
+    for name in job["trusted"]:
+        trust(name)
+    return [Run.from_dict(values) for values in job["runs"]]
+
+
+def describe_failure(error: Exception) -> dict[str, Any]:
+    """Return the message for an error that a user can correct; raise any other again. `errno` tells a full disk from other errors."""
+    about = {"is_data_error": isinstance(error, DataError), "errno": getattr(error, "errno", None)}
+    if isinstance(error, ValueError | TypeError | RuntimeError | OSError):
+        return about | {"error": str(error)}
+    if own_place(error) is None:
+        raise error
+    return about | {"error": describe_error(error)}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,166 @@
+"""Train the experiment `beyond` within a limit of time: preservers with sparsifiers beside joint training, the most promising rows first.
+
+    python benchmarks/beyond.py --plan                                   # rows, runs and estimated seconds; trains nothing
+    python benchmarks/beyond.py --seconds 540 --out build/beyond         # call it again to go on
+    python benchmarks/beyond.py --only pmnist --only "cifar-aug:LwF + DeCov" --seconds 540 --out build/beyond
+
+Each row chooses its strengths on held-out data in two rounds, and the choice is then trained on `--seeds` other seeds. The runs of a round
+are one call of `selfless.train`, so that they form fleets; all rows of permuted MNIST are trained together. Nothing is started that is not
+expected to end within `--seconds`; what has ended is recorded and never trained again. The exit status is 3 if something is left.
+OUT/experiments/beyond-ours.json has the rows that are complete, OUT/runs.jsonl.xz their runs, OUT/choosing those that chose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import selfless
+from selfless import Result, Run
+from selfless.data import holding
+from selfless.experiments import Experiment, experiment
+from selfless.experiments.base import Cell
+from selfless.experiments.beyond import CASES, select
+from selfless.experiments.choosing import choose, next_trials, trials
+from selfless.experiments.reproduce import CHOOSING, final, reproduce
+from selfless.runner import Store
+from selfless.runner.plan import fleets
+
+# Seconds of a run in a fleet on one H200, 50 epochs (results/trials/distillation/speed.json, scaled); until a run of the row is recorded.
+SECONDS = {"permuted-mnist": 0.2, "joint-permuted-mnist": 0.2, "joint-split-cifar-100": 5.0, "mas": 6.0, "packnet": 8.0, "lwf": 9.5}
+START = 3.0  # seconds of a fleet before its first step
+
+
+def estimate(run: Run, known: Sequence[Result]) -> float:
+    """Return the seconds of a run in a fleet: those of recorded runs of the same row, else those of the table."""
+    times = [r.about["seconds"] / r.about["fleet"] for r in known if r.about.get("seconds") and r.run.epochs == run.epochs]
+    return sum(times) / len(times) if times else SECONDS.get(run.stream, SECONDS.get(run.preserve.name, 10.0))
+
+
+class Study:
+    """Train batches of rows within a limit of time."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.started = options, time.monotonic()
+
+    def train(self, runs: Sequence[Run], place: Path, known: Sequence[Result], what: str) -> list[Result] | None:
+        """Return the results; None if some are not recorded yet and would not be trained in time."""
+        missing = [run for run in runs if not Store(place).has(run.key)]
+        cost = START * len(fleets(missing)) + sum(estimate(run, known) for run in missing)
+        used = time.monotonic() - self.started
+        if missing and used + cost > self.options.seconds:
+            print(f"{used:5.0f} s  {what}: {len(missing)} runs would take {cost:.0f} s; left for the next call", flush=True)
+            return None
+        found = selfless.train(runs, out=place, device=self.options.device, data_dir=self.options.data, checkpoints=False)
+        if missing:
+            took = time.monotonic() - self.started - used
+            print(f"{used:5.0f} s  {what}: {len(missing)} runs, {took:.0f} s (expected {cost:.0f})", flush=True)
+        return found
+
+    def rows(self, cells: Sequence[Cell]) -> bool:
+        """Train all rounds of these rows and their reported seeds, round by round; return whether they are complete."""
+        scored: dict[Run, Result] = {}
+        name = f"{cells[0].column}, {', '.join(cell.row for cell in cells)}"
+        while runs := list(dict.fromkeys(run for cell in cells for run in next_trials(cell, scored))):
+            found = self.train(runs, self.options.out / CHOOSING, list(scored.values()), f"{name}: choosing")
+            if found is None:
+                return False
+            scored |= zip(runs, found, strict=True)
+        runs = [run for cell in cells for run in chosen_runs(cell, scored, self.options.seeds)]
+        return not runs or self.train(runs, self.options.out, list(scored.values()), f"{name}: seeds") is not None
+
+
+def chosen_runs(cell: Cell, scored: Mapping[Run, Result], seeds: int) -> list[Run]:
+    """Return the runs to report; none if all candidates failed, which is a result too."""
+    chosen = choose(cell, scored)
+    return [] if chosen.index is None else [final(cell, chosen.candidates[chosen.index], seed) for seed in range(seeds)]
+
+
+def is_recorded(cell: Cell, out: Path, seeds: int) -> bool:
+    """Return whether every run of a row is recorded, maybe by an earlier call."""
+    choosing, scored = Store(out / CHOOSING), dict[Run, Result]()
+    while runs := next_trials(cell, scored):
+        found = {run: result for run in runs if (result := choosing.load(run)) is not None}
+        if len(found) < len(runs):
+            return False
+        scored |= found
+    return all(Store(out).has(run.key) for run in chosen_runs(cell, scored, seeds))
+
+
+def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Return the rows that are trained together: all of permuted MNIST, whose runs are shorter than the start of a fleet; others alone."""
+    small = [cell for cell in cells if cell.column == CASES["pmnist"]]
+    return ([small] if small else []) + [[cell] for cell in cells if cell not in small]
+
+
+def complete(made: Experiment, cells: Sequence[Cell]) -> Experiment:
+    """Return the experiment with these cells, and with the claims that they decide."""
+    places = {cell.place for cell in cells}
+    claims = tuple(c for c in made.claims if {p for part in c.parts for p in (part.a, part.b) if p is not None} <= places)
+    return dataclasses.replace(made, cells=tuple(cells), claims=claims)
+
+
+def show_plan(cells: Sequence[Cell], seeds: int) -> None:
+    """Print each batch with its runs and estimated seconds, and the sum so far."""
+    total = 0.0
+    for batch in batches(cells):
+        first = [run for cell in batch for run in trials(cell)]
+        second = [(cell, cell.choice.finalists * len(cell.choice.more_seeds)) for cell in batch if len(cell.candidates) > 1]
+        last = [run for cell in batch for run in cell.candidates[:1] for _ in range(seeds)]
+        cost = sum(estimate(run, ()) for run in [*first, *last]) + sum(n * estimate(cell.candidates[0], ()) for cell, n in second)
+        cost += START * (len(fleets(first)) + 2 * len(fleets(last)))
+        total += cost
+        runs = len(first) + len(last) + sum(n for _, n in second)
+        print(f"{batch[0].column}, {', '.join(cell.row for cell in batch)}: {runs} runs, {cost:.0f} s; {total:.0f} s in all")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], help=f"{', '.join(CASES)}, or CASE:ROW; repeatable")
+    parser.add_argument("--seeds", type=int, default=10, help="seeds that are reported, from 0 up")
+    parser.add_argument("--seconds", type=float, default=540.0, help="start nothing that would end later")
+    parser.add_argument("--plan", action="store_true", help="print rows, runs and estimated seconds; train nothing")
+    parser.add_argument("--quick", action="store_true", help="a few images, one epoch, two seeds: runs all of the code and proves nothing")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("build/beyond"))
+    options = parser.parse_args()
+    if options.quick:
+        options.seeds = min(2, options.seeds)
+    made = experiment("beyond", quick=options.quick)
+    cells = [cell for cell in select(made, options.only) if cell.value == "average"]
+    if not cells:
+        parser.error(f"--only {' '.join(options.only)} names no row; --plan lists them")
+    if options.plan:
+        show_plan(cells, options.seeds)
+        return 0
+    study = Study(options)
+    with holding():
+        left = [batch for batch in batches(cells) if not study.rows(batch)]
+    recorded = [cell for cell in made.cells if is_recorded(cell, options.out, options.seeds)]
+    if recorded:
+        write_record(complete(made, recorded), options)
+    return 3 if left else 0
+
+
+def write_record(made: Experiment, options: argparse.Namespace) -> None:
+    """Write the record of an experiment whose runs are all recorded, print its rows, and pack the runs."""
+
+    def load(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
+        return selfless.train(runs, out=place, device=options.device, data_dir=options.data, checkpoints=False)
+
+    record = reproduce(made, seeds=options.seeds, out=options.out, train=load, data_dir=options.data)
+    for cell in record["cells"]:
+        if cell["value"] == "average" and cell["mean"] is not None:
+            print(f"{cell['column']:<22} {cell['row']:<16} {cell['mean']:6.2f} ± {cell['std']:.2f}   {cell['method']}")
+    for place in (options.out, options.out / CHOOSING):
+        if place.is_dir():
+            Store(place).pack(remove=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Not in the paper: which preserver with which sparsifier is best at a fixed size without old data, and how far joint training is.
+
+    CIFAR 256             ten tasks of ten classes, a head for each, cnn-256, 50 epochs, cosine from 0.03, bf16, sparsifiers in all layers
+    CIFAR 256, augmented  the same with crops and flips
+    pMNIST 128            five permutations, 784-128-128-10, one head, ten epochs, cosine from 0.03, 0.05 or 0.1
+
+All rows of a column have the same number of candidates. Round one: one held-out seed for each. Round two: two more held-out seeds for the
+best two. The chosen one is trained on other seeds, with all training images, and evaluated on test images.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from selfless.experiments.base import Cell, Choice, Claim, Experiment, Profile, at_least, more
+from selfless.experiments.protocols import Protocol, cifar, over, permuted_mnist
+from selfless.experiments.rivals import outside_the_paper
+from selfless.preserve import EWC, MAS, SI, LwF, PackNet, Preserver
+from selfless.sparsify import SLNID, DeCov, NoSparsifier, Sparsifier
+from selfless.spec import Run
+
+AUGMENTED, PLAIN, MNIST = "CIFAR 256, augmented", "CIFAR 256", "pMNIST 128"
+CASES = {"cifar-aug": AUGMENTED, "cifar": PLAIN, "pmnist": MNIST}  # short names for the command line
+CHOICE = Choice("held-out", seeds=(100,), finalists=2, more_seeds=(101, 102))
+NOTES = (
+    "Lost: by how many points the accuracy on a task has fallen since it was learnt, mean over the old tasks",
+    "Every row of a column had the same number of candidates; joint training is an upper bound, not a method",
+    "LwF: damped (the default) and plain distillation, damped=false, are candidates of the same row",
+    "pMNIST: every row chooses its learning rate too, joint training included",
+)
+Pair = tuple[Preserver, Sparsifier]
+
+
+def grid(preservers: Sequence[Preserver], sparsifiers: Sequence[Sparsifier] = (NoSparsifier(),)) -> tuple[Pair, ...]:
+    """Return every pair of a preserver and a sparsifier."""
+    return tuple(itertools.product(preservers, sparsifiers))
+
+
+_PLAIN_LWF = [LwF(strength, damped=False) for strength in (1.0, 1.5)]
+_DAMPED_LWF = [LwF(strength) for strength in (3.0, 10.0)]
+_ANCHORS = [MAS(strength) for strength in (0.3, 1.0, 3.0)]
+_SHARES = [PackNet(share) for share in (0.75, 0.85)]
+_WEAK, _STRONG = [SLNID(1e-4), SLNID(3e-4), SLNID(1e-3)], [DeCov(1e-3), DeCov(3e-3), DeCov(1e-2)]
+
+ON_CIFAR: dict[str, tuple[Pair, ...]] = {  # six candidates each, in both columns
+    "LwF + DeCov": (
+        *grid(_PLAIN_LWF, [DeCov(3e-3)]),
+        *grid(_DAMPED_LWF, [DeCov(3e-3)]),
+        (LwF(1.5, damped=False), DeCov(6e-3)),
+        (LwF(3.0), DeCov(6e-3)),
+    ),
+    "PackNet + DeCov": grid(_SHARES, _STRONG),
+    "LwF": grid([*_PLAIN_LWF, *[LwF(strength) for strength in (1.0, 3.0, 10.0, 30.0)]]),
+    "MAS + SLNID": grid(_ANCHORS, [SLNID(3e-4), SLNID(1e-3)]),
+    "PackNet + SLNID": grid(_SHARES, _WEAK),
+    "LwF + SLNID": (*grid(_PLAIN_LWF[:1], _WEAK), *grid(_DAMPED_LWF[:1], _WEAK)),
+    "MAS + DeCov": grid(_ANCHORS, [DeCov(3e-3), DeCov(1e-2)]),
+    "PackNet": grid([PackNet(share) for share in (0.5, 0.65, 0.75, 0.8, 0.85, 0.9)]),
+    "MAS": grid([MAS(strength) for strength in (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)]),
+}
+ON_MNIST: dict[str, tuple[Pair, ...]] = {  # six candidates each, times three learning rates
+    "PackNet + SLNID": grid(_SHARES, [SLNID(3e-5), SLNID(1e-4), SLNID(3e-4)]),
+    "PackNet + DeCov": grid(_SHARES, [DeCov(1e-4), DeCov(1e-3), DeCov(1e-2)]),
+    "PackNet": grid([PackNet(share) for share in (0.5, 0.65, 0.75, 0.8, 0.85, 0.9)]),
+    "EWC + SLNID": grid([EWC(strength) for strength in (3.0, 10.0, 30.0)], [SLNID(1e-4), SLNID(3e-4)]),
+    "EWC + DeCov": grid([EWC(strength) for strength in (3.0, 10.0, 30.0)], [DeCov(1e-4), DeCov(1e-3)]),
+    "MAS + SLNID": grid([MAS(strength) for strength in (0.003, 0.01, 0.03)], [SLNID(1e-4), SLNID(3e-4)]),
+    "MAS + DeCov": grid([MAS(strength) for strength in (0.003, 0.01, 0.03)], [DeCov(1e-4), DeCov(1e-3)]),
+    "SI + SLNID": grid([SI(strength) for strength in (1.0, 3.0, 10.0)], [SLNID(1e-4), SLNID(3e-4)]),
+    "EWC": grid([EWC(strength) for strength in (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)]),
+    "MAS": grid([MAS(strength) for strength in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)]),
+}
+RATES = (0.03, 0.05, 0.1)
+AIMS = {AUGMENTED: 81.5, PLAIN: 68.0, MNIST: 97.0}
+LEADS = {AUGMENTED: "LwF + DeCov", PLAIN: "LwF + DeCov", MNIST: "PackNet + SLNID"}
+
+
+def beyond(profile: Profile) -> Experiment:
+    """Preservers with sparsifiers in all layers, beside joint training; the cells are in the order in which they are worth training."""
+    plain = cifar(256, "ours")
+    bases = {
+        MNIST: over(dataclasses.replace(permuted_mnist(128, "ours").base, schedule="cosine"), lr=RATES),
+        AUGMENTED: (dataclasses.replace(plain.base, augment="crop-flip", layers="all"),),
+        PLAIN: (dataclasses.replace(plain.base, layers="all"),),
+    }
+    rows = {MNIST: ON_MNIST, AUGMENTED: ON_CIFAR, PLAIN: ON_CIFAR}
+    cells = [cell for row, pairs in ON_MNIST.items() for cell in _cells(row, MNIST, bases[MNIST], pairs)]
+    cells.append(_joint(MNIST, bases[MNIST]))
+    for number, (row, pairs) in enumerate(ON_CIFAR.items()):
+        cells += [cell for column in (AUGMENTED, PLAIN) for cell in _cells(row, column, bases[column], pairs)]
+        if number == 1:  # the bound is wanted as soon as the best two are known
+            cells += [_joint(column, bases[column]) for column in (AUGMENTED, PLAIN)]
+    claims = [Claim(f"{at}: {row} reaches {AIMS[at]:g} %", (at_least((row, at), None, AIMS[at]),), ours=True) for at, row in LEADS.items()]
+    for column, by_row in rows.items():
+        for row, alone in ((row, row.partition(" + ")[0]) for row in by_row if " + " in row):
+            if alone in by_row:
+                claims.append(Claim(f"{column}: {row} is ahead of {alone} alone", (more((row, column), (alone, column)),), ours=True))
+    title = "Preservers with sparsifiers, beside joint training"
+    return outside_the_paper("beyond", title, "dots", cells, claims, NOTES, profile)
+
+
+def _cells(row: str, column: str, bases: Sequence[Run], pairs: Sequence[Pair]) -> tuple[Cell, Cell]:
+    """Return the cells of accuracy and of what is lost, with the same candidates."""
+    runs = tuple(dataclasses.replace(base, preserve=p, sparsify=s) for base in bases for p, s in pairs)
+    return Cell(row, column, runs, choice=CHOICE), Cell(row, f"{column} lost", runs, value="lost", choice=CHOICE)
+
+
+def _joint(column: str, bases: Sequence[Run]) -> Cell:
+    """Return the cell of joint training along the same schedule."""
+    runs = [Protocol(column, dataclasses.replace(base, layers="hidden"), {}, CHOICE).joint().candidates for base in bases]
+    return Cell("joint", column, tuple(run for some in runs for run in some), choice=CHOICE)
+
+
+def select(experiment: Experiment, only: Sequence[str]) -> list[Cell]:
+    """Return the cells of these cases ("cifar") and rows ("cifar:LwF + DeCov"), in their order; all of them if none is named."""
+    titles = {title: name for name, title in CASES.items()}
+    cases = [(titles[cell.column.removesuffix(" lost")], cell) for cell in experiment.cells]
+    return [cell for case, cell in cases if not only or case in only or f"{case}:{cell.row}" in only]

@@ -1,0 +1,150 @@
+"""`recommend`: the measured row with the highest average that a case allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from selfless.preserve import PRESERVERS, Preserver
+from selfless.recommendation.cases import CASES, Case, Heads, Inputs, nearest
+from selfless.recommendation.table import TRIAL, Measured, load
+from selfless.sparsify import SPARSIFIERS, Sparsifier
+from selfless.terms import parse
+
+NAME = "recommended"  # in place of a preserver: --preserve recommended, attach(model, "recommended")
+MORE_TASKS = 2  # a case answers for up to so many times the tasks that were measured
+
+
+class NotMeasured(ValueError):
+    """No record answers for the case; the message names the nearest one that has a record."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to use, and why. `attach(model, recommendation)` and `Run(**recommendation.settings)` take it.
+
+    layers     where the sparsifier acts: "hidden" or "all"
+    why        one sentence
+    measured   average, forgetting, time, memory, the record and the command of the row
+    """
+
+    preserve: Preserver
+    sparsify: Sparsifier
+    layers: str
+    why: str
+    measured: Measured
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields of `Run` that it sets."""
+        return {"preserve": self.preserve, "sparsify": self.sparsify, "layers": self.layers}
+
+    @property
+    def strengths(self) -> dict[str, float]:
+        """{name of a term: its strength}."""
+        return {part.name: part.fixed_strength for term in (self.preserve, self.sparsify) for part in term.parts if part.name != "none"}
+
+    @property
+    def text(self) -> str:
+        """The methods and the layers in words."""
+        return f"{self.preserve} alone" if self.sparsify.name == "none" else f"{self.preserve} with {self.sparsify} in {self.layers} layers"
+
+    def __str__(self) -> str:
+        return f"{self.text}. {self.why} Measured: {self.measured}"
+
+
+def recommend(
+    *,
+    inputs: Inputs,
+    heads: Heads,
+    task_known: bool = True,
+    memory: float | None = None,
+    tasks: int | None = None,
+    augment: bool = False,
+) -> Recommendation:
+    """Return the preserver and the sparsifier with the highest measured average for a case; raise NotMeasured if there is no record of it.
+
+    inputs      "same" if all tasks draw their inputs from one distribution, as classes of one data set; "different" if each task has
+                its own, as permuted or rotated pictures
+    heads       "own" if each task has its own head, "shared" if all tasks use one
+    task_known  whether the task of an input is known when you predict; PackNet and HAT need it
+    memory      how many copies of the parameters may be held beside the model: 1 is room for a second network; None: any number
+    tasks       how many tasks there will be; None: about as many as were measured
+    augment     whether training images are shifted and mirrored
+    """
+    for name, value, kind in (("inputs", inputs, Inputs), ("heads", heads, Heads)):
+        if value not in get_args(kind):
+            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, get_args(kind)))}")
+    if heads == "own" and not task_known:
+        raise NotMeasured(
+            "not measured: new classes, and the task is not known. Methods without old data then keep the newest task alone; the nearest "
+            "is der:1, which keeps old samples (docs/choosing.md, With old data)"
+        )
+    case = next((c for c in CASES if (c.inputs, c.heads, c.augment) == (inputs, heads, augment)), None)
+    if case is None:
+        pictures = ", with augmentation" * augment
+        raise _not_measured(f"tasks with {inputs} inputs and {_HEADS[heads]}{pictures}", nearest(inputs, heads, augment), task_known)
+    if tasks is not None and tasks > MORE_TASKS * case.tasks:
+        raise _not_measured(f"{tasks} tasks", case, task_known)
+    found = _best(case, task_known, memory)
+    if found is None:
+        raise _not_measured(f"a method that holds at most {memory:g} times the parameters", case, task_known)
+    return found
+
+
+_HEADS = {"own": "a head each", "shared": "one head"}
+
+
+def _best(case: Case, task_known: bool, memory: float | None = None) -> Recommendation | None:
+    """Return the best row of a case that these conditions allow; None if there is none."""
+    rows, joint = load()
+    of_case = [(row, parse(row.preserve, PRESERVERS, "preserver")) for row in rows if row.case == case.name]
+    allowed = [
+        (row, term)
+        for row, term in of_case
+        if (task_known or not any(part.needs_task for part in term.parts)) and (memory is None or row.memory <= memory)
+    ]
+    if not allowed:
+        return None
+    best, preserve = max(allowed, key=lambda pair: pair[0].average)
+    sparsify = parse(best.sparsify, SPARSIFIERS, "sparsifier")
+    conditions = [] if task_known else ["that need no task at evaluation"]
+    conditions += [] if memory is None else [f"{'and ' * bool(conditions)}that hold at most {memory:g} times the parameters"]
+    label = preserve.label if sparsify.name == "none" else f"{preserve.label} with {sparsify.label}"
+    why = (
+        f"On {case.title} {label} has the highest average of the {' '.join([f'{len(allowed)} preservers measured', *conditions])}: "
+        f"{best.average:.1f} %{' (a trial with one held-out seed)' * (best.chosen_on == TRIAL)}; joint training has "
+        f"{joint[case.name].average:.1f} %."
+    )
+    return Recommendation(preserve, sparsify, best.layers, why, best)
+
+
+def _not_measured(what: str, case: Case, task_known: bool) -> NotMeasured:
+    """Return the error that names what is missing and the nearest case."""
+    known = task_known or case.heads == "own"
+    best = _best(case, known)
+    assert best is not None, f"{case.name} has no measured row"
+    call = f"recommend(inputs={case.inputs!r}, heads={case.heads!r}{', task_known=False' * (not known)}{', augment=True' * case.augment})"
+    return NotMeasured(f"not measured: {what}; the nearest is {case.title}, where {best.text} is best: {call}")
+
+
+# ------------------------------------------------------------------------------------------------------------------ from a run
+def recommend_for_stream(values: Mapping[str, Any]) -> Recommendation:
+    """Return the recommendation for the settings of a run: its stream, scenario, augmentation and, if it is given, number of tasks."""
+    stream, scenario = str(values.get("stream", "permuted-mnist")), values.get("scenario", "task")
+    kind = stream.partition("-")[0]
+    if kind not in ("permuted", "rotated", "split"):
+        raise NotMeasured(
+            f"not measured: the stream {stream!r}; 'recommended' answers for permuted-, rotated- and split- streams. For another one call "
+            "selfless.recommend(inputs=…, heads=…) and name the methods that it returns"
+        )
+    own = kind == "split" and scenario != "domain"
+    tasks = values.get("tasks")
+    return recommend(
+        inputs="same" if kind == "split" else "different",
+        heads="own" if own else "shared",
+        task_known=scenario == "task",
+        tasks=tasks if isinstance(tasks, int) else None,
+        augment=values.get("augment", "none") != "none",
+    )
