@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
-from selfless import EWC, HAT, MAS, SGP, SI, SLNID, DeCov, LwF, NoSparsifier, PackNet, Run, RWalk
+from selfless import EBLL, EWC, HAT, MAS, SGP, SI, SLNID, DeCov, L1Rep, LwF, NoSparsifier, PackNet, Run, RWalk
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Event, Learner
 from selfless.functional import scale
@@ -133,6 +133,25 @@ def test_convolutions_on_a_gpu(
             assert_close(gpu.fleet.state[group][name].cpu(), value, rtol=2e-2, atol=1e-3)
     for name, value in cpu.fleet.alpha.items():
         assert_close(gpu.fleet.alpha[name].cpu(), value, rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("preserve", [LwF(1.0), EBLL(1.0, steps=20), PackNet(0.5), MAS(0.1)], ids=str)
+@pytest.mark.parametrize("sparsify", [DeCov(1e-2), SLNID(1e-2), L1Rep(1e-3)], ids=str)
+def test_penalties_in_all_layers_with_crops_and_flips(
+    tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preserve: Any, sparsify: Any
+) -> None:
+    """The fast path, with its kernels for feature maps, augmentation and held weights, trains to what a CPU does."""
+    (tmp_path / "gpunets.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    chosen = {"model": "gpunets:net", "layers": "all", "augment": "crop-flip", "preserve": preserve, "sparsify": sparsify}
+    runs = [small(tasks_npz, seed=m, schedule="cosine", **chosen) for m in range(2)]
+    learner = Learner(runs, device="cuda")
+    for there, here in zip(learner.learn(), Learner(runs).learn(), strict=True):
+        losses = [[epoch["loss"] for task in result.history for epoch in task] for result in (there, here)]
+        assert losses[0] == pytest.approx(losses[1], rel=5e-3)
+    for name, owner in learner.fleet.state.get("owner", {}).items():
+        p, frozen = learner.fleet.params[name], learner.fleet.state["anchor"][name]
+        assert torch.equal(torch.where(owner > 0, p, 0.0), torch.where(owner > 0, frozen, 0.0))
 
 
 @pytest.mark.parametrize("name", PRESERVE)

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from selfless import DeCov, SparingDeCov, functional
 from selfless.engine.inhibition import Slot
-from selfless.engine.native.options import CovarianceGradient, Switch
+from selfless.engine.native.options import CovarianceGradient, PairGradient, Switch
 
 
 def test_the_gradient_of_decov_is_autograds() -> None:
@@ -39,3 +39,15 @@ def test_a_switch_turns_it_off() -> None:
     switch.on = False
     g = torch.ones(1, 4, 2)
     assert CovarianceGradient(torch.ones(1), switch).add_to(g, torch.randn(1, 4, 2)) is g
+
+
+def test_the_mask_of_a_relu_that_is_owed() -> None:
+    """`owed` is the backward pass of the ReLU before, for both kinds of penalty, on or off."""
+    draw = torch.Generator().manual_seed(0)
+    h, g = torch.randn(2, 16, 4, generator=draw).relu(), torch.randn(2, 16, 4, generator=draw)
+    s, off = torch.rand(2, 4, 4, generator=draw), Switch()
+    off.on = False
+    factored = PairGradient(factors=torch.rand(2, 4, 2, generator=draw), diagonal=torch.rand(2, 4, generator=draw))
+    weight = torch.ones(2)
+    for penalty in (PairGradient(matrix=s), factored, CovarianceGradient(weight), CovarianceGradient(weight, off)):
+        assert_close(penalty.add_to(g.clone(), h, True), torch.where(h > 0, penalty.add_to(g.clone(), h), 0.0))

@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
+from selfless.data import Augment
+from selfless.engine import rng
 from selfless.engine.native.hardware import kernels
+from selfless.engine.native.options import CovarianceGradient, PairGradient
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 MEMBERS, BATCH = 2, 3
@@ -115,6 +118,47 @@ def test_gathering_bias_and_update(k: Any) -> None:
     assert_close(speed, want)
     assert_close(moved, torch.lerp(p - want, anchor, c / (1 + c)))
     assert torch.equal(moved[1], anchor[1])  # exactly the anchor where it is held without end
+    mask, again = torch.rand_like(p) < 0.5, p.clone()
+    k.update_(again, u.clone(), g, ratio, 0.9, omega, anchor, pull, (mask.to(torch.uint8), omega))
+    assert torch.equal(again, torch.where(mask, omega, moved))
+
+
+@pytest.mark.parametrize("augment", [Augment(crop=4, flip=True), Augment(flip=True), Augment(crop=2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gathering_crops_and_flips(k: Any, augment: Augment, dtype: torch.dtype) -> None:
+    x, y = torch.randint(0, 256, (40, 3, 8, 6), device="cuda", dtype=torch.uint8), torch.arange(40, device="cuda")
+    order = torch.stack([torch.randperm(20, device="cuda") for _ in range(MEMBERS)])
+    offset, cursor = torch.tensor([0, 20], device="cuda"), torch.tensor([4], device="cuda")
+    scale, shift = torch.rand(3, device="cuda"), torch.rand(3, device="cuda")
+    places = 4 + torch.arange(15, device="cuda")
+    keys = torch.stack([rng.stream_key(torch.tensor([7, 8], device="cuda"), "row", row) for row in range(3)])
+
+    def noise(rows: int, _: int) -> Tensor:
+        return rng.uniform_at(keys[:rows].flatten(), places).view(rows, MEMBERS, -1).flatten(1)
+
+    rows = (order[:, places] + offset[:, None]).flatten()
+    images, labels = k.gather(x, y, order, offset, cursor, 15, scale, shift, dtype, augment.crop, augment.flip, keys)
+    want = augment(x[rows], noise).float() * scale[:, None, None] - shift[:, None, None]
+    assert_close(images.flatten(0, 1), want.to(dtype), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-4)
+    assert_close(labels.flatten(), y[rows])
+
+
+@pytest.mark.parametrize(("n", "rows"), [(32, 3000), (20, 1030), (64, 4096)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("owed", [True, False])
+def test_penalties_on_feature_maps(k: Any, n: int, rows: int, dtype: torch.dtype, owed: bool) -> None:
+    """The kernels against the formulas in float64; `owed` masks the gradient as the ReLU before does."""
+    h, g = (drawn(MEMBERS, rows, n) + 0.3).relu().to(dtype), (drawn(MEMBERS, rows, n) * 1e-4).to(dtype)
+    weight, s = torch.tensor([0.5, 2.0], device="cuda"), torch.rand(MEMBERS, n, n, device="cuda")
+    s = s + s.mT
+    assert k.is_map(h)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for given, wide in (
+        (CovarianceGradient(weight), CovarianceGradient(weight.double().cpu())),
+        (CovarianceGradient(weight, pairs=s), CovarianceGradient(weight.double().cpu(), pairs=s.double().cpu())),
+        (PairGradient(matrix=s), PairGradient(matrix=s.double().cpu())),
+    ):
+        close(given.add_to(g, h, owed), wide.add_to(g.double().cpu(), h.double().cpu(), owed).cuda(), tolerance)
 
 
 @pytest.mark.parametrize(("n", "rank"), [(160, 25), (1000, 1), (700, 40)])

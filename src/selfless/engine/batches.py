@@ -71,13 +71,20 @@ class FleetData:
         """True if no input is below zero: bytes that are scaled but not shifted."""
         return self.first.x.dtype == torch.uint8 and self.first.affine()[1] is None
 
-    def next(self, order: Tensor, cursor: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Return the next `size` samples of every member's order, from position `cursor` on, in one GPU kernel; None without a kernel."""
+    def next(
+        self, order: Tensor, cursor: Tensor, size: int, dtype: torch.dtype, augment: Augment | None = None, keys: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the next `size` samples of every member's order, from position `cursor` on, in one GPU kernel; None without a kernel.
+
+        keys   (3, F), of the random numbers of a crop and a flip: down, across, mirrored
+        """
         fast = kernels(self.offset)
-        if fast is None or self._x is None or self.first.mapped:
+        resizes = augment is not None and (augment.resized is not None or augment.centre is not None)
+        if fast is None or self._x is None or self.first.mapped or resizes:
             return None
         scale, shift = self.first.affine()
-        found: tuple[Tensor, Tensor] = fast.gather(self._x, self.y, order, self.offset, cursor, size, scale, shift, dtype)
+        changes = {} if augment is None else {"crop": augment.crop, "flip": augment.flip, "keys": keys}
+        found: tuple[Tensor, Tensor] = fast.gather(self._x, self.y, order, self.offset, cursor, size, scale, shift, dtype, **changes)
         return found
 
     def at_once(self, footprint: int, least: int = EVALUATE) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -100,6 +99,7 @@ class Fleet:
         self.rates.begin_task(math.ceil(data.n / self.run.batch), self.run.schedule == "cosine")
         self._prepare_penalties()
         self.refresh_shares()
+        self.step.hold_in_update()
 
     def _prepare_penalties(self) -> None:
         """Prepare the pair forms of this task, whose gradients join the backward pass. All other penalties are added to the loss."""
@@ -138,6 +138,7 @@ class Fleet:
         replaced = [part.begin_epoch(self.seeds, task, epoch, self.run.epochs) for part in self.parts]
         if any(replaced):
             self.graphs = {}  # they contain the addresses of the old state
+            self.step.hold_in_update()
         self.step.begin_epoch(task, epoch)
 
     def starts_phase(self, epoch: int) -> bool:
@@ -251,10 +252,10 @@ class Fleet:
         return {name: float(s[m]) for name, s in found.items() if name != "none"}
 
     def _shuffled(self, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Cycle over the task's data in batches, in one order drawn for this purpose."""
+        """Yield the task's data in batches, in one order drawn for this purpose."""
         data = self.step.data
         order = rng.order(rng.stream_key(self.seeds, purpose, self.tasks), data.n, data.weights)
-        for rows in cycle(order.split(self.run.batch, 1)):
+        for rows in order.split(self.run.batch, 1):
             x, y = data.batch(rows, self.still)
             yield x.to(self.step.dtype), y
 

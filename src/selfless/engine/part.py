@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from selfless.preserve.capabilities import (
     Encodes,
     Evaluates,
     Gated,
+    Holds,
     KnowsHeads,
     Observes,
     Phased,
@@ -62,6 +64,7 @@ class Part:
         self.measured: Tensor | None = None  # λ (F,) of the strength "auto", from the end of the first task on
         check_groups(term, self.state, trained)
         self.is_wired = False
+        self.held: dict[str, tuple[Tensor, Tensor]] | None = None  # (mask, value) of each parameter, if the update resets them
         self._share = torch.zeros(())
 
     def values(self) -> Tensors:
@@ -251,9 +254,15 @@ class Part:
             for name, corrected in self._over_members(self.term.project_step)(self.state, before, self.values()).items():
                 self.trained[name].copy_(corrected)
 
+    def hold_in_update(self) -> None:
+        """Prepare what the update resets, until the next phase or task; `project` then does nothing."""
+        if isinstance(self.term, Holds):
+            found = {n: pair for n, pair in self._over_members(self.term.held)(self.state).items() if n in self.trained}
+            self.held = {n: (_fill(m, self.trained[n], torch.uint8), _fill(v, self.trained[n])) for n, (m, v) in found.items()}
+
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
-        if isinstance(self.term, Projects):
+        if isinstance(self.term, Projects) and self.held is None:
             for name, corrected in self._over_members(self.term.project)(self.state, self.values()).items():
                 self.trained[name].copy_(corrected)
 
@@ -274,7 +283,10 @@ class Part:
     def encode(
         self, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], params: Tensors, buffers: Tensors, head: slice, task: int
     ) -> None:
-        """Train the encoders of a task's features on batches of x (F, M, …), y (F, M); its head is the output columns `head`."""
+        """Train the encoders of a task's features on batches of x (F, M, …), y (F, M); its head is the output columns `head`.
+
+        Features of a batch are computed once and kept for the next rounds over the data.
+        """
         if not isinstance(self.term, Encodes):
             return
         last = output_layer(self.stack.module)
@@ -294,7 +306,7 @@ class Part:
             logits = features @ weight.mT + (0 if bias is None else bias[:, head].detach().unsqueeze(1))
             return F.cross_entropy(logits.flatten(0, 1), y, reduction="sum") / logits.shape[1]
 
-        self.state = self._over_members(self.term.add_encoder)(self.state, self.term.fit(features(), task))
+        self.state = self._over_members(self.term.add_encoder)(self.state, self.term.fit(cycle(features()), task))
 
     def remember(self, rows: Tensors) -> None:
         """Add samples of a task to the memory of the preserver."""
@@ -349,6 +361,11 @@ class Part:
         term, used = self.term, min(task, tasks - 1)  # a task that has not been trained yet is evaluated like the newest
         found: Tensors = self._over_members(lambda state, params: term.evaluated_parameters(state, params, used))(self.state, self.values())
         return found
+
+
+def _fill(value: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the value in the shape of `like` and in its type, or in another, contiguous."""
+    return value.to(dtype or like.dtype).expand(like.shape).contiguous()
 
 
 def by_head(logits: Tensor, old: Tensor, heads: Sequence[range]) -> list[tuple[Tensor, Tensor]]:

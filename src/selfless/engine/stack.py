@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -95,11 +95,13 @@ class Stack:
         x: Tensor,
         inhibit: Mapping[str, Sequence[Penalty]] | None = None,
         other: Mapping[str, Tensor] | None = None,
+        differentiable: Collection[str] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the logits (F, B, C) of x (F, B, …) and the outputs of the layers, [(F, B, N), …].
 
-        inhibit   gradients of penalties to add to those of a layer, in the backward pass
-        other     parameters computed from `leaves` that replace some of `params`
+        inhibit          gradients of penalties to add to those of a layer, in the backward pass
+        other            parameters computed from `leaves` that replace some of `params`
+        differentiable   the layers whose outputs the caller differentiates; None: all
         """
         if self.bound:
             self._outputs, self._inhibit, self.live_gates = {}, inhibit or {}, {n: g.squeeze(0) for n, g in self.gates.items()}
@@ -111,7 +113,7 @@ class Stack:
             return logits, hidden
         params = params | dict(other or {})
         if self.native:
-            options = ForwardOptions(self.layers, inhibit=inhibit or {}, gates=self.gates)
+            options = ForwardOptions(self.layers, differentiable=differentiable, inhibit=inhibit or {}, gates=self.gates)
             logits = forward(self.module, params, x, options)
             return logits, self._in_order(options.outputs)
         mapped = torch.func.vmap(self._run_member, randomness="different")
@@ -250,3 +252,11 @@ def by_member(function: Any, *stacked: Any) -> Tensor:
 def column(per_member: Tensor, like: Tensor) -> Tensor:
     """Return a tensor (F,) as (F, 1, …), so that it broadcasts over `like` (F, …)."""
     return per_member.view(-1, *[1] * (like.dim() - 1))
+
+
+def add_weighted(gradient: Tensor | None, more: Tensor | None, weights: Tensor) -> Tensor | None:
+    """Return gradient + weights · more, with a weight for each member; None is zero."""
+    if more is None:
+        return gradient
+    weighted = more * column(weights, more)
+    return weighted if gradient is None else gradient + weighted

@@ -23,9 +23,9 @@ from selfless.engine.batches import FleetData
 from selfless.engine.inhibition import inhibition_off
 from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
-from selfless.engine.stack import Tensors, by_member, column, each
+from selfless.engine.stack import Tensors, add_weighted, by_member, column, each
 from selfless.functional import measures_curvature
-from selfless.preserve.capabilities import Anchored, Observes, Replays
+from selfless.preserve.capabilities import Anchored, Encodes, Observes, Replays
 from selfless.sparsify import Sparsifier
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Step:
         self.hits = torch.zeros(size, device=device)
         self.order = torch.zeros(size, 0, dtype=torch.int64, device=device)
         self.noise_key, self.drop_key, self.memory_key = (fleet.seeds.clone() for _ in range(3))
+        self.noise_keys = torch.zeros(3, size, dtype=torch.int64, device=device)  # the first rows, for the kernel that crops and flips
         self.shares: list[Tensors] = [{} for _ in fleet.parts]  # shares of the implicit anchors, if no kernel computes them
         self.observes = any(isinstance(part.term, Observes) for part in fleet.parts)
         self.copies = self.observes or any(part.projects_steps for part in fleet.parts)  # True if a step needs θ before it
@@ -72,6 +73,7 @@ class Step:
         seeds = self.fleet.seeds
         self.order.copy_(self.data.order(seeds, task, epoch))
         self.noise_key.copy_(rng.stream_key(seeds, "augment", task, epoch))
+        self.noise_keys.copy_(self._row_keys(len(self.noise_keys)))
         self.drop_key.copy_(rng.stream_key(seeds, "drop", task, epoch))
         self.memory_key.copy_(rng.stream_key(seeds, "drawn", task, epoch))
         self.cursor.zero_()
@@ -101,7 +103,7 @@ class Step:
             if fleet.tasks:
                 other |= part.dropped_parameters(fleet.params, self.drop_key, self.cursor)
         with self.precision():
-            logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._inhibition(), other)
+            logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._inhibition(), other, self._read_layers)
         if fleet.rates.auto.is_open:
             self._measure_scales(hidden)
         if fleet.rates.advance(self.step_number):
@@ -117,7 +119,7 @@ class Step:
         grads, gate_grads = self._gradients(head_logits, logit_grads, penalty)
         for k, found in own.items():
             weights = self._distillation_weights(k)
-            grads = [_add_weighted(g, d, weights) for g, d in zip(grads, found, strict=True)]
+            grads = [add_weighted(g, d, weights) for g, d in zip(grads, found, strict=True)]
         with torch.no_grad():
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
@@ -143,7 +145,7 @@ class Step:
     def _batch(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the next `size` samples of every member, x (F, B, …) and y (F, B)."""
         augment = self.fleet.augment
-        ready = self.data.next(self.order, self.cursor, size, self.dtype) if augment is None else None
+        ready = self.data.next(self.order, self.cursor, size, self.dtype, augment, self.noise_keys)
         if ready is not None:
             return ready
         rows = self.cursor + torch.arange(size, device=self.fleet.device)
@@ -152,9 +154,13 @@ class Step:
 
     def _noise(self, rows: int, places: Tensor) -> Tensor:
         """Return uniform numbers for augmentation, (rows, F·B); each depends on the member and the position in the epoch."""
-        key = torch.stack([rng.stream_key(self.noise_key, "row", k) for k in range(rows)])  # (rows, F)
+        key = self._row_keys(rows)
         u = rng.uniform_at(key.flatten(), places).view(rows, self.fleet.size, -1)
         return u.flatten(1)
+
+    def _row_keys(self, rows: int) -> Tensor:
+        """Return the keys of the rows of `_noise`, (rows, F)."""
+        return torch.stack([rng.stream_key(self.noise_key, "row", k) for k in range(rows)])
 
     def precision(self) -> AbstractContextManager[Any]:
         """Return the autocast context: bf16 on a GPU for a network that is not native, else none."""
@@ -200,6 +206,15 @@ class Step:
                 found.setdefault(name, []).append(gradient)
         return found
 
+    @property
+    def _read_layers(self) -> tuple[str, ...]:
+        """The layers whose outputs are in a term of the loss."""
+        fleet = self.fleet
+        groups = [(slot, kind, members) for slot in fleet.slots for kind, members in slot.groups]
+        if any(kind.reads == "activations" and slot.is_on(members) for slot, kind, members in groups):
+            return fleet.stack.layers
+        return fleet.stack.layers[-1:] if any(isinstance(part.term, Encodes) for part in fleet.parts) else ()
+
     def _measure_curvature(self, costs: Mapping[int, Tensor]) -> dict[int, list[Tensor | None]]:
         """Measure κ of each damped distillation. Return ∂D/∂θ of each, by the number of its preserver."""
         fleet, found = self.fleet, dict[int, list[Tensor | None]]()
@@ -237,7 +252,7 @@ class Step:
         if not rows or not isinstance(part.term, Replays):
             return None
         with self.precision():
-            outputs, _ = fleet.stack.forward(fleet.params, fleet.buffers, rows["input.x"].to(self.dtype))
+            outputs, _ = fleet.stack.forward(fleet.params, fleet.buffers, rows["input.x"].to(self.dtype), differentiable=())
         return replay_cost(part.term, outputs, rows, self.head_columns, rates)
 
     def _sparsity(self, hidden: list[Tensor], leaves: Tensors) -> list[Tensor]:
@@ -363,8 +378,13 @@ class Step:
                 shares = anchor.shares({n: entry_rates(fleet.lr * strength, fleet.second[n], t) for n in names})
                 torch._foreach_lerp_([fleet.trained[n] for n in shares], [anchor.star[n] for n in shares], list(shares.values()))
 
+    def hold_in_update(self) -> None:
+        """Let the update kernel reset the parameters of the only preserver, if there is such a kernel."""
+        if len(self.fleet.parts) == 1 and kernels(self.fleet.lr) is not None and not self.fleet.second:
+            self.fleet.parts[0].hold_in_update()
+
     def _update_in_kernel(self, names: list[str], params: list[Tensor], speed: list[Tensor], grads: list[Tensor]) -> None:
-        """Update momentum and parameters and apply one implicit anchor, in one GPU kernel per parameter."""
+        """Update momentum and parameters, apply one implicit anchor and reset held entries, in one GPU kernel per parameter."""
         fleet, fused = self.fleet, self._fused
         fast = kernels(fleet.lr)
         assert fast is not None
@@ -372,14 +392,6 @@ class Step:
         anchor = term.anchor(fleet.parts[fused].state) if isinstance(term, Anchored) and fused is not None else None
         omega: Mapping[str, Tensor] = anchor.omega if anchor is not None else {}
         star: Mapping[str, Tensor] = anchor.star if anchor is not None else {}
-        pull = fleet.rates.pull[fused or 0]
+        pull, held = fleet.rates.pull[fused or 0], fleet.parts[0].held or {}
         for n, p, u, g in zip(names, params, speed, grads, strict=True):
-            fast.update_(p, u, g.contiguous(), fleet.rates.ratio, fleet.run.momentum, omega.get(n), star.get(n), pull)
-
-
-def _add_weighted(gradient: Tensor | None, more: Tensor | None, weights: Tensor) -> Tensor | None:
-    """Return gradient + weights · more, with a weight for each member; None is zero."""
-    if more is None:
-        return gradient
-    weighted = more * column(weights, more)
-    return weighted if gradient is None else gradient + weighted
+            fast.update_(p, u, g.contiguous(), fleet.rates.ratio, fleet.run.momentum, omega.get(n), star.get(n), pull, held.get(n))

@@ -6,7 +6,8 @@
     Distils      compares the outputs of old heads with those of a teacher, in the loss         LwF
     Encodes      trains an encoder of the task's features; compares codes, in the loss          EBLL
     Replays      keeps samples of old tasks; adds a loss on a batch of them                    Replay, DERpp
-    Projects     resets some parameters after each step                                         PackNet, HAT, LwF's warm-up
+    Projects     resets some parameters after each step
+    Holds        a Projects whose values change only with a phase or task                       PackNet, HAT, LwF's warm-up
     ProjectsSteps  projects each step, by what the inputs of a layer spanned in old tasks       GPM, SGP
     Proximal     takes a proximal step after each optimizer step, for penalties with a kink     AGSCL
     Phased       starts a new phase at some epochs                                              PackNet's pruning, LwF's warm-up
@@ -177,6 +178,19 @@ class Projects(ABC):
     @abstractmethod
     def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
         """Return the corrected values of the parameters that the step must not change."""
+
+
+class Holds(Projects):
+    """Resets entries of the parameters to values that only a new phase or task changes, so a step can do it while it writes them."""
+
+    @abstractmethod
+    def held(self, state: State) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return {parameter: (mask, value)}: the entries that a step must not change, and the values that they have."""
+
+    def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
+        """Reset the held entries."""
+        held = {n: pair for n, pair in self.held(state).items() if n in parameters}
+        return {n: torch.where(mask, value.to(parameters[n].dtype), parameters[n]) for n, (mask, value) in held.items()}
 
 
 class ProjectsSteps(KnowsHeads):

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from selfless.network.wiring import Wiring
 from selfless.preserve.base import COUNT, HEAD, Group, Preserver, Splits, count_tasks, widened
-from selfless.preserve.capabilities import Freezes, Gated, KnowsHeads, Projects, State, Tensors
+from selfless.preserve.capabilities import Freezes, Gated, Holds, KnowsHeads, State, Tensors
 from selfless.terms import check_positive
 
 
 @dataclass(frozen=True)
-class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
+class HAT(Preserver, Freezes, Gated, Holds, KnowsHeads):
     """Hard attention to the task (Serrà et al., ICML 2018). Every hidden neuron is multiplied by its gate a:
 
         a = σ(s·e),    s grows from 1/s_max to s_max in every epoch; the embedding e starts from N(0, 1) in every task
@@ -119,13 +119,9 @@ class HAT(Preserver, Freezes, Gated, KnowsHeads, Projects):
         return {name: values[place] for name, place in state["place"].items()}
 
     # ------------------------------------------------------------------------------------------------------------------- tasks
-    def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
-        """Reset frozen weights to θ*."""
-        return {
-            n: torch.where(frozen, state["anchor"][n].to(parameters[n].dtype), parameters[n])
-            for n, frozen in state["frozen"].items()
-            if n in parameters
-        }
+    def held(self, state: State) -> dict[str, tuple[Tensor, Tensor]]:
+        """Frozen weights are held at θ*."""
+        return {n: (frozen, state["anchor"][n]) for n, frozen in state["frozen"].items()}
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """Keep the hard gates, mark their neurons as used, and freeze the weights between used neurons."""

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from selfless.preserve.base import COUNT, CURVATURE, HEAD, Group, Preserver, Splits, count_tasks, widened
-from selfless.preserve.capabilities import Distils, KnowsHeads, Phased, Projects, State, Tensors
+from selfless.preserve.capabilities import Distils, Holds, KnowsHeads, Phased, State, Tensors
 from selfless.terms import Strength, check_count, check_positive
 
 
 @dataclass(frozen=True)
-class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
+class LwF(Preserver, Distils, Holds, KnowsHeads, Phased):
     """Learning without Forgetting (Li & Hoiem, ECCV 2016): λ Σ_old heads KL(softmax(z*/T) ‖ softmax(z/T)), averaged over the batch.
 
     z* are the outputs of θ*, the network before the task, on the same images; T is `temperature`. The paper uses the cross-entropy, which
@@ -79,9 +79,9 @@ class LwF(Preserver, Distils, KnowsHeads, Phased, Projects):
         masks |= {n: ~m for n in new & masks.keys() if (m := self.in_own_head(state, n)) is not None}
         return {**state, "held": masks}, {}
 
-    def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
-        """Reset the parameters that the warm-up holds at θ*."""
-        return {n: torch.where(mask, state["anchor"][n].to(parameters[n].dtype), parameters[n]) for n, mask in state["held"].items()}
+    def held(self, state: State) -> dict[str, tuple[Tensor, Tensor]]:
+        """The warm-up holds parameters at θ*."""
+        return {n: (mask, state["anchor"][n]) for n, mask in state["held"].items()}
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """θ* ← θ."""

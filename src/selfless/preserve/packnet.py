@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from selfless.preserve.base import COUNT, HEAD, Group, Preserver, Splits, count_tasks, widened
-from selfless.preserve.capabilities import Evaluates, Freezes, KnowsHeads, Phased, Projects, State, Tensors
+from selfless.preserve.capabilities import Evaluates, Freezes, Holds, KnowsHeads, Phased, State, Tensors
 
 
 @dataclass(frozen=True)
-class PackNet(Preserver, Evaluates, Freezes, KnowsHeads, Phased, Projects):
+class PackNet(Preserver, Evaluates, Freezes, Holds, KnowsHeads, Phased):
     """PackNet (Mallya & Lazebnik, CVPR 2018). Let F_k be the free weights of a layer when task k is pruned:
 
         K_k = the (1 − s)·|F_k| weights of F_k with the largest magnitude; the strength s is the share that is pruned
@@ -58,15 +58,13 @@ class PackNet(Preserver, Evaluates, Freezes, KnowsHeads, Phased, Projects):
         pruned = {n: self._smallest_free(state, n, p) for n, p in parameters.items() if p.dim() > 1}
         return {**state, "pruned": pruned}, {n: torch.where(mask, 0.0, parameters[n]) for n, mask in pruned.items()}
 
-    def project(self, state: State, parameters: Tensors) -> dict[str, Tensor]:
-        """Reset frozen weights to θ* and pruned weights to 0."""
-        corrected: dict[str, Tensor] = {}
-        for name, owner in state["owner"].items():
-            if name in parameters:
-                corrected[name] = torch.where(owner > 0, state["anchor"][name].to(parameters[name].dtype), parameters[name])
+    def held(self, state: State) -> dict[str, tuple[Tensor, Tensor]]:
+        """Frozen weights are held at θ*, pruned ones at 0."""
+        found = {name: (owner > 0, state["anchor"][name]) for name, owner in state["owner"].items()}
         for name, pruned in state["pruned"].items():
-            corrected[name] = torch.where(pruned, 0.0, corrected.get(name, parameters[name]))
-        return corrected
+            frozen, value = found.get(name, (pruned, torch.zeros_like(pruned, dtype=torch.float32)))
+            found[name] = frozen | pruned, torch.where(pruned, 0.0, value)
+        return found
 
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """Give the free weights that were not pruned to this task, and freeze them."""

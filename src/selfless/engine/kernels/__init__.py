@@ -4,16 +4,21 @@ Every kernel has a PyTorch version where it is used (`native`, `fleet`, `batches
 `selfless.engine` imports this folder, through `selfless.engine.native.kernels`, which checks that Triton is installed.
 """
 
+from selfless.engine.kernels.batch import gather
 from selfless.engine.kernels.conv import CHANNELS, conv, pool, unpool, weight_sums
-from selfless.engine.kernels.dense import bias_, cross_entropy, gather, inhibit, rates_, unbias, update_
+from selfless.engine.kernels.dense import bias_, cross_entropy, inhibit, rates_, unbias, update_
+from selfless.engine.kernels.pairs import add_product, covariance_matrix, is_map
 
 __all__ = [
     "CHANNELS",
+    "add_product",
     "bias_",
     "conv",
+    "covariance_matrix",
     "cross_entropy",
     "gather",
     "inhibit",
+    "is_map",
     "pool",
     "rates_",
     "unbias",

@@ -15,15 +15,15 @@ PARTIAL = 2_400_000  # … but into fewer if their partial sums would be more nu
 # -------------------------------------------------------------------------------------------------------------- convolutions
 @triton.jit
 def _conv(
-    x, w, bias, mask, y, P, s_f, s_b, s_h: tl.constexpr, s_w: tl.constexpr, s_c: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
-    FLAT: tl.constexpr, FLIP: tl.constexpr, BP: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, MASK: tl.constexpr,
-    PREC: tl.constexpr,
+    x, w, bias, h, pairs, shift, y, P, scale, s_f, s_b, s_h: tl.constexpr, s_w: tl.constexpr, s_c: tl.constexpr, H: tl.constexpr,
+    W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, PAD: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr, IN: tl.constexpr,
+    OUT: tl.constexpr, FLAT: tl.constexpr, FLIP: tl.constexpr, BP: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
+    MASK: tl.constexpr, PAIRS: tl.constexpr, SHIFT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """y[p, o] = Σ_{tap, c} x[p + tap, c] w[tap, o, c] for a block of output pixels p (of all samples) and all output channels o.
 
     FLAT: few input channels (an image), so that taps and channels are summed together, as one sum of IN ≥ 9·CI products. FLIP: the taps
-    are reversed.
+    are reversed. PAIRS: add scale·h pairs − shift, the gradient of a penalty on h. MASK: then set y to 0 where h is not positive.
     """
     f = tl.program_id(1).to(tl.int64)
     p = tl.program_id(0) * BP + tl.arange(0, BP)
@@ -66,28 +66,41 @@ def _conv(
         acc += tl.load(bias + f * CO + o, mask=o < CO, other=0.0)[None, :]
     if RELU:
         acc = tl.maximum(acc, 0.0)
-    if MASK:
-        acc = tl.where(tl.load(mask + place, mask=valid, other=0.0) > 0, acc, 0.0)
+    if MASK or PAIRS:
+        hs = tl.load(h + place, mask=valid, other=0.0)
+        if PAIRS:
+            q = tl.arange(0, OUT)
+            ps = tl.load(pairs + f * (CO * CO) + q[:, None] * CO + o[None, :], mask=(q < CO)[:, None] & (o < CO)[None, :], other=0.0)
+            acc += scale * tl.dot(hs, ps.to(hs.dtype), input_precision=PREC)
+            if SHIFT:
+                acc -= tl.load(shift + f * CO + o, mask=o < CO, other=0.0)[None, :]
+        if MASK:
+            acc = tl.where(hs > 0, acc, 0.0)
     tl.store(y + place, acc, mask=valid)
 
 
 def conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, *, relu: bool = False, mask: Tensor | None = None, flip: bool = False
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, *, relu: bool = False, mask: Tensor | None = None, flip: bool = False,
+    pairs: tuple[Tensor, Tensor, Tensor | None, float] | None = None,
+) -> Tensor:  # fmt: skip
     """Return x ∗ weight, with the bias added and ReLU applied if asked: (F, B, O, H', W'), channels last in memory, in the type of x.
 
     x: (F, B, C, H, W) with any strides. weight: (F, 9, O, C). mask: (F, B, O, H', W'); the result is zero where it is not positive.
+    pairs: (h, P, shift, scale); scale·hP − shift is added before the mask, which is h if there is one. h: as mask, P: (F, O, O), shift:
+    (F, O) or None.
     """
     members, batch, inputs, height, width = x.shape
     outputs, flat = weight.shape[2], _is_flat(inputs)
     ho, wo = height + 2 * padding - 2, width + 2 * padding - 2
     y = torch.empty(members, batch, ho, wo, outputs, device=x.device, dtype=x.dtype)
     pixels, s = batch * ho * wo, x.stride()
+    h, matrix, shift, scale = pairs or (mask, None, None, 1.0)
     _conv[(triton.cdiv(pixels, 128), members)](
-        x, weight, weight if bias is None else bias, weight if mask is None else _channels_last(mask), y, pixels,
-        s[0], s[1], s[3], s[4], s[2], height, width, HO=ho, WO=wo, PAD=padding, CI=inputs, CO=outputs,
-        IN=_tile(9 * inputs if flat else inputs), OUT=_tile(outputs), FLAT=flat, FLIP=flip, BP=128, BIAS=bias is not None,
-        RELU=relu, MASK=mask is not None, PREC=_precision(), num_warps=4, num_stages=4 if x.dtype == torch.bfloat16 else 2,
+        x, weight, weight if bias is None else bias, weight if h is None else _channels_last(h), weight if matrix is None else matrix,
+        weight if shift is None else shift, y, pixels, scale, s[0], s[1], s[3], s[4], s[2], height, width, HO=ho, WO=wo, PAD=padding,
+        CI=inputs, CO=outputs, IN=_tile(9 * inputs if flat else inputs), OUT=_tile(outputs), FLAT=flat, FLIP=flip, BP=128,
+        BIAS=bias is not None, RELU=relu, MASK=mask is not None, PAIRS=matrix is not None, SHIFT=shift is not None, PREC=_precision(),
+        num_warps=4, num_stages=4 if x.dtype == torch.bfloat16 else 2,
     )  # fmt: skip
     return y.permute(0, 1, 4, 2, 3)
 

@@ -1,4 +1,4 @@
-"""Kernels for batches, the loss, linear layers, the gradient of a sparsifier, and the update of the parameters."""
+"""Kernels for the loss, linear layers, the gradient of a sparsifier, and the update of the parameters."""
 
 from __future__ import annotations
 
@@ -6,42 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-
-# ------------------------------------------------------------------------------------------------------------------- batches
-@triton.jit
-def _gather(x, y, order, offset, cursor, scale, shift, x_out, y_out, n, B, D, HW, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """x_out[f, b, :] = x[offset_f + order[f, cursor + b], :] · scale − shift, and y_out[f, b] is the same row of y."""
-    f = tl.program_id(0) // B
-    b = tl.program_id(0) % B
-    row = tl.load(offset + f) + tl.load(order + f.to(tl.int64) * n + tl.load(cursor) + b)
-    if tl.program_id(1) == 0:
-        tl.store(y_out + tl.program_id(0), tl.load(y + row))
-    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + row * D + d, mask=d < D, other=0).to(tl.float32)
-    if SHIFT:
-        value = value * tl.load(scale + d // HW, mask=d < D, other=0.0) - tl.load(shift + d // HW, mask=d < D, other=0.0)
-    else:
-        value = value * tl.load(scale)
-    tl.store(x_out + tl.program_id(0).to(tl.int64) * D + d, value, mask=d < D)
-
-
-def gather(
-    x: Tensor, y: Tensor, order: Tensor, offset: Tensor, cursor: Tensor, size: int, scale: Tensor, shift: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return the next `size` samples of every member: normalised images (F, B, C, H, W) and labels (F, B)."""
-    members, shape = len(order), x.shape[1:]
-    x_out = torch.empty(members, size, *shape, device=x.device, dtype=dtype)
-    y_out = torch.empty(members, size, device=x.device, dtype=y.dtype)
-    d = shape.numel()
-    block = min(1024, triton.next_power_of_2(d))
-    grid = (members * size, triton.cdiv(d, block))
-    planes = d // shape[0]
-    _gather[grid](
-        x, y, order, offset, cursor, scale, scale if shift is None else shift, x_out, y_out, order.shape[1], size, d, planes,
-        SHIFT=shift is not None, BLOCK=block,
-    )  # fmt: skip
-    return x_out, y_out
 
 
 # ---------------------------------------------------------------------------------------------------------------------- loss
@@ -193,7 +157,9 @@ def inhibit(g: Tensor, h: Tensor, factors: Tensor, diagonal: Tensor, share: floa
 
 # -------------------------------------------------------------------------------------------------------------------- update
 @triton.jit
-def _update(p, u, g, omega, anchor, ratio, pull, momentum, N, ANCHOR: tl.constexpr, BLOCK: tl.constexpr):
+def _update(
+    p, u, g, omega, anchor, mask, fixed, ratio, pull, momentum, N, ANCHOR: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """The formulas of `update_` for one block of parameters of member f."""
     f = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -208,20 +174,25 @@ def _update(p, u, g, omega, anchor, ratio, pull, momentum, N, ANCHOR: tl.constex
         gap = target - value
         # Two forms of the same value: the second gives exactly θ* for large c.
         value = tl.where(c < 1, value + gap * (c / (1 + c)), target - gap / (1 + c))
+    if HELD:
+        value = tl.where(tl.load(mask + at, mask=live, other=0) != 0, tl.load(fixed + at, mask=live), value)
     tl.store(p + at, value, mask=live)
 
 
 def update_(
-    p: Tensor, u: Tensor, g: Tensor, ratio: Tensor, momentum: float, omega: Tensor | None, anchor: Tensor | None, pull: Tensor
-) -> None:
+    p: Tensor, u: Tensor, g: Tensor, ratio: Tensor, momentum: float, omega: Tensor | None, anchor: Tensor | None, pull: Tensor,
+    held: tuple[Tensor, Tensor] | None = None,
+) -> None:  # fmt: skip
     """u ← μ r_f u + g;  θ ← θ − u;  θ ← θ + cΩ/(1 + cΩ)·(θ* − θ), c = pull_f;  all (F, …), in place.
 
     g is the gradient times the learning rate, r_f the ratio of this step's rate to that of the last step. Without Ω, no anchor.
+    held   (mask, value): where the mask (uint8) is not 0, θ is set to the value
     """
     n = p[0].numel()
-    held = omega is not None and anchor is not None
+    mask, value = held or (p, p)
     _update[(triton.cdiv(n, 1024), len(p))](
-        p, u, g, omega if held else p, anchor if held else p, ratio, pull, momentum, n, ANCHOR=held, BLOCK=1024
+        p, u, g, p if omega is None else omega, p if anchor is None else anchor, mask, value, ratio, pull, momentum, n,
+        ANCHOR=omega is not None and anchor is not None, HELD=held is not None, BLOCK=1024,
     )  # fmt: skip
 
 

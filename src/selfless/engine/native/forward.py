@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
@@ -57,10 +58,11 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
     """Return the output of the layers for x (F, B, …).
 
     Where possible, a ReLU is fused into the layer before it. A Triton convolution with a fused ReLU does not mask its gradient in the
-    backward pass: the mask is `owed`. The next Triton convolution or pool applies the mask when it writes its own gradient. Before any
-    other layer `_rectify` calls relu(x), which leaves the values unchanged and masks the gradient.
+    backward pass: the mask is `owed`. The next Triton convolution, pool or penalty applies the mask when it writes its own gradient.
+    Before any other layer `_rectify` calls relu(x), which leaves the values unchanged and masks the gradient.
     """
     layers, owed, skip, positive = in_order(module), False, "", options.positive
+    pending: Penalty | None = None  # a penalty whose gradient the next layer adds
     for (name, layer), following in zip(layers, [*layers[1:], ("", None)], strict=True):
         if name in options.probes and name not in options.resized and name != skip:
             x, owed = apply(Probe, _rectify(x, owed), options.probes[name], options.weights), False
@@ -71,7 +73,8 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
                 x = apply(StackedLinear, _rectify(x, owed), weight, bias, fused, options.measure, positive)
                 owed, skip = False, following[0] if fused else ""
             elif runs_in_triton(layer, x):
-                x = apply(TritonConv, x, weight, bias, layer.padding[0], fused, owed, options.measure)
+                x = apply(TritonConv, x, weight, bias, layer.padding[0], fused, owed, options.measure, pending)
+                pending = None
                 owed, skip = fused, following[0] if fused else ""
             else:
                 x, owed = apply(MemberConv, _rectify(x, owed), weight, bias, layer, options.measure), False
@@ -86,12 +89,14 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
         if name in options.gates:
             x, owed = apply_gates(_rectify(x, owed), options.gates[name]), False
         if name in options.layers:
-            x, owed = _rectify(x, owed), False
+            if options.differentiable is None or name in options.differentiable:
+                x, owed = _rectify(x, owed), False
             if name in options.probes and name in options.resized:
                 x = apply(Probe, x, options.probes[name], options.weights)
             options.outputs[name] = x
             if name in options.inhibit:
-                x = inhibited(x, options.inhibit[name])
+                pending = _only_product(options.inhibit[name], following[1], x)
+                x, owed = (x, owed) if pending is not None else (inhibited(x, options.inhibit[name], owed), False)
     return _rectify(x, owed)
 
 
@@ -100,16 +105,22 @@ def apply_gates(h: Tensor, gate: Tensor) -> Tensor:
     return h * gate.to(h.dtype).view(len(gate), 1, -1, *[1] * (h.dim() - 3))
 
 
-def inhibited(h: Tensor, penalties: Sequence[Penalty]) -> Tensor:
-    """Return h unchanged; in the backward pass the gradients of the penalties are added to its gradient."""
-    for penalty in penalties:
-        h = apply(Inhibit, h, penalty)
+def inhibited(h: Tensor, penalties: Sequence[Penalty], owed: bool = False) -> Tensor:
+    """Return h unchanged; in the backward pass the gradients of the penalties are added to its gradient, and the mask if it is owed."""
+    for k, penalty in enumerate(penalties):
+        h = apply(Inhibit, h, penalty, owed and k == 0)  # the first one is the last of the backward pass
     return h
 
 
+def _only_product(penalties: Sequence[Penalty], following: nn.Module | None, x: Tensor) -> Penalty | None:
+    """Return the only penalty if the layer that follows is a convolution in Triton, which adds its gradient when it writes its own."""
+    follows = isinstance(following, nn.Conv2d) and x.dim() > 4 and runs_in_triton(following, x)
+    return penalties[0] if follows and len(penalties) == 1 and penalties[0].any_precision else None
+
+
 def _rectify(x: Tensor, owed: bool) -> Tensor:
-    """Return x, with the ReLU mask in its backward pass if that is still owed."""
-    return x.relu() if owed else x
+    """Return x, with the ReLU mask in its backward pass if that is still owed and there is one."""
+    return x.relu() if owed and torch.is_grad_enabled() else x
 
 
 def _other(layer: nn.Module, x: Tensor) -> Tensor:

@@ -70,18 +70,27 @@ def _linear_magnitudes(rows: Tensor, g: Tensor, shape: torch.Size, power: int, p
 class TritonConv(torch.autograd.Function):
     """A 3×3 convolution in Triton.
 
-    relu   apply a ReLU to the output; the layer after it masks the gradient
-    owed   x is the output of such a convolution: mask the gradient of x where x is 0
+    relu      apply a ReLU to the output; the layer after it masks the gradient
+    owed      x is the output of such a convolution: mask the gradient of x where x is 0
+    penalty   a penalty on x, whose gradient is added to that of x
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, relu: bool, owed: bool, measure: Measure | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: int,
+        relu: bool,
+        owed: bool,
+        measure: Measure | None,
+        penalty: Penalty | None,
     ) -> Tensor:
         fast = kernels(x)
         assert fast is not None
         ctx.save_for_backward(x, weight)
-        ctx.padding, ctx.owed, ctx.measure = padding, owed, measure
+        ctx.padding, ctx.owed, ctx.measure, ctx.penalty = padding, owed, measure, penalty
         kernel = _flatten_kernel(weight.permute(0, 3, 4, 1, 2), x.dtype)
         y: Tensor = fast.conv(x, kernel, bias, padding, relu=relu)
         return y
@@ -95,11 +104,14 @@ class TritonConv(torch.autograd.Function):
         dx = dw = db = None
         if wants_x:
             kernel = _flatten_kernel(weight.permute(0, 3, 4, 2, 1), x.dtype)
-            dx = fast.conv(g, kernel, None, 2 - ctx.padding, mask=x if ctx.owed else None, flip=True)
+            pairs = None
+            if ctx.penalty is not None and ctx.penalty.switch.on:
+                pairs = (x, *ctx.penalty.as_product(x.movedim(2, -1).flatten(1, -2)))
+            dx = fast.conv(g, kernel, None, 2 - ctx.padding, mask=x if ctx.owed else None, flip=True, pairs=pairs)
         if wants_w or wants_b:
             weighted = g if measure is None else measure.weighted(g)
             dw, db = fast.weight_sums(x, weighted, ctx.padding, 0 if measure is None else measure.power)
-        return dx, dw if wants_w else None, db if wants_b else None, None, None, None, None
+        return dx, dw if wants_w else None, db if wants_b else None, None, None, None, None, None
 
 
 def _flatten_kernel(kernel: Tensor, dtype: torch.dtype) -> Tensor:
@@ -172,16 +184,16 @@ class TritonPool(torch.autograd.Function):
 
 
 class Inhibit(torch.autograd.Function):
-    """The identity on h; the backward pass adds the gradient of a penalty.
+    """The identity on h; the backward pass adds the gradient of a penalty. `owed` as in `TritonConv`.
 
     Positions of a feature map count as samples. A feature map is computed in its own precision where possible, because the time is spent
     on reading its memory.
     """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, inhibition: Penalty) -> Tensor:
+    def forward(ctx: Any, h: Tensor, inhibition: Penalty, owed: bool) -> Tensor:
         ctx.save_for_backward(h)
-        ctx.inhibition = inhibition
+        ctx.inhibition, ctx.owed = inhibition, owed
         return h.view_as(h)
 
     @staticmethod
@@ -190,8 +202,8 @@ class Inhibit(torch.autograd.Function):
         axis = 2 if h.dim() > 4 else -1
         dtype = g.dtype if h.dim() > 4 and ctx.inhibition.any_precision else torch.float32
         flat, shape = h.movedim(axis, -1).flatten(1, -2).to(dtype), g.movedim(axis, -1).shape
-        total = ctx.inhibition.add_to(g.movedim(axis, -1).reshape(flat.shape).to(dtype), flat)
-        return total.view(shape).movedim(-1, axis).to(g.dtype), None
+        total = ctx.inhibition.add_to(g.movedim(axis, -1).reshape(flat.shape).to(dtype), flat, ctx.owed)
+        return total.view(shape).movedim(-1, axis).to(g.dtype), None, None
 
 
 class Probe(torch.autograd.Function):

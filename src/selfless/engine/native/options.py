@@ -14,6 +14,7 @@ from selfless.engine.native.hardware import HAS_OUT_DTYPE, kernels
 from selfless.functional.pairs import add_dense, add_factored
 
 Tensors = dict[str, Tensor]
+Product = tuple[Tensor, Tensor | None, float]  # (P, shift, scale) of a gradient scale·hP − shift: P (F, N, N), shift (F, N)
 
 
 @dataclass
@@ -56,19 +57,27 @@ class PairGradient:
         """True if `add_to` also accepts half precision."""
         return self.matrix is not None
 
-    def add_to(self, g: Tensor, h: Tensor) -> Tensor:
-        """Return g + 2Sh/M for g, h (F, M, N)."""
+    def as_product(self, h: Tensor) -> Product:
+        """Return (P, shift, scale) with 2Sh/M = scale·hP − shift."""
+        assert self.matrix is not None
+        return self.matrix, None, 1 / h.shape[1]
+
+    def add_to(self, g: Tensor, h: Tensor, owed: bool = False) -> Tensor:
+        """Return g + 2Sh/M for g, h (F, M, N); `owed`: 0 where h is 0, the backward pass of the ReLU before."""
         if not self.switch.on:
-            return g
+            return _masked(g, h, owed)
+        fast = kernels(h)
         if self.matrix is not None:
-            return add_dense(g, h, self.matrix)
+            if fast is not None and fast.is_map(h):
+                added: Tensor = fast.add_product(g.contiguous(), h.contiguous(), *self.as_product(h), owed)
+                return added
+            return _masked(add_dense(g, h, self.matrix), h, owed)
         assert self.factors is not None
         assert self.diagonal is not None
-        fast = kernels(h)
         if fast is not None:
             result: Tensor = fast.inhibit(g.contiguous(), h.contiguous(), self.factors, self.diagonal, 1 / h.shape[1])
-            return result
-        return add_factored(g, h, self.factors, self.diagonal)
+            return _masked(result, h, owed)
+        return _masked(add_factored(g, h, self.factors, self.diagonal), h, owed)
 
 
 @dataclass(frozen=True)
@@ -83,10 +92,21 @@ class CovarianceGradient:
     pairs: Tensor | None = None
     any_precision: ClassVar[bool] = True
 
-    def add_to(self, g: Tensor, h: Tensor) -> Tensor:
-        """Return g + 2 weight/M (h − h̄)(S ∘ C) for g, h (F, M, N), with S_ii = 0."""
+    def as_product(self, h: Tensor) -> Product:
+        """Return (P, shift, scale) with 2 weight/M (h − h̄)(S ∘ C) = scale·hP − shift, on a GPU."""
+        fast = kernels(h)
+        assert fast is not None
+        matrix, shift = fast.covariance_matrix(h.contiguous(), self.weight, self.pairs)
+        return matrix, shift, 1.0
+
+    def add_to(self, g: Tensor, h: Tensor, owed: bool = False) -> Tensor:
+        """Return g + 2 weight/M (h − h̄)(S ∘ C) for g, h (F, M, N), with S_ii = 0; `owed` as in `PairGradient`."""
         if not self.switch.on:
-            return g
+            return _masked(g, h, owed)
+        fast = kernels(h)
+        if fast is not None and fast.is_map(h):
+            added: Tensor = fast.add_product(g.contiguous(), h.contiguous(), *self.as_product(h), owed)
+            return added
         members, samples = h.shape[:2]
         parts = math.gcd(samples, 32) if h.is_cuda else 1  # a GPU needs more than one block of a product for each member
         blocks = h.reshape(members * parts, samples // parts, -1)
@@ -98,7 +118,15 @@ class CovarianceGradient:
         pairs *= (2 / samples**2 * self.weight)[:, None, None]
         if self.pairs is not None:
             pairs *= self.pairs
-        return torch.baddbmm(g, x, pairs.to(x.dtype))
+        return _masked(torch.baddbmm(g, x, pairs.to(x.dtype)), h, owed)
+
+
+def _masked(g: Tensor, h: Tensor, owed: bool) -> Tensor:
+    """Return g, and 0 where h is 0 if `owed`."""
+    if not owed:
+        return g
+    masked: Tensor = torch.ops.aten.threshold_backward(g, h, 0)
+    return masked
 
 
 def bmm_wide(a: Tensor, b: Tensor) -> Tensor:
@@ -117,6 +145,7 @@ class ForwardOptions:
 
     layers: Collection[str] = ()
     outputs: Tensors = field(default_factory=dict)
+    differentiable: Collection[str] | None = None  # the outputs that the caller differentiates; None: all. Each is a copy on a GPU
     inhibit: Mapping[str, Sequence[Penalty]] = field(default_factory=dict)
     measure: Measure | None = None  # what to compute instead of the gradient of parameters; None: the gradient
     weights: Measure | None = None  # has the weights of the samples for the probes
