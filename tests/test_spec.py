@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from selfless import EWC, SLNID, Run
+from selfless import EWC, MAS, SLNID, Run
 from selfless.fields import Option
 from tests.fabricated import result
 
@@ -95,6 +97,14 @@ def test_a_field_that_does_not_exist_is_named_with_the_nearest_one() -> None:
         Run().replace(strem="split-mnist")
     with pytest.raises(TypeError, match="Run has no field 'zzz'; it has alpha, anchor"):
         Run(zzz=1)  # type: ignore[call-arg]
+
+
+def test_an_option_that_a_term_does_not_have_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(TypeError, match=r"^MAS has no option 'strenght'; did you mean 'strength'\?$"):
+        MAS(strenght=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="SLNID has no option 'zzz'; it has absolute, "):
+        SLNID(1e-3, zzz=1)  # type: ignore[call-arg]
+    assert copy.deepcopy(SLNID(1e-3, sigma=4)) == pickle.loads(pickle.dumps(SLNID(1e-3, sigma=4))) == SLNID(1e-3, sigma=4)
 
 
 def test_a_result_is_shown_in_a_few_lines(tasks_npz: str) -> None:

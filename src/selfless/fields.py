@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
-from selfless.inputs import is_finite, show
+from selfless.inputs import is_finite, show, unknown_name
 
 Kind = TypeVar("Kind")
 
@@ -71,9 +70,7 @@ def naming_unknown(kind: type[Kind]) -> type[Kind]:
     def init(self: Any, *args: Any, **given: Any) -> None:
         for name in given:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(known))}"
-                raise TypeError(f"{kind.__name__} has no field {name!r}; {hint}")
+                raise TypeError(unknown_name(kind.__name__, "field", name, known))
         make(self, *args, **given)
 
     kind.__init__ = init  # type: ignore[method-assign]

@@ -269,7 +269,8 @@ class Result:
     baseline      accuracy on each task before any training
     accuracy_all  accuracy among all output columns, if the classes of a task share a wider head (else None)
     held_out      accuracy on the held-out part of each task's training data, by which settings are chosen (None without such a part)
-    history       per task, per epoch: {"loss", "accuracy", "held_out"?, "test"?}; task loss and accuracy are of the training batches
+    history       per task, per epoch: {"loss", "accuracy", "held_out"?, "test"?, and the penalties of `selfless.engine.penalties`};
+                  task loss and accuracy are of the training batches; −1 is a number that was not finite
     capacity      per task: free parameters and neurons by layer
     status        "done", or "failed" with the reason in `error`
     about         hardware, versions, commit, seconds, notes (such as a reduced data set)

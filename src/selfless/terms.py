@@ -12,13 +12,14 @@ The order of a sum is part of its value: `lwf:1+mas:0.1` and `mas:0.1+lwf:1` are
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from selfless.inputs import check_recorded, describe_error, import_custom, is_finite, show
+from selfless.inputs import check_recorded, describe_error, import_custom, is_finite, show, unknown_name
 
 Strength: TypeAlias = float | Literal["auto"]
 
@@ -36,6 +37,15 @@ class Term:
     later: ClassVar[Mapping[str, Any]] = {}  # options added after runs were recorded → the value in those; it is left out of the key
     auto_share: ClassVar[float | None] = None  # ρ of the strength "auto"; None: the term needs a number
     why_no_auto: ClassVar[str] = "no scale was measured for it"
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        """Name the nearest option where a keyword is not one: `MAS(strenght=1)`."""
+        if not given.keys() <= {f.name for f in dataclass_fields(cls)}:
+            taken = inspect.signature(cls.__init__).parameters  # a custom class may have its own __init__
+            for name in given if not any(p.kind is p.VAR_KEYWORD for p in taken.values()) else ():
+                if name not in taken:
+                    raise TypeError(unknown_name(cls.__name__, "option", name, [p for p in taken if p != "self"]))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         value = self.strength

@@ -55,6 +55,11 @@ def test_failures_are_shown_with_their_reason_in_a_narrow_terminal() -> None:
     assert "seeds 0–4" in text[2]
 
 
+def test_runs_that_differ_in_another_setting_than_the_seed_have_no_average() -> None:
+    states = [RunState(str(k), "mas:0.1", "permuted-mnist", "mlp-128", 0, "done", accuracy=0.5 + k / 2) for k in range(2)]
+    assert [line.plain for line in lines(Snapshot(tuple(states)), 80)][-1] == "mas:0.1, 2 runs of different settings  done"
+
+
 @pytest.mark.slow
 def test_a_study_is_followed_until_it_ends(stream: str, tmp_path: Path) -> None:
     out = tmp_path / "out"

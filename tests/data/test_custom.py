@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from selfless.data import DataError, MissingData, from_arrays, from_datasets, from_folders, stream
+from selfless.data import DataError, MissingData, from_arrays, from_datasets, from_folders, from_npz, stream
 from selfless.data.sources.arrays import as_images
 from selfless.data.sources.folders import natural_key
 
@@ -205,7 +205,7 @@ X = np.random.default_rng(0).random((24, 5), dtype=np.float32)
 Y = np.arange(24) % 4
 
 
-def test_an_input_that_is_not_finite_is_named_by_task_and_sample() -> None:
+def test_an_input_that_is_not_finite_is_named_by_file_task_and_sample(tmp_path: Path) -> None:
     wrong = X.copy()
     wrong[7, 2] = np.nan
     wrong[9, 0] = np.inf
@@ -215,6 +215,9 @@ def test_an_input_that_is_not_finite_is_named_by_task_and_sample() -> None:
         from_arrays(X, Y, np.nan_to_num(wrong, posinf=np.inf), Y, classes_per_task=2)
     with pytest.raises(ValueError, match=r"^night, test: sample 7 \(from 0\) contains NaN"):
         stream([((X, Y), (X, Y)), {"train": (X, Y), "test": (wrong, Y), "name": "night"}])
+    np.savez(tmp_path / "mine.npz", x_train=wrong, y_train=Y, task=Y // 2)
+    with pytest.raises(ValueError, match=r"mine\.npz: x_train: sample 7 \(from 0\), of task 1, contains NaN"):
+        from_npz(tmp_path / "mine.npz")
     items = [(torch.from_numpy(row), 0) for row in wrong]
     with pytest.raises(ValueError, match=r"^task 1, train: sample 7"):
         stream([(items, items)])

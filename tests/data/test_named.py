@@ -25,6 +25,7 @@ def test_streams_by_name(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> N
     ("name", "message"),
     [
         ("permuted-mnits", "did you mean 'permuted-mnist'"),
+        ("npz:my/tasks.npz", "did you mean 'arrays:my/tasks.npz'"),
         ("split-cifar100", "did you mean 'split-cifar-100'"),
         ("mnist", "known: permuted-mnist"),
         ("folders:", "needs a path after the colon: folders:my/tasks"),

@@ -86,6 +86,8 @@ def test_a_run_logs_the_same_live_and_from_its_record(tasks_npz: str, tmp_path: 
     assert live.closed
     assert live.values == recorded.values
     assert {("train/loss", epoch) for epoch in (1, 2, 3, 4)} <= live.values.keys()
+    assert {("train/inhibition", epoch) for epoch in (1, 2, 3, 4)} <= live.values.keys()
+    assert {step for name, step in live.values if name == "train/anchor"} == {3, 4}  # from the second task on
     assert {
         ("accuracy/task-1", 2),
         ("accuracy/task-1", 4),
@@ -117,6 +119,7 @@ def test_the_local_store_holds_what_was_logged(kind: str, tmp_path: Path, monkey
         for step in (1, 2):
             tracker.log({"train/loss": 1 / step}, step)
         tracker.log_images({"omega/fc1": image}, 2)
+        tracker.log({"accuracy/task-1": 0.75}, 1)  # a value of an earlier step is not lost
     READ[kind](tmp_path)
 
 
@@ -126,6 +129,7 @@ def _read_tensorboard(folder: Path) -> None:
     events = EventAccumulator(str(folder / "mine"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1.0), (2, 0.5)]
+    assert [(e.step, e.value) for e in events.Scalars("accuracy/task-1")] == [(1, 0.75)]
     assert (events.Images("omega/fc1")[0].width, events.Images("omega/fc1")[0].height) == (4, 3)
 
 
@@ -134,9 +138,10 @@ def _read_wandb(folder: Path) -> None:
     (data,) = run.glob("run-*.wandb")
     # `finish` returns before wandb's service, a process of its own, has written the last of the file.
     waited_until = time.monotonic() + 60
-    while b"train/loss" not in data.read_bytes() and time.monotonic() < waited_until:
+    wanted = (b"train/loss", b"accuracy/task-1")
+    while not all(name in data.read_bytes() for name in wanted) and time.monotonic() < waited_until:
         time.sleep(0.2)
-    assert b"train/loss" in data.read_bytes()
+    assert all(name in data.read_bytes() for name in wanted)
     assert list(run.glob("files/media/images/**/*.png"))
 
 
@@ -148,6 +153,7 @@ def _read_mlflow(folder: Path) -> None:
     assert run.info.status == "FINISHED"
     assert run.data.params == {"lr": "0.1"}
     assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "train/loss")] == [(1, 1.0), (2, 0.5)]
+    assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "accuracy/task-1")] == [(1, 0.75)]
     assert [os.path.splitext(p)[1] for p in os.listdir(folder / "artifacts" / run.info.run_id / "artifacts" / "images")]
 
 

@@ -12,11 +12,13 @@ import argparse
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 from tests.release.environments import HOME, ROOT, install, make
@@ -40,7 +42,19 @@ def main(words: list[str] | None = None) -> int:
         built = [Path(shutil.copy(path, to / name)) for name, path in sorted(first.items())]
     for path in built:
         print(f"{digest(path)}  {path.name}  {path.stat().st_size:,} bytes, the same in both builds")
+    lost = relative_links(next(path for path in built if path.suffix == ".whl"))
+    if lost:
+        print(f"The description that an index shows has relative links, which lead nowhere there: {', '.join(lost)}")
+        return 1
     return subprocess.run([str(python), "-m", "twine", "check", "--strict", *map(str, built)]).returncode
+
+
+def relative_links(wheel: Path) -> list[str]:
+    """Return the links of the wheel's description that are not addresses."""
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        description = files.read(name).decode("utf-8").partition("\n\n")[2]
+    return re.findall(r"\]\((?!https?:)([^)\s]+)\)", description)
 
 
 def git(*words: str) -> str:

@@ -27,7 +27,7 @@ def make(folder: Path, python: str = sys.executable, *, fresh: bool = False) -> 
 
 def install(python: Path, *packages: str, constraints: Path | None = CONSTRAINTS, leave_out: tuple[str, ...] = ()) -> None:
     """Install packages with pip, in the versions of constraints.txt except those of `leave_out`; stop with pip's own message."""
-    options = ["--quiet", "--disable-pip-version-check"]
+    options = ["--quiet", "--disable-pip-version-check", "--no-compile"]  # a module is compiled when it is imported: most never are
     if constraints is not None:
         kept = [line for line in constraints.read_text(encoding="utf-8").splitlines() if re.split("[=<>#]", line)[0] not in leave_out]
         trimmed = python.parents[1] / "constraints.txt"

@@ -3,10 +3,11 @@
     python -m tests.release.matrix --dist dist --to results/reliability/matrix.json
     python -m tests.release.matrix --only 3.12 --newest 2.10.0 --tests tests/keeper tests/importance
 
-A cell is one Python with one torch: a fresh environment with that torch and the wheel, then the tests of this checkout, which import the
-installed package. An interpreter is `python3.12` on the PATH, one of pyenv, or given: `--python /opt/py/bin/python3.12`. "Oldest" is the
-oldest torch ≥ 2.4 that the index has for that Python, "newest" the newest. A cell that cannot be run is recorded with the reason. Cells
-of an earlier call stay in the file. The exit status is 1 if a test failed.
+A cell is one Python with one torch: an environment with that torch and the wheel, then the tests of this checkout, which import the
+installed package. Each Python has a fresh environment, in which the newest torch replaces the oldest. An interpreter is `python3.12` on
+the PATH, one of pyenv, or given: `--python /opt/py/bin/python3.12`. "Oldest" is the oldest torch ≥ 2.4 that the index has for that
+Python, "newest" the newest. A cell that cannot be run is recorded with the reason. Cells of an earlier call stay in the file. The exit
+status is 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.release.dist import digest
 from tests.release.environments import HOME, ROOT, clean_variables, install, make
 from tests.release.wheel import find_wheel
 
@@ -59,7 +61,7 @@ def run_cell(version: str, age: str, wheel: Path, given: argparse.Namespace) -> 
     python = find_python(version, given.python)
     if python is None:
         return {"status": "not run", "reason": f"there is no Python {version} on this machine"}
-    inner = make(HOME / f"matrix-{version}", python, fresh=True)
+    inner = make(HOME / f"matrix-{version}", python, fresh=age == "oldest")
     available = torch_versions(inner)
     if not available:
         return {"status": "not run", "reason": f"the package index has no torch ≥ {'.'.join(map(str, LOWEST))} for Python {version}"}
@@ -72,11 +74,12 @@ def run_cell(version: str, age: str, wheel: Path, given: argparse.Namespace) -> 
     try:
         install(inner, f"torch=={torch}", leave_out=("torch",))
         install(inner, str(wheel), "pytest", "pytest-xdist", "hypothesis", leave_out=("torch",))
-        return {**run_tests(inner, given), "torch": {"tested": torch, "index": [available[0], available[-1]]}, "wheel": wheel.name}
+        found = {"torch": {"tested": torch, "index": [available[0], available[-1]]}, "wheel": {"name": wheel.name, "sha256": digest(wheel)}}
+        return {**run_tests(inner, given), **found}
     except SystemExit as error:
         return {"status": "not run", "reason": str(error).replace(str(ROOT) + "/", "")}
     finally:
-        if not given.keep:
+        if not given.keep and age == "newest":
             shutil.rmtree(HOME / f"matrix-{version}", ignore_errors=True)
 
 

@@ -56,3 +56,16 @@ def test_a_method_has_one_colour_in_every_figure():
     assert [look.again for look in hatched] == [False, True]
     many = [sparse(f"slnid:{i}") for i in range(1, 10)]
     assert len({(look.colour, look.again) for look in plots.looks(report.groups([made(run) for run in many]))}) == 9
+
+
+def test_no_axis_of_accuracies_goes_beyond_100():
+    """Also where methods reach 100 %, with seeds that differ; what is drawn at 100 stays whole."""
+    perfect = [dataclasses.replace(r, accuracy=np.ones_like(r.accuracy) - 0.01 * (i % 2)) for i, r in enumerate(PAIR)]
+    for draw in (plots.per_task, plots.over_time, plots.first_task):
+        axes = draw(perfect).axes[0]
+        assert axes.get_ylim()[1] == 100
+        assert max(axes.get_yticks()) <= 100.0001 or draw is not plots.per_task
+        assert not any(line.get_clip_on() for line in axes.lines if line.get_marker() not in ("None", "_", ""))
+    numbers = plots.per_task(perfect).axes[0].texts
+    assert numbers
+    assert all(text.xy[1] <= 100 for text in numbers)

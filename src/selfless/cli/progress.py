@@ -50,7 +50,7 @@ class Fleets:
             return []
         done = min(self.total, sum(len(keys) for keys, (_, event) in self.events.items() if is_over(event)))
         left = self._seconds_left(self.total - begun)
-        return [f"{done} of {self.total} runs done", *([] if left is None or done == self.total else [f"time left {clock(left)}"])]
+        return [f"{done} of {self.total} runs done", *([] if left is None or done == self.total else [f"all in {clock(left)}"])]
 
     def _seconds_left(self, waiting: int) -> float | None:
         """Return the seconds to the end of all fleets, of which `waiting` runs have not begun; None if it is not known."""

@@ -59,7 +59,9 @@ def run(
     ] = None,
     log: Annotated[
         str | None,
-        typer.Option(help="Send losses, accuracies, capacity and importances to tensorboard, wandb or mlflow.", rich_help_panel=HOW),
+        typer.Option(
+            help="Send losses, penalties, accuracies, capacity, importances to tensorboard, wandb or mlflow.", rich_help_panel=HOW
+        ),
     ] = None,
     engine: Engine = None,
     address: Address = None,

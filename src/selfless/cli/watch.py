@@ -128,9 +128,11 @@ def lines(snapshot: Snapshot, width: int) -> list[Text]:
             if run.state != "running":
                 rest.setdefault((run.method, run.state, run.reason), []).append(run)
         for (method, state, reason), runs in rest.items():
-            known = [run.accuracy for run in runs if run.accuracy is not None]
-            average = [f"average {100 * sum(known) / len(known):.1f} %"] if known else []
-            name = f"{method}, {_seeds([run.seed for run in runs])}" if any(place) else method
+            known, seeds = [run.accuracy for run in runs if run.accuracy is not None], [run.seed for run in runs]
+            alike = len(set(seeds)) == len(seeds)  # one seed twice: the runs differ in another setting, such as epochs
+            average = [f"average {100 * sum(known) / len(known):.1f} %"] if known and alike else []
+            which = _seeds(seeds) if alike else f"{len(runs)} runs of different settings"
+            name = f"{method}, {which}" if any(place) else method
             found += _coloured([name, f"{state}: {reason}" if reason else state, *average], state, width, whole=bool(reason))
     return found
 

@@ -76,7 +76,11 @@ def from_arrays(
 def from_npz(path: str | os.PathLike[str], **options: Any) -> Stream:
     """Call `from_arrays` with a .npz file of x_train, y_train and, if present, x_test, y_test, task, task_test."""
     place = Path(path).expanduser()
-    return from_arrays(**read_npz(place), **{"name": place.stem, **options})
+    arrays = read_npz(place)
+    try:
+        return from_arrays(**arrays, **{"name": place.stem, **options})
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def from_datasets(

@@ -130,7 +130,10 @@ def _check_options(name: str, given: Options, *functions: Callable[..., Any]) ->
 
 def _describe_unknown(name: str) -> str:
     every = [s for base in (*stream_names(), "objects") for s in (base, f"joint-{base}")]
+    place = name.rpartition(":")[2]
+    own = "arrays" if place.endswith(".npz") else "folders" if Path(place).is_dir() else ""
+    hint = f"; did you mean '{own}:{place}'?" if own else suggest(name, every)
     return (
-        f"no stream is called {name!r}{suggest(name, every)} (known: {', '.join(stream_names())}; objects and objects:NAME,NAME; "
+        f"no stream is called {name!r}{hint} (known: {', '.join(stream_names())}; objects and objects:NAME,NAME; "
         f"each also with joint- before it; folders:PATH and arrays:PATH.npz for your own data)"
     )

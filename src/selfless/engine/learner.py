@@ -27,6 +27,7 @@ from selfless.engine.build import build_fleet, build_streams
 from selfless.engine.checkpoint import CannotContinue, Checkpoint
 from selfless.engine.continuing import Parent, check, inherit
 from selfless.engine.faults import loss_fault, state_faults
+from selfless.engine.penalties import measure_penalties
 from selfless.engine.plateaus import STOP, lower
 from selfless.engine.progress import Event, Pace, Progress, Report
 from selfless.engine.room import add_capacity
@@ -250,8 +251,9 @@ class Learner:
             scores = {name: fleet.evaluate(part, task.columns) for name, part in parts.items()}
             if self.run.schedule == "halving":
                 scores["held_out_loss"] = fleet.evaluate_loss(parts["held_out"], task.columns)
+            penalties = measure_penalties(fleet)
             for m in active:
-                entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: score[m] for name, score in scores.items()}
+                entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: values[m] for name, values in (scores | penalties).items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
                 if not math.isfinite(loss[m]) and m not in progress.failed:
                     progress.failed[m] = loss_fault(fleet, m, epoch, f"task {t + 1} ({task.name})")
@@ -261,7 +263,7 @@ class Learner:
             progress.epoch, progress.over = epoch + 1, not running or len(progress.failed) == len(self.runs)
             progress.seconds = time.perf_counter() - started
             self.checkpoint.save(self.fleet, self.progress, self.best)
-            self._tell(t, epoch + 1, loss, accuracy, resumed=self.resumed)
+            self._tell(t, epoch + 1, loss, accuracy, penalties=penalties, resumed=self.resumed)
             if progress.over:
                 break
         if chosen is not None and self.best:

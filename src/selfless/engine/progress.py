@@ -15,6 +15,7 @@ class Event:
 
     loss, accuracy   by member: of the training batches of the epoch, or, if `evaluated`, the average test accuracy so far
     average          by member: the average test accuracy over the tasks learnt so far; [] before the first task has ended
+    penalties        {name: by member}, at the end of an epoch; the names are those of `selfless.engine.penalties`
     passing          the epoch is not over yet; `loss` and `accuracy` are those of the epoch before
     stage            what happens now: "training", "measuring importance", …
     share            how much of the whole training is done, 0 to 1
@@ -32,6 +33,7 @@ class Event:
     evaluated: bool = False
     resumed: bool = False
     average: list[float] = field(default_factory=list)
+    penalties: dict[str, list[float]] = field(default_factory=dict)
     passing: bool = False
     stage: str = "training"
     share: float = 0.0

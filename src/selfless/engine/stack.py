@@ -237,6 +237,18 @@ def each(function: Any, *stacked: Any) -> Tensor:
     return mapped
 
 
+def by_member(function: Any, *stacked: Any) -> Tensor:
+    """Return the same as `each`, also of a function that vmap cannot map: then by a plain call for each member."""
+    try:
+        return each(function, *stacked)
+    except RuntimeError as error:
+        if "vmap" not in str(error) and "functorch" not in str(error):
+            raise
+        size = next(len(leaf) for leaf in torch.utils._pytree.tree_leaves(stacked) if isinstance(leaf, Tensor))
+        members = [torch.utils._pytree.tree_map(lambda t, m=m: t[m : m + 1] if isinstance(t, Tensor) else t, stacked) for m in range(size)]
+        return torch.cat([each(function, *own) for own in members])
+
+
 def column(per_member: Tensor, like: Tensor) -> Tensor:
     """Return a tensor (F,) as (F, 1, …), so that it broadcasts over `like` (F, …)."""
     return per_member.view(-1, *[1] * (like.dim() - 1))

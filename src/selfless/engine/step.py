@@ -23,7 +23,7 @@ from selfless.engine.batches import FleetData
 from selfless.engine.inhibition import inhibition_off
 from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
-from selfless.engine.stack import Tensors, add_weighted, column, each
+from selfless.engine.stack import Tensors, add_weighted, by_member, column, each
 from selfless.functional import measures_curvature
 from selfless.preserve.capabilities import Anchored, Encodes, Observes, Replays
 from selfless.sparsify import Sparsifier
@@ -270,18 +270,22 @@ class Step:
     @torch.no_grad()
     def _measure_scales(self, hidden: list[Tensor]) -> None:
         """Pass R of this step to the scales of strengths "auto", and set λ to what they say."""
-        fleet, rates = self.fleet, self.fleet.rates
+        rates = self.fleet.rates
         for k in rates.auto.scales:
-            sizes = torch.zeros_like(rates.sparsify[k])
-            for kind, members in fleet.slots[k].neighbours:
-                if kind.is_auto:
-                    found = self._read(kind, members, [h.detach() for h in hidden], fleet.params)
-                    for x, _ in found:
-                        self._cache_kernel(kind, x)
-                    sizes[members] = torch.stack([each(kind.penalty, x, alpha) for x, alpha in found]).sum(0)
-            rates.auto.follow(k, sizes)
+            rates.auto.follow(k, self.sizes(k, [h.detach() for h in hidden], auto=True))
         rates.set_auto()
         rates.refresh_sparsity()
+
+    def sizes(self, k: int, hidden: list[Tensor], auto: bool = False) -> Tensor:
+        """Return R of the k-th sparsifier of every member (F,); 0 if it is off. `auto`: of those with strength "auto" alone."""
+        slot, sizes = self.fleet.slots[k], torch.zeros_like(self.fleet.rates.sparsify[k])
+        for kind, members in slot.neighbours:
+            if kind.is_auto or (slot.is_on(members) and not auto):
+                found = self._read(kind, members, hidden, self.fleet.params)
+                for x, _ in found:
+                    self._cache_kernel(kind, x)
+                sizes[members] = torch.stack([by_member(kind.penalty, x, alpha) for x, alpha in found]).sum(0)
+        return sizes
 
     def _read(self, kind: Sparsifier, members: slice, hidden: list[Tensor], leaves: Tensors) -> list[tuple[Tensor, Tensor | None]]:
         """Return the tensors that a sparsifier reads of these members, with their α."""

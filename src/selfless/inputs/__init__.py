@@ -8,7 +8,7 @@ Imports nothing. Imported by cli, fields, models, report, runner, spec, terms an
 
 from selfless.inputs.custom import NotHere, check_recorded, describe_error, import_custom, own_place, trust
 from selfless.inputs.records import check_experiment, check_note, check_outcome, check_result, check_seal, seal
-from selfless.inputs.values import collecting, is_finite, raise_all, show
+from selfless.inputs.values import collecting, is_finite, raise_all, show, unknown_name
 
 __all__ = [
     "NotHere",
@@ -27,4 +27,5 @@ __all__ = [
     "seal",
     "show",
     "trust",
+    "unknown_name",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -23,6 +24,12 @@ def show(value: Any) -> str:
     except ValueError:  # Python does not write whole numbers of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def unknown_name(kind: str, noun: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for a keyword that a class does not take: the nearest one that it takes, or all of them."""
+    close = difflib.get_close_matches(name, known := sorted(known), n=1)
+    return f"{kind} has no {noun} {name!r}; " + (f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}")
 
 
 @contextlib.contextmanager

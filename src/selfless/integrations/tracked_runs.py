@@ -1,4 +1,4 @@
-"""What `selfless run --log` sends to a tracker: losses and accuracies as they are trained, then accuracies by task, capacity and Ω.
+"""What `selfless run --log` sends to a tracker: losses, penalties and accuracies in training, then accuracies by task, capacity and Ω.
 
 The step of a value is the number of epochs that the run has trained, over all tasks.
 """
@@ -14,6 +14,8 @@ from typing import Any
 from selfless.engine.progress import Event
 from selfless.integrations.trackers import Tracker, check_tracker, importance_maps, open_tracker
 from selfless.spec import Result, Run
+
+NOT_FINITE = -1.0  # how a record writes a loss or a penalty that was not finite
 
 
 class TrackedRuns:
@@ -46,7 +48,8 @@ class TrackedRuns:
             return
         for m, run in enumerate(runs):
             self._live.add((run.key, event.task, event.epoch))
-            self._log(run, {"train/loss": event.loss[m], "train/accuracy": event.accuracy[m]}, event.task * event.epochs + event.epoch)
+            values = {"loss": event.loss[m], "accuracy": event.accuracy[m]} | {name: each[m] for name, each in event.penalties.items()}
+            self._log(run, {f"train/{name}": value for name, value in values.items()}, event.task * event.epochs + event.epoch)
 
     def finish(self, results: Iterable[Result]) -> None:
         """Log the rest of each result: epochs that were trained before, and accuracies, capacity and importances by task."""
@@ -67,7 +70,8 @@ class TrackedRuns:
         for task, epochs in enumerate(result.history):
             for epoch, values in enumerate(epochs):
                 if (result.run.key, task, epoch + 1) not in self._live:
-                    self._log(result.run, {f"train/{name}": value for name, value in values.items()}, _epochs(result, task) + epoch + 1)
+                    finite = {f"train/{name}": value for name, value in values.items() if value != NOT_FINITE}
+                    self._log(result.run, finite, _epochs(result, task) + epoch + 1)
 
     def _log_maps(self, result: Result) -> None:
         """Log Ω and α after the last task, if the network was recorded."""

@@ -83,12 +83,13 @@ class WandB:
         self.picture = wandb.Image
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         self.run = wandb.init(project=project, dir=str(folder), name=name, config=dict(settings), mode=mode, reinit="create_new")
+        self.run.define_metric("*", step_metric="step")  # W&B's own step cannot go back, and it would drop such values
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        self.run.log(dict(values), step=step)
+        self.run.log({**values, "step": step})
 
     def log_images(self, images: Mapping[str, Image], step: int) -> None:
-        self.run.log({name: self.picture(image) for name, image in images.items()}, step=step)
+        self.run.log({**{name: self.picture(image) for name, image in images.items()}, "step": step})
 
     def __enter__(self) -> WandB:
         return self

@@ -14,12 +14,13 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 INK = "#2f3742"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8A8F98")
@@ -205,3 +206,17 @@ def floor(values: Sequence[float]) -> float:
     step = 10 if high - low > 10 else 5
     start = step * np.floor((low - max((high - low) / 3, 1)) / step)
     return float(start) if start >= 30 else 0.0
+
+
+def limit_accuracy(axes: Axes, low: float, top: float) -> None:
+    """Let an axis of accuracies in percent go from `low` to `top`, but not above 100, with ticks at round numbers."""
+    top = min(top, 100.0)
+    ticks = MaxNLocator(6, steps=[1, 2, 5, 10], integer=True).tick_values(low, top)
+    axes.set_yticks([tick for tick in ticks if low <= tick <= top])
+    axes.set_ylim(low, top)
+
+
+def end_at_100(axes: Axes, direction: Literal["x", "y"] = "y") -> None:
+    """Cut an axis of percentages at 100, if its margin goes beyond. Draw markers with `clip_on=False`: those at 100 stay whole."""
+    low, high = axes.get_xlim() if direction == "x" else axes.get_ylim()
+    (axes.set_xlim if direction == "x" else axes.set_ylim)(low, min(high, 100.0))

@@ -48,9 +48,8 @@ def headline(results: Sequence[Result]) -> Headline:
         return _compare(pairs[0], others, _names(done))
     first = best(done)
     if first is None:
-        return (
-            _single(done[0]) if len(done) == 1 else Headline(f"{_count(len(done), 'set')} of runs that are not comparable: see each row.")
-        )
+        many = f"{_count(len(done), 'set').capitalize()} of runs that are not comparable: see each row."
+        return _single(done[0]) if len(done) == 1 else Headline(many)
     compared, names = rivals(done), _names(done)
     second = max((g for g in compared if g is not first), key=lambda g: g.average.mean)
     which = " without old data" if len(compared) < len(done) else ""

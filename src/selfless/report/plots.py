@@ -18,9 +18,11 @@ from selfless.report.drawing import (
     INK,
     WIDTH,
     Look,
+    end_at_100,
     floor,
     folded,
     legend,
+    limit_accuracy,
     looks_of,
     name_ticks,
     panel,
@@ -82,13 +84,10 @@ def per_task(results: Sequence[Result]) -> Figure:
             if len(group.done) > 1 and bars <= BARS:
                 axes.errorbar(at, means, stds, fmt="none", ecolor=INK, elinewidth=1, capsize=1.5)
             for x, mean, std in zip(at, means, np.nan_to_num(stds), strict=True) if bars <= 12 else ():
-                axes.annotate(f"{mean:.1f}", (x, mean + std), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+                axes.annotate(f"{mean:.1f}", (x, min(mean + std, 100)), (0, 2), textcoords="offset points", ha="center", fontsize=8)
         values = [(100 * v.mean, np.nan_to_num(100 * v.std)) for g, _ in drawn for v in g.per_task]
         low = floor([mean - std for mean, std in values])
-        top = max([min(104.0, mean + std + (100 - low) * 0.08) for mean, std in values], default=100.0)
-        ticks = MaxNLocator(6, steps=[1, 2, 5, 10], integer=True).tick_values(low, min(top, 100))
-        axes.set_yticks([tick for tick in ticks if low <= tick <= min(top, 100)])
-        axes.set_ylim(low, top)
+        limit_accuracy(axes, low, max([mean + std + (100 - low) * 0.08 for mean, std in values], default=100.0))
         aside = 0.5 + max(0, 3 - tasks) / 2  # a single task does not fill the figure
         axes.set_xlim(1 - aside, tasks + aside)
         for u in range(1, tasks) if bars > BARS else ():
@@ -219,6 +218,8 @@ def _lines(results: Sequence[Result], curve: Callable[[Group], Matrix], ylabel: 
             name_ticks(axes, names, width=WIDTH)
         if whole:
             axes.set_ylim(0, 100)
+        else:
+            end_at_100(axes)
         axes.set(xlabel="after task", ylabel=ylabel)
         legend(figure, axes, labels)
     return figure

@@ -77,7 +77,7 @@ def results_page(records: Sequence[Record], again: str = "") -> str:
         "topics": [_topic(topic, by_name) for topic in TOPICS if any(name in by_name for name in topic.names)],
         "others": [_figure(_leading(by_name, name), title) for name, title in OTHERS.items() if name in by_name],
         "failed": [_failure(row) for row in rows if row.verdict == "fails"],
-        "alone": [_failure(row, brief=True) for row in rows if row.verdict == "undecided" and row.leading.get("alone") == "fails"],
+        "alone": _alone([row for row in rows if row.verdict == "undecided" and row.leading.get("alone") == "fails"]),
         "gap": lambda name, a, b, column: _gap(by_name, name, a, b, column),
         "again": again,
     }
@@ -146,11 +146,19 @@ def _brief(cell: dict[str, Any] | None) -> str:
     return value(cell) + (f" ({text(cell['published'])})" if cell["published"] is not None else "")
 
 
-def _failure(row: ClaimRow, brief: bool = False) -> str:
-    """Return "- claim (`fig-2`): −1.04 [−1.45, −0.64]" in the leading profile; unless brief, with its worst comparison."""
+def _alone(rows: Sequence[ClaimRow]) -> str:
+    """Return one paragraph on the claims that fail only if each is taken alone; "" if there are none."""
+    names = dict.fromkeys(row.name for row in rows)
+    counts = ", ".join(f"`{name}` ({sum(row.name == name for row in rows)})" for name in names)
+    few = f"{len(rows)} more fail if each is taken alone, but not after the correction"
+    return _wrap(f"{few}: {counts}; the table marks them “alone: fails”.") if rows else ""
+
+
+def _failure(row: ClaimRow) -> str:
+    """Return "- claim (`fig-2`): −1.04 [−1.45, −0.64]" in the leading profile, with its worst comparison."""
     part = decisive(row.leading)
     span = f" [{text(part['low'], 2, True)}, {text(part['high'], 2, True)}]" if part["low"] is not None else ""
-    what = f", {part['text']}" if len(row.leading["parts"]) > 1 and not brief else ""
+    what = f", {part['text']}" if len(row.leading["parts"]) > 1 else ""
     return _wrap(f"- {row.text} (`{row.name}`): {text(part['mean'], 2, True)}{span}{what}", "  ")
 
 

@@ -77,7 +77,8 @@ def choices(record: Record) -> list[str]:
         picked = "none of them finished" if choice["chosen"] is None else choice["candidates"][choice["chosen"]]["method"]
         first = f" of the first {choice['tasks']} tasks" if choice.get("tasks") else ""
         best = f"{rows} ({columns}): {picked}, of {len(choice['candidates'])} candidates {BY[choice['by']]}{first}, {seeds}"
-        lines.append("; ".join([best, *_rounds(choice), *choice["edges"]]))
+        ends = [] if record["quick"] else choice["edges"]  # a quick version has two candidates, and each is an end
+        lines.append("; ".join([best, *_rounds(choice), *ends]))
     return lines
 
 

@@ -78,8 +78,12 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Replace NaN and infinity in lists of numbers by None: they are not JSON."""
-    return {k: [x if math.isfinite(x) else None for x in v] if isinstance(v, list) else v for k, v in values.items()}
+    """Replace NaN and infinity in lists of numbers by None, also in tables of lists: they are not JSON."""
+
+    def clean(value: Any) -> Any:
+        return _finite(value) if isinstance(value, dict) else [x if math.isfinite(x) else None for x in value]
+
+    return {k: clean(v) if isinstance(v, dict | list) else v for k, v in values.items()}
 
 
 @contextlib.contextmanager

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from selfless.report.drawing import INK, WIDTH, floor, legend, looks_of, panel, style
+from selfless.report.drawing import INK, WIDTH, floor, legend, limit_accuracy, looks_of, panel, style
 from selfless.report.figures.details import details, hatch
 from selfless.report.records import Cell, Record, rows_and_columns
 from selfless.report.wording import text
@@ -41,8 +40,7 @@ def _bars(drawn: Sequence[Cell]) -> Figure:
         every = [float(x) for v in values for x in v.mean(0)]
         low = floor(every)
         spread = max((float(v.std(0, ddof=1).max()) for v in values if len(v) > 1), default=0.0)
-        axes.set_ylim(low, min(104.0, max(every) + spread + 0.04 * (100 - low)))
-        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+        limit_accuracy(axes, low, max(every) + spread + 0.04 * (100 - low))
         axes.set_xlim(0.5, tasks + 0.5)
         axes.set_xticks(range(1, tasks + 1))
         axes.set(xlabel="task", ylabel="accuracy (%)" + (f", axis from {low:g}" if low else ""))

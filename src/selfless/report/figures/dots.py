@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from selfless.report.drawing import COLOURS, INK, WIDTH, style
+from selfless.report.drawing import COLOURS, INK, WIDTH, end_at_100, style
 from selfless.report.records import Cell, Record, rows_and_columns
 
 
@@ -36,7 +36,16 @@ def _dots(drawn: Sequence[Cell]) -> Figure:
                 axes.plot([cell["published"], cell["mean"]], [at_y, at_y], color=INK, alpha=0.3, linewidth=1, zorder=1)
         known = [(at_y, c) for at_y, c in zip(y, drawn, strict=True) if c["mean"] is not None]
         stds = [c["std"] or 0.0 for _, c in known]
-        axes.errorbar([c["mean"] for _, c in known], [p for p, _ in known], xerr=stds, fmt="o", color=COLOURS[0], capsize=2.5, label="ours")
+        axes.errorbar(
+            [c["mean"] for _, c in known],
+            [p for p, _ in known],
+            xerr=stds,
+            fmt="o",
+            clip_on=False,
+            color=COLOURS[0],
+            capsize=2.5,
+            label="ours",
+        )
         published = [(at_y, c["published"]) for at_y, c in zip(y, drawn, strict=True) if c["published"] is not None]
         if published:
             axes.plot(
@@ -47,10 +56,12 @@ def _dots(drawn: Sequence[Cell]) -> Figure:
                 markerfacecolor="none",
                 label="published",
                 zorder=3,
+                clip_on=False,
             )
         axes.set_yticks(y, [c["row"] for c in drawn])
         axes.set_ylim(-0.6, len(drawn) - 0.4)
         axes.margins(x=0.08)
+        end_at_100(axes, "x")
         axes.set_xlabel("accuracy (%)")
         handles, names = axes.get_legend_handles_labels()
         figure.legend(handles[::-1], names[::-1], loc="outside lower center", ncols=2, handlelength=1.6)

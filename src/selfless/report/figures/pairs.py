@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from selfless.report.drawing import COLOURS, INK, WIDTH, style
+from selfless.report.drawing import COLOURS, INK, WIDTH, end_at_100, style
 from selfless.report.records import Cell, Record, by_place, rows_and_columns
 
 
@@ -46,10 +46,11 @@ def _pairs(drawn: Sequence[tuple[Cell, Cell | None]]) -> Figure:
             known = [(p, c) for p, c in found if c is not None and c["mean"] is not None]
             if known:
                 x, stds = [c["mean"] for _, c in known], [c["std"] or 0.0 for _, c in known]
-                axes.errorbar(x, [p for p, _ in known], xerr=stds, fmt="o", capsize=2.5, label=label, **form)
+                axes.errorbar(x, [p for p, _ in known], xerr=stds, fmt="o", clip_on=False, capsize=2.5, label=label, **form)
         axes.set_yticks(y, [alone["row"] for alone, _ in drawn])
         axes.set_ylim(-0.6, len(drawn) - 0.4)
         axes.margins(x=0.08)
+        end_at_100(axes, "x")
         axes.set_xlabel("accuracy (%)")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=1.6)
     return figure

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from selfless.report.drawing import COLOURS, WIDTH, style
+from selfless.report.drawing import COLOURS, WIDTH, end_at_100, style
 from selfless.report.records import Record
 
 
@@ -25,7 +25,7 @@ def rule(record: Record) -> dict[str, Figure]:
         for axes, column in zip(strips, columns, strict=False):
             found = [c for c in swept if c["column"] == column]
             x, y = [c["strength"] for c in found], [c["mean"] for c in found]
-            axes.errorbar(x, y, [c["std"] or 0 for c in found], color=COLOURS[0], marker="o", capsize=2.5, label="SLNID")
+            axes.errorbar(x, y, [c["std"] or 0 for c in found], color=COLOURS[0], marker="o", clip_on=False, capsize=2.5, label="SLNID")
             if base.get(column) is not None:
                 axes.axhline(base[column], color=COLOURS[6], linestyle="--", label="No-Reg")
             axes.set_xscale("log")
@@ -41,6 +41,7 @@ def rule(record: Record) -> dict[str, Figure]:
         strips[-1].set_xlabel("λ")
         for axes in strips:
             axes.margins(x=0.06, y=0.14)
+            end_at_100(axes)
         shown = figure.legend(*strips[-1].get_legend_handles_labels(), loc="outside lower center", ncols=1, handlelength=1.6)
         for handle in shown.legend_handles:
             if isinstance(handle, Line2D) and handle.get_markersize() > 11:
