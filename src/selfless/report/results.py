@@ -150,8 +150,7 @@ def _alone(rows: Sequence[ClaimRow]) -> str:
     """Return one paragraph on the claims that fail only if each is taken alone; "" if there are none."""
     names = dict.fromkeys(row.name for row in rows)
     counts = ", ".join(f"`{name}` ({sum(row.name == name for row in rows)})" for name in names)
-    few = f"{len(rows)} more fail if each is taken alone, but not after the correction"
-    return _wrap(f"{few}: {counts}; the table marks them “alone: fails”.") if rows else ""
+    return _wrap(f"{len(rows)} more fail only if each is taken alone: {counts}; above, “alone: fails”.") if rows else ""
 
 
 def _failure(row: ClaimRow) -> str:
