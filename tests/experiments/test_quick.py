@@ -109,8 +109,11 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.real_data
+LONG = ("beyond", "rivals", "rivals-projection")  # every preserver of the library
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.whole if name == "beyond" else ()) for name in NAMES if name not in OTHER_WIDTHS]
+    "name", [pytest.param(name, marks=pytest.mark.whole if name in LONG else ()) for name in NAMES if name not in OTHER_WIDTHS]
 )
 def test_every_experiment_runs(name: str, out: Path) -> None:
     need(name)

@@ -63,7 +63,7 @@ def recorded(run: Run, out: Path, **about: Any) -> Result:
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_quick_runs_every_row_that_can_be_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMIT, "objects", 1)
     whole = Prepared.images  # 224 × 224 pixels, which are slow on a CPU: take the middle

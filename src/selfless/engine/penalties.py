@@ -40,8 +40,14 @@ def measure_penalties(fleet: Fleet) -> dict[str, list[float]]:
     for k, part in enumerate(fleet.parts):
         if fleet.tasks and part.term.penalises and any(run.preserve.parts[k].is_on for run in fleet.runs):
             name = "anchor" if isinstance(part.term, Anchored) else "penalty"
-            add(name, rates.preserve[k] * by_member(part.term.penalty, part.state, part.values()))
-    return {name: value.double().tolist() for name, value in found.items()}
+            state = {group: {n: _wide(t) for n, t in tensors.items()} for group, tensors in part.state.items()}
+            add(name, rates.preserve[k] * by_member(part.term.penalty, state, {n: _wide(t) for n, t in part.values().items()}))
+    return {name: [float(f"{one:.6g}") for one in value.double().tolist()] for name, value in found.items()}
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return x in float64: sums then round alike however the tensors lie in memory, so that a resumed run records the same numbers."""
+    return x.double() if x.is_floating_point() else x
 
 
 def _first_batch(fleet: Fleet) -> tuple[Tensor, tuple[Tensor, list[Tensor]]]:

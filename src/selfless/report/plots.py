@@ -85,7 +85,7 @@ def per_task(results: Sequence[Result]) -> Figure:
                 axes.errorbar(at, means, stds, fmt="none", ecolor=INK, elinewidth=1, capsize=1.5)
             for x, mean, std in zip(at, means, np.nan_to_num(stds), strict=True) if bars <= 12 else ():
                 axes.annotate(f"{mean:.1f}", (x, min(mean + std, 100)), (0, 2), textcoords="offset points", ha="center", fontsize=8)
-        values = [(100 * v.mean, np.nan_to_num(100 * v.std)) for g, _ in drawn for v in g.per_task]
+        values = [(100 * v.mean, np.nan_to_num(100 * v.std)) for g, _ in drawn for v in g.per_task if not np.isnan(v.mean)]
         low = floor([mean - std for mean, std in values])
         limit_accuracy(axes, low, max([mean + std + (100 - low) * 0.08 for mean, std in values], default=100.0))
         aside = 0.5 + max(0, 3 - tasks) / 2  # a single task does not fill the figure
