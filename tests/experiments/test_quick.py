@@ -107,11 +107,11 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.slow
-@pytest.mark.real_data
 LONG = ("beyond", "rivals", "rivals-projection")  # every preserver of the library
 
 
+@pytest.mark.slow
+@pytest.mark.real_data
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.whole if name in LONG else ()) for name in NAMES if name not in OTHER_WIDTHS]
 )
