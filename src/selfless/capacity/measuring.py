@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ from selfless.network.layers import Layers, Tap, is_automatic, resolve
 from selfless.network.roles import first_tensor, neuron_axis
 
 SAMPLES = 2000  # samples of a task that are read; the measures change little with more
+ROWS = 8 * SAMPLES  # rows of every layer (samples × positions) after which a keeper reads no more samples
 
 
 class Peeked:
@@ -74,12 +76,22 @@ class Meter:
 
 
 def measure_activity(
-    model: nn.Module, batches: Iterable[Any], taps: dict[str, Tap], forward: Forward | None = None, most: int = MOST_PAIRS
+    model: nn.Module,
+    batches: Iterable[Any],
+    taps: dict[str, Tap],
+    forward: Forward | None = None,
+    most: int = MOST_PAIRS,
+    rows: float = math.inf,
 ) -> dict[str, Activity]:
-    """Return the activity of each complete tap on these batches, in eval mode and without gradients."""
+    """Return the activity of each complete tap on these batches, in eval mode and without gradients.
+
+    Once every tap has `rows` rows, the other batches are not read.
+    """
     with evaluating(model), torch.no_grad(), Meter(taps, most) as meter:
         for batch in batches:
             run_batch(model, to_device(batch, model), forward)
+            if meter.found and min(one.rows for one in meter.found.values()) >= rows:
+                break
     return {name: one.cpu() for name, one in meter.found.items()}
 
 

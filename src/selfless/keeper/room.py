@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.capacity.activity import MOST_PAIRS, SUMS, Activity
-from selfless.capacity.measuring import SAMPLES, Peeked, measure_activity
+from selfless.capacity.measuring import ROWS, SAMPLES, Peeked, measure_activity
 from selfless.capacity.rooms import LayerRoom, Sets, add_sets, rooms, task_sets
 from selfless.distributed import Ranks
 from selfless.distributed.shards import fsdp_modules
@@ -80,7 +80,8 @@ def look(
         return {}, batches
     peeked = Peeked(batches, SAMPLES)
     collector.complete_taps(peeked.first, forward)
-    return measure_activity(model, peeked.first, collector.taps, forward, most_pairs(model, len(collector.taps))), peeked
+    most = most_pairs(model, len(collector.taps))
+    return measure_activity(model, peeked.first, collector.taps, forward, most, ROWS), peeked
 
 
 def over_ranks(found: dict[str, Activity], ranks: Ranks, model: nn.Module) -> dict[str, Activity]:
