@@ -60,7 +60,12 @@ OTHERS = {  # shown by a figure and a link to their values
     "rule-of-thumb": "The rule of thumb for λ",
     "rivals": "Every preserver with and without SLNID",
 }
-FIGURE = {"table-1-ours": "table-1-ours-3", "table-3-ours": "table-3-ours-2", "locality-ours": "locality-ours-2"}  # the panel to show
+FIGURE = {
+    "table-1-ours": "table-1-ours-3",
+    "table-3-ours": "table-3-ours-2",
+    "locality-ours": "locality-ours-2",
+    "ewc-equal": "ewc-equal-3",
+}  # the panel to show
 
 
 def results_page(records: Sequence[Record], again: str = "") -> str:
