@@ -15,6 +15,7 @@ def main(folder: Path, words: list[str]) -> int:
     if reason := install("proof", python, folder, time.monotonic() + SECONDS):
         print(f"coverage and mutmut are missing: {reason}", file=sys.stderr)
         return 2
+    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2] / "src")  # the checkout; its own .pth file is not read there
     os.execv(python, [str(python), *words])
 
 
