@@ -43,6 +43,16 @@ def test_a_family_is_the_claims_of_an_experiment() -> None:
     assert verdicts(record("fig-2", claim("1", 0.03)), paper) == ["holds", "holds"]
 
 
+def test_every_look_at_more_seeds_counts() -> None:
+    claims = claim("1", 0.01), claim("2", 0.04)
+    assert verdicts(record("fig-2", *claims, looks=[10])) == ["holds", "holds"]
+    twice = record("fig-2", *claims, looks=[10, 60])
+    assert verdicts(twice) == ["holds", "undecided"]  # 2 · 2 · 0.01 and 2 · 0.04
+    found = correct([twice])[0]["claims"]
+    assert [one["adjusted"] for one in found] == [0.04, 0.08]
+    assert [one["level"] for one in found] == pytest.approx([1 - 0.05 / 4, 1 - 0.05 / 2])
+
+
 def test_what_was_not_tested_or_is_quick_is_left_alone() -> None:
     made = record("fig-2", claim("1", None, "missing"), claim("2", 0.04))
     assert verdicts(made) == ["missing", "holds"]

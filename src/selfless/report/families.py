@@ -3,6 +3,9 @@
 A family is the claims of one experiment in one profile: the paper's, or ours. Of many true nulls one in twenty is decided by chance, so a
 claim is decided only if its p-value, corrected for the number of claims in its family, is at most 5 %. A claim that repeats another
 experiment's is no member: it is counted there. `as_one_family` is stricter: all claims of a profile are one family.
+
+Whoever adds seeds until a claim is decided has tested it several times. A record lists its numbers of seeds so far (`looks`), and p-values
+are multiplied by their count.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ def correct(records: Sequence[Record], *, as_one_family: bool = False) -> list[R
                 families.setdefault((name, record["profile"], is_ours(record, claim)), []).append((r, c))
     changed: dict[tuple[int, int], dict[str, Any]] = {}
     for places in families.values():
-        p = [records[r]["claims"][c]["p"] for r, c in places]
+        looks = [len(records[r].get("looks") or [0]) for r, _ in places]
+        p = [min(1.0, n * records[r]["claims"][c]["p"]) for n, (r, c) in zip(looks, places, strict=True)]
         adjusted, order = holm(p), sorted(range(len(p)), key=lambda i: p[i])
         for rank, i in enumerate(order):
             claim = records[places[i][0]]["claims"][places[i][1]]
@@ -40,7 +44,7 @@ def correct(records: Sequence[Record], *, as_one_family: bool = False) -> list[R
                 "alone": claim["verdict"],
                 "verdict": claim["verdict"] if decided else "undecided",
                 "adjusted": float(adjusted[i]),
-                "level": 1 - ALPHA / (len(p) - rank),
+                "level": 1 - ALPHA / (len(p) - rank) / looks[i],
             }
     return [
         record | {"claims": [claim | changed.get((r, c), {}) for c, claim in enumerate(record["claims"])]}
