@@ -194,13 +194,15 @@ def _verdict(claims: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _change(claims: Mapping[str, Mapping[str, Any]]) -> str:
     """Return what would change the verdict in each profile."""
-    found = {
-        profile: what_would_change(part, claim["verdict"], claim.get("level", 0.95), len(claim["parts"]) * part.get("of", 1))
-        for profile, claim in claims.items()
-        for part in [decisive(claim)]
-        if claim["verdict"] != "missing"
-    }
+    found = {profile: change_of(claim) for profile, claim in claims.items()}
     return "; ".join(f"`{profile}`: {change}" if len(claims) > 1 else change for profile, change in found.items() if change)
+
+
+def change_of(claim: Mapping[str, Any]) -> str:
+    """Return what would change the verdict of a claim in one profile; "" if it was not tested."""
+    part = decisive(claim)
+    among = len(claim["parts"]) * part.get("of", 1)
+    return "" if claim["verdict"] == "missing" else what_would_change(part, claim["verdict"], claim.get("level", 0.95), among)
 
 
 def value_beside(cell: Mapping[str, Any] | None) -> str:

@@ -18,6 +18,7 @@ from selfless.report.records import Record, is_ours, judged
 from selfless.report.wording import text
 
 ALPHA = 0.05
+NEAR = 0.5  # points: an interval that lies this close to its margin needs no more seeds to be understood
 
 
 def correct(records: Sequence[Record], *, as_one_family: bool = False) -> list[Record]:
@@ -50,6 +51,19 @@ def correct(records: Sequence[Record], *, as_one_family: bool = False) -> list[R
         record | {"claims": [claim | changed.get((r, c), {}) for c, claim in enumerate(record["claims"])]}
         for r, record in enumerate(records)
     ]
+
+
+def why_undecided(claim: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+    """Return why a claim is undecided, by its decisive comparison.
+
+    correction   its own test decides, the corrected one does not
+    margin       the whole interval lies within half a point of the margin: the effect is known, and it is about the margin
+    noise        the interval is wider
+    """
+    if claim.get("alone", "undecided") != "undecided":
+        return "correction"
+    known = part["low"] is not None and max(abs(part["low"] - part["margin"]), abs(part["high"] - part["margin"])) <= NEAR
+    return "margin" if known else "noise"
 
 
 def what_would_change(part: Mapping[str, Any], verdict: str, level: float = 1 - ALPHA, among: int = 1) -> str:
