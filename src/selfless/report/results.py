@@ -130,7 +130,7 @@ def _looks(records: Sequence[Record]) -> str:
     found = {f"`{r['name']}`": r["looks"] for r in records if len(r.get("looks") or ()) > 1}
     if not found:
         return ""
-    times = " and ".join(map(str, max(found.values(), key=len)))
+    times = " and ".join(map(str, max(found.values(), key=lambda looks: len(looks))))
     return f"{', '.join(found)} were judged with {times} seeds; their p-values are multiplied by how often."
 
 
