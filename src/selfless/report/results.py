@@ -127,10 +127,10 @@ def _seeds(records: Sequence[Record]) -> str:
 
 def _looks(records: Sequence[Record]) -> str:
     """Return a sentence on experiments that were judged by several numbers of seeds; "" if there are none."""
-    found = {f"`{r['name']}`": r["looks"] for r in records if len(r.get("looks") or ()) > 1}
+    found: dict[str, list[int]] = {f"`{r['name']}`": r["looks"] for r in records if len(r.get("looks") or ()) > 1}
     if not found:
         return ""
-    times = " and ".join(map(str, max(found.values(), key=lambda looks: len(looks))))
+    times = " and ".join(map(str, max(found.values(), key=len)))
     return f"{', '.join(found)} were judged with {times} seeds; their p-values are multiplied by how often."
 
 
