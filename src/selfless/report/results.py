@@ -130,7 +130,8 @@ def _looks(records: Sequence[Record]) -> str:
     found: dict[str, list[int]] = {f"`{r['name']}`": r["looks"] for r in records if len(r.get("looks") or ()) > 1}
     if not found:
         return ""
-    times = " and ".join(map(str, max(found.values(), key=len)))
+    longest = max(found.values(), key=len)
+    times = " and ".join(map(str, longest))
     return f"{', '.join(found)} were judged with {times} seeds; their p-values are multiplied by how often."
 
 
