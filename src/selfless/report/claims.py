@@ -28,10 +28,12 @@ PROFILES = ("equal", "ours", "paper")
 WORST_FIRST = ("fails", "missing", "undecided", "holds")
 EXPLANATION = """\
 Differences are in points, with their 95 % interval over seeds by the paired t test. Of several comparisons the worst is
-shown. `ours` chooses strengths on held-out data; `paper` has the authors' settings and chooses on test data.
+shown. `ours` chooses strengths on held-out data; `equal` does so from equal grids for all rows, by five seeds; `paper`
+has the authors' settings and chooses on test data.
 
 Verdicts are corrected for the number of claims of an experiment (Holm, 5 % for all of them together), so that an
-interval which excludes the margin is not always enough. A claim that two experiments make is counted once.
+interval which excludes the margin is not always enough. If seeds were added after a first verdict, p-values are
+multiplied by the number of looks. A claim that two experiments make is counted once.
 
 - ✓ holds: the corrected test shows the claimed side of the margin
 - ✗ fails: it shows the other side

@@ -92,28 +92,30 @@ def results_page(records: Sequence[Record], again: Mapping[str, tuple[str, str]]
         "recorded": {name: next(iter(profiles)) for name, profiles in by_name.items()},
         "claims": _claims(rows, profiles_of(records)),
         "topics": [_topic(topic, by_name) for topic in TOPICS if any(name in by_name for name in topic.names)],
-        "others": list(_in_pairs([_figure(_leading(by_name, name), title) for name, title in OTHERS.items() if name in by_name])),
+        "others": list(_in_lines([_figure(_leading(by_name, name), title) for name, title in OTHERS.items() if name in by_name])),
         "failed": _failures([row for row in rows if row.verdict == "fails" and not row.leading.get("repeats")]),
-        "alone": _alone([row for row in rows if row.verdict == "undecided" and row.leading.get("alone") == "fails"]),
         "gap": lambda names, a, b, column: _gap(by_name, names, a, b, column),
         "again": again or {},
     }
     return templates.get_template("results.md.jinja").render(content)
 
 
-def _in_pairs(found: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
-    """Return the figures in pairs, two in a line of the page."""
-    return [found[i : i + 2] for i in range(0, len(found), 2)]
+def _in_lines(found: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
+    """Return the figures in lines of three."""
+    return [found[i : i + 3] for i in range(0, len(found), 3)]
 
 
 def _counts(records: Sequence[Record]) -> list[list[str]]:
-    """Return for each profile how many of the paper's claims hold, fail and are undecided: corrected, and in brackets each claim alone."""
+    """Return for each profile how many of the paper's claims hold, fail and are undecided.
+
+    Corrected by experiment; in brackets each claim alone, and all of the profile as one family.
+    """
     rows = []
     for profile in PROFILES:
         own = [record for record in records if record["profile"] == profile and not record["quick"]]
         if own:
-            corrected, alone = tally(correct(own), ours=False), tally(own, ours=False)
-            rows.append([f"`{profile}`", *(f"{corrected[verdict]} ({alone[verdict]})" for verdict in VERDICTS)])
+            ways = [tally(those, ours=False) for those in (correct(own), own, correct(own, as_one_family=True))]
+            rows.append([f"`{profile}`", *("{} ({}, {})".format(*(way[verdict] for way in ways)) for verdict in VERDICTS)])
     return rows
 
 
@@ -199,13 +201,6 @@ def _brief(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return ""
     return value(cell) + (f" ({text(cell['published'])})" if cell["published"] is not None else "")
-
-
-def _alone(rows: Sequence[ClaimRow]) -> str:
-    """Return one paragraph on the claims that fail only if each is taken alone; "" if there are none."""
-    names = dict.fromkeys(row.name for row in rows)
-    counts = ", ".join(f"`{name}` ({sum(row.name == name for row in rows)})" for name in names)
-    return _wrap(f"{len(rows)} more fail only if each is taken alone: {counts}; above, “alone: fails”.") if rows else ""
 
 
 def _failures(rows: Sequence[ClaimRow]) -> str:
