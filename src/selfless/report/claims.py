@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfless.report.families import correct, what_would_change
+from selfless.report.families import correct, what_would_change, why_undecided
 from selfless.report.quotes import WORDS
 from selfless.report.records import VERDICTS, Record, by_place, is_ours, judged, load, rows_and_columns
 from selfless.report.tables import line_of
@@ -83,6 +83,16 @@ class ClaimRow(NamedTuple):
     def verdict(self) -> str:
         """The verdict in the leading profile."""
         return "not tested" if self.leading["verdict"] == "missing" else str(self.leading["verdict"])
+
+    @property
+    def reason(self) -> str:
+        """Why the claim is undecided in the leading profile: correction, margin or noise; "" if it is decided or not tested."""
+        return why_undecided(self.leading, decisive(self.leading)) if self.verdict == "undecided" else ""
+
+    @property
+    def change(self) -> str:
+        """What would change the verdict in the leading profile."""
+        return change_of(self.leading)
 
 
 def profiles_of(records: Sequence[Record]) -> list[str]:

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfless.report.claims import PROFILES, ClaimRow, by_experiment, change_of, claim_rows, decisive, profiles_of, table
-from selfless.report.families import correct, why_undecided
+from selfless.report.claims import PROFILES, ClaimRow, by_experiment, claim_rows, decisive, profiles_of, table
+from selfless.report.families import correct
 from selfless.report.records import Record, by_place, load, rows_and_columns, tally
 from selfless.report.wording import text, value
 
@@ -139,7 +139,7 @@ def _looks(records: Sequence[Record]) -> str:
 
 def _undecided(rows: Sequence[ClaimRow]) -> str:
     """Return a sentence on why claims are undecided, with their numbers."""
-    causes = [why_undecided(row.leading, decisive(row.leading)) for row in rows]
+    causes = [row.reason for row in rows]
     counts = {cause: causes.count(cause) for cause in ("correction", "margin", "noise")}
     return _wrap(
         f"Of the {len(rows)} undecided, {counts['correction']} are decided by their own test but not by the corrected one, "
@@ -152,17 +152,23 @@ def _claims(rows: Sequence[ClaimRow], profiles: Sequence[str]) -> str:
     profile_heads = [f"`{profile}`" for profile in profiles]
     head = ["claim", "the paper's words", "where", "published", *profile_heads, "verdict", "what would change it"]
     shown = [
-        [row.text, f"“{row.words}”" if row.words else "its numbers", row.where, row.published, *row.shown.values(), *_verdict(row)]
+        [
+            row.text,
+            f"“{row.words}”" if row.words else "its numbers",
+            row.where,
+            row.published,
+            *row.shown.values(),
+            _verdict(row),
+            row.change,
+        ]
         for row in rows
         if not row.leading.get("repeats")
     ]
     return table(head, shown)
 
 
-def _verdict(row: ClaimRow) -> tuple[str, str]:
-    """Return the verdict of the leading profile, with the reason of an undecided one, and what would change it."""
-    undecided = row.verdict == "undecided"
-    return row.verdict + (f": {why_undecided(row.leading, decisive(row.leading))}" if undecided else ""), change_of(row.leading)
+def _verdict(row: ClaimRow) -> str:
+    return f"{row.verdict}: {row.reason}" if row.reason else row.verdict
 
 
 def _topic(topic: Topic, by_name: Profiles) -> dict[str, Any]:
