@@ -10,7 +10,7 @@ import pytest
 from selfless.experiments.base import at_least, at_most
 from selfless.experiments.claims import judge
 from selfless.report.claims import claims_table
-from selfless.report.families import correct, what_would_change
+from selfless.report.families import correct, what_would_change, why_undecided
 from selfless.report.records import tally
 
 A, B = ("SLNID", "x"), ("No-Reg", "x")
@@ -90,6 +90,20 @@ def test_what_is_said_to_change_a_verdict_does(mean: float, relation: str) -> No
     assert judged(number - side).verdict == "undecided"
     seeds = int(said.split()[0])
     assert judged(mean, copies=-(-seeds // 6) + 1).verdict != "undecided"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "alone", "reason"),
+    [
+        (-0.3, 0.4, "undecided", "margin"),
+        (-0.3, 0.6, "undecided", "noise"),
+        (0.1, 0.4, "holds", "correction"),
+        (None, None, "undecided", "noise"),
+    ],
+)
+def test_an_undecided_claim_has_a_reason(low: float | None, high: float | None, alone: str, reason: str) -> None:
+    made = claim("1", 0.2, "undecided", alone=alone)
+    assert why_undecided(made, made["parts"][0] | {"margin": 2.0} | {k: v and 2 + v for k, v in (("low", low), ("high", high))}) == reason
 
 
 def test_one_seed_asks_for_a_second_and_many_comparisons_for_more() -> None:
