@@ -83,7 +83,7 @@ def covariance_matrix(h: Tensor, weight: Tensor, pairs: Tensor | None) -> tuple[
     count = triton.cdiv(rows, length)
     parts = torch.empty(count, members, tile * tile + tile, device=h.device)
     exact = "tf32x3" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    _moments[(count, members)](h, parts, rows, length, N=n, TILE=tile, ROWS=block, PREC=exact, num_warps=4 if tile <= 64 else 8)
+    _moments[(count, members)](h, parts, rows, length, N=n, TILE=tile, ROWS=block, PREC=exact, num_warps=2)
     matrix, shift = torch.empty(members, n, n, device=h.device), torch.empty(members, n, device=h.device)
     _covariance[(tile // 16, members)](
         parts, weight, weight if pairs is None else pairs, matrix, shift, rows, count, N=n, TILE=tile, ROWS=16, S=pairs is not None,
