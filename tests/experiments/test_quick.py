@@ -107,7 +107,7 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
     return value
 
 
-LONG = ("beyond", "rivals", "rivals-projection")  # every preserver of the library
+LONG = ("beyond", "rivals", "rivals-projection", "all-layers", "augmented", "tiny-variants", "rates")  # many runs, or no run in `ours`
 
 
 @pytest.mark.slow
@@ -160,6 +160,18 @@ def test_the_authors_settings_run_too(name: str, out: Path) -> None:
     record = quick(name, out, "--seeds", "1", "--profile", "paper")
     assert all(c["on_test"] for c in record["cells"])
     assert (out / "experiments" / f"{name}-paper-quick.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.whole
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["all-layers", "augmented", "rates", "table-1", "table-3", "fig-3a"])
+def test_equal_chances_run_too(name: str, out: Path) -> None:
+    need(name, "equal")
+    record = quick(name, out, "--seeds", "1", "--profile", "equal", "--no-checkpoints")
+    assert all(c["status"] == "done" for c in record["cells"])
+    assert record["looks"] == [1]
+    assert all(choice["rounds"] for choice in record["choices"] if choice["by"] == "held-out")
 
 
 @pytest.mark.slow
