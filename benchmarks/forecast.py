@@ -1,6 +1,7 @@
 """How forecasts of `selfless.capacity.forecast` turn out: what they said after five tasks, and what then happened up to task 20.
 
-    python benchmarks/forecast.py --out forecast                        # all cases, for one GPU
+    python benchmarks/forecast.py --out forecast                        # all cases, on one H200 about five minutes
+    python benchmarks/forecast.py --quick --device cpu --out forecast   # runs all of the code on a few images and proves nothing
     python benchmarks/forecast.py --only mnist-64 --epochs 3 --seeds 2 --out forecast
 
 Runs are recorded under OUT, so a stopped study goes on where it was. OUT/forecast.json holds, for each case, method, number of tasks known
@@ -24,7 +25,8 @@ from selfless.capacity import forecast
 from selfless.capacity.trend import fitted
 
 MNIST = {"stream": "permuted-mnist", "held_out": 0.1, "epochs": 10}
-CIFAR = {"stream": "split-cifar-100", "held_out": 0.1, "epochs": 50, "lr": 0.03, "schedule": "cosine", "layers": "all"}
+CIFAR = {"stream": "split-cifar-100", "held_out": 0.1, "epochs": 20, "lr": 0.03, "schedule": "cosine", "layers": "all", "precision": "bf16"}
+CIFAR |= {"augment": "crop-flip", "stream_options": {"classes_per_task": 5}}  # so that there are twenty tasks
 CASES: dict[str, dict[str, Any]] = {
     "mnist-64": MNIST | {"model": "mlp-64"},
     "mnist-128": MNIST | {"model": "mlp-128"},
@@ -36,6 +38,7 @@ METHODS = {
     "mnist-128": ON_MNIST,
     "cifar": (("mas:1", "none"), ("mas:1", "slnid:1e-3"), ("lwf:1", "decov:3e-3")),
 }
+QUICK = {"mnist-64": {"limit": 40}, "mnist-128": {"limit": 40}, "cifar": {"limit": 4, "classes_per_task": 5}}  # images of a task or class
 MARGINS = (0.02, 0.05, 0.1, 0.2)
 
 
@@ -57,18 +60,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--known", type=int, nargs="+", default=[5, 8])
+    parser.add_argument("--quick", action="store_true", help="six tasks of a few images, one epoch, two seeds")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("forecast"))
     options = parser.parse_args()
+    if options.quick:
+        options.tasks, options.seeds, options.epochs, options.known = 6, 2, 1, [4]
     rows: list[dict[str, Any]] = []
     learned: dict[str, Any] = {}  # accuracy on each task just after learning it, by case and method, then by seed
     for name in options.only or CASES:
         case = CASES[name] | ({"epochs": options.epochs} if options.epochs else {})
-        common = case | {"tasks": options.tasks}
+        common = case | {"tasks": options.tasks} | ({"stream_options": QUICK[name], "batch": 40} if options.quick else {})
         made = {m: [Run(**common, preserve=m[0], sparsify=m[1], seed=seed) for seed in range(options.seeds)] for m in METHODS[name]}
         every = [run for runs in made.values() for run in runs]
-        results = selfless.train(every, out=options.out, device=options.device, data_dir=options.data)
+        results = selfless.train(every, out=options.out, device=options.device, data_dir=options.data, checkpoints=False)
         by_run = {result.run: result for result in results}
         for method, runs in made.items():
             done = [by_run[run] for run in runs if by_run[run].status == "done"]

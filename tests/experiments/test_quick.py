@@ -107,7 +107,7 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
     return value
 
 
-LONG = ("beyond", "rivals", "rivals-projection")  # every preserver of the library
+LONG = ("beyond", "rivals", "rivals-projection", "wide")  # every preserver of the library
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ LONG = ("beyond", "rivals", "rivals-projection")  # every preserver of the libra
 )
 def test_every_experiment_runs(name: str, out: Path) -> None:
     need(name)
-    light = not any(word in name for word in ("3", "table-1", "rivals", "beyond"))
+    light = not any(word in name for word in ("3", "table-1", "rivals", "beyond", "wide"))
     made = experiment(name, quick=True)
     if not any(c.candidates for c in made.cells):  # table 2 without object sets
         refused = runner.invoke(app, ["reproduce", name, "--quick", "--out", str(out)])

@@ -120,7 +120,8 @@ def _joint(column: str, bases: Sequence[Run]) -> Cell:
 
 
 def select(experiment: Experiment, only: Sequence[str]) -> list[Cell]:
-    """Return the cells of these cases ("cifar") and rows ("cifar:LwF + DeCov"), in their order; all of them if none is named."""
+    """Return the cells of these columns ("cifar", "ViT") and rows ("cifar:LwF + DeCov"), in their order; all of them if none is named."""
     titles = {title: name for name, title in CASES.items()}
-    cases = [(titles[cell.column.removesuffix(" lost")], cell) for cell in experiment.cells]
+    columns = [(cell.column.removesuffix(" lost"), cell) for cell in experiment.cells]
+    cases = [(titles.get(column, column), cell) for column, cell in columns]
     return [cell for case, cell in cases if not only or case in only or f"{case}:{cell.row}" in only]
