@@ -29,7 +29,7 @@ FINETUNE, LWF, PACKNET, ANCHORED = "Finetune", "LwF + DeCov", "PackNet + DeCov",
 NOTES = (
     "Every method of a column had the same number of candidates; joint training is an upper bound, not a method",
     "ResNet-18 has 16 channels in its first stage and a stem with stride 2, so that its runs are short",
-    "LoRA: the transformer learns the last 50 classes of CIFAR-100 when the network is built, 4,000 steps; no task has these classes",
+    "LoRA: the transformer learns the last 50 classes of CIFAR-100 when the network is built, 3,000 steps; no task has these classes",
 )
 _BASE = Run(
     stream="split-cifar-100",

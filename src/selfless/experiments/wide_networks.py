@@ -98,7 +98,7 @@ class LoRA(nn.Module):
         return out
 
 
-def lora_vit(*, outputs: int, input_shape: Shape, rank: int = 8, steps: int = 4000, **base: int) -> ViT:
+def lora_vit(*, outputs: int, input_shape: Shape, rank: int = 8, steps: int = 3000, **base: int) -> ViT:
     """The ViT after `steps` steps on the last 50 classes of CIFAR-100, frozen, with LoRA in every linear layer and a new head."""
     model = vit(outputs=outputs, input_shape=input_shape, **base)
     learned = pretrained(input_shape, steps, tuple(base.items()))
@@ -116,14 +116,14 @@ def pretrained(input_shape: Shape, steps: int, base: tuple[tuple[str, int], ...]
     """Return the parameters of a ViT that was trained on the last 50 classes of CIFAR-100, mirrored at random: once in each process."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, Any] = {"class_order": "natural", "classes_per_task": 50}
-    part = stream("split-cifar-100", tasks=2, **options).tasks[1].train.resident()
+    part = stream("split-cifar-100", tasks=2, **options).tasks[1].train.resident(torch.device(device))
     with torch.random.fork_rng(devices=[0] if device == "cuda" else []):
         torch.manual_seed(0)
         model = vit(outputs=50, input_shape=input_shape, **dict(base)).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
         rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.1)
         for _ in range(steps):
-            x, y = (t.to(device) for t in part.batch(torch.randint(len(part.y), (256,), device="cpu")))
+            x, y = part.batch(torch.randint(len(part.y), (256,), device=device))
             x = torch.where(torch.rand(len(x), 1, 1, 1, device=device) < 0.5, x.flip(-1), x)
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
                 loss = F.cross_entropy(model(x), y - int(part.y.min()))
