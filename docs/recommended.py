@@ -1,4 +1,4 @@
-"""Make the table of measured rows and its pages from the records: src/selfless/recommendation/measured.json, docs/choosing.md, docs/recipe.md.
+"""Make the table of measured rows and two pages from the records: src/selfless/recommendation/measured.json, choosing.md, recipe.md.
 
     python docs/recommended.py            # write all of them
     python docs/recommended.py --check    # change nothing; exit status 1 if one of them is out of date
