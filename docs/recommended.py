@@ -208,13 +208,8 @@ def pairs(root: Path = ROOT) -> dict[tuple[str, str, str], str]:
         best: dict[tuple[str, str, str], tuple[float, str]] = {}
         for run, score, text in some:
             case, parsed = case_of(run), Run.from_dict(run)
-            everywhere = parsed.layers == "all" or not parsed.sparsify.is_on
-            if (
-                case is None
-                or not everywhere
-                or parsed.stream.startswith("joint-")
-                or any(run[name] != value for name, value in SAME.items())
-            ):
+            fits = all(run[name] == value for name, value in SAME.items()) and not parsed.stream.startswith("joint-")
+            if case is None or not fits or (parsed.sparsify.is_on and parsed.layers != "all"):
                 continue
             place = (case.name, str(parsed.preserve.name), str(parsed.sparsify.name))
             best[place] = max(best.get(place, (0.0, "")), (score, text))
