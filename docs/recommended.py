@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECIPE = ROOT / "docs" / "choosing.md", ROOT / "docs" / "recipe.md"
 TRIALS = ("results/trials/sums", "results/trials/distillation")  # single runs with held-out data
 SAME = {"epochs": 50, "lr": 0.03, "schedule": "cosine"}  # the training of all entries of the recipe's tables
+RECORDS = ("wide", "rivals-projection")  # experiments whose averages the recipe's page shows
 KEPT, LEFT = {"lwf": "LwF", "packnet": "PackNet", "mas": "MAS"}, {"none": "alone", "slnid": "with SLNID", "decov": "with DeCov"}
 AGAIN = "again"  # results/again repeats results/reproduction; its records are not counted twice
 
@@ -228,13 +229,42 @@ def with_pairs(page: str, found: dict[tuple[str, str, str], str]) -> str:
     return page
 
 
+def with_records(page: str, root: Path = ROOT) -> str:
+    """Return the page of the recipe with the averages of RECORDS between <!-- record-NAME --> and <!-- /record-NAME -->."""
+    for name in RECORDS:
+        block = record_table(name, root)
+        page, count = re.subn(rf"(<!-- record-{name} -->\n).*?(<!-- /record-{name} -->)", rf"\g<1>{block}\n\g<2>", page, flags=re.S)
+        assert count == 1, f"docs/recipe.md has no block record-{name}"
+    return page
+
+
+def record_table(name: str, root: Path = ROOT) -> str:
+    """Return the averages of an experiment as Markdown, with published ones in brackets; a sentence if it is not recorded."""
+    found = [path for path in sorted(root.glob(f"results/*/experiments/{name}-ours.json")) if AGAIN not in path.parts]
+    if not found:
+        return f"Not run yet: `python benchmarks/beyond.py --experiment {name}`."
+    cells = [cell for cell in json.loads(found[0].read_text(encoding="utf-8"))["cells"] if cell["value"] == "average"]
+    rows, columns = (list(dict.fromkeys(cell[axis] for cell in cells)) for axis in ("row", "column"))
+    shown = {(cell["row"], cell["column"]): _entry(cell) for cell in cells}
+    lines = [f"| | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
+    lines += [f"| {row} | {' | '.join(shown.get((row, column), '–') for column in columns)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _entry(cell: dict[str, Any]) -> str:
+    if cell["mean"] is None:
+        return "failed"
+    std = "" if cell["std"] is None else f" ± {cell['std']:.2f}"
+    return f"{cell['mean']:.2f}{std}" + ("" if cell["published"] is None else f" ({cell['published']:.2f})")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 if the table or the page is out of date")
     options = parser.parse_args(arguments)
     values = table()
     wanted = {FILE: json.dumps(values, indent=1, ensure_ascii=False) + "\n", PAGE: with_tables(PAGE.read_text(encoding="utf-8"), values)}
-    wanted[RECIPE] = with_pairs(RECIPE.read_text(encoding="utf-8"), pairs())
+    wanted[RECIPE] = with_records(with_pairs(RECIPE.read_text(encoding="utf-8"), pairs()))
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{'out of date' if options.check else 'written'}: {path.relative_to(ROOT)}")
