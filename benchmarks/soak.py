@@ -97,12 +97,12 @@ def soak_tasks(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def soak_study(given: argparse.Namespace) -> dict[str, Any]:
-    """Widths cannot share a fleet, so each is one: 50 fleets of ten seeds."""
+    """Widths cannot share a fleet, so each is one: 50 fleets of ten seeds. Widths are mixed, so that wider networks do not look like growth."""
     with tempfile.TemporaryDirectory(prefix="selfless-soak-") as place:
         stream = write_arrays(Path(place), 3)
         runs = [
             Run(stream=stream, model=f"mlp-{8 + width}", seed=seed, preserve=MAS(0.1), sparsify=SLNID(1e-3), epochs=given.epochs, batch=50)
-            for width in range(given.runs // 10)
+            for width in sorted(range(given.runs // 10), key=lambda width: width * 17 % 50)
             for seed in range(10)
         ]
         own: list[Sample] = []
