@@ -97,7 +97,7 @@ def soak_tasks(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def soak_study(given: argparse.Namespace) -> dict[str, Any]:
-    """Widths cannot share a fleet, so each is one: 50 fleets of ten seeds. Widths are mixed, so that wider networks do not look like growth."""
+    """Widths cannot share a fleet, so each is one: 50 fleets of ten seeds. They come mixed: width is not growth."""
     with tempfile.TemporaryDirectory(prefix="selfless-soak-") as place:
         stream = write_arrays(Path(place), 3)
         runs = [

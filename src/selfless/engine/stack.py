@@ -217,7 +217,7 @@ class Stack:
             self._outputs = {}
 
     def first_not_finite(self, m: int, params: Tensors, buffers: Tensors, x: Tensor) -> str:
-        """Return the first module of member m, in the order in which they run, whose output for x (F, B, …) is not finite; "" if none is."""
+        """Return the first module of member m, in running order, whose output for x (F, B, …) is not finite; "" if there is none."""
         found: list[str] = []
         leaves = [(name, module) for name, module in self.module.named_modules() if not any(True for _ in module.children())]
 
