@@ -95,7 +95,8 @@ def test_what_is_not_finite_after_a_task_is_named(tasks_npz: str) -> None:
         fleet.params["head.bias"][0, 0] = math.nan
         fleet.state["omega"]["fc1.weight"][1] = math.inf
         fleet.alpha["act1"][1] = math.inf
+    remedy = "use a learning rate below 0.05 or a smaller strength than slnid:0.01"
     assert state_faults(fleet, "task 1") == {
-        m: f"parameters or importances were not finite after task 1: {names}; use a learning rate below 0.05 or a smaller strength than slnid:0.01"
+        m: f"parameters or importances were not finite after task 1: {names}; {remedy}"
         for m, names in enumerate(["head.bias", "the importance of fc1.weight, α of act1"])
     }
