@@ -1,4 +1,7 @@
-"""What records, keys of runs and saved states depend on: names, defaults and groups of state. A change here needs a way to read old files."""
+"""What records, keys of runs and saved states depend on: names, defaults, groups of state.
+
+Whoever changes something here must add a way to read old files.
+"""
 
 from __future__ import annotations
 
@@ -78,12 +81,9 @@ PROMISES: dict[str, dict[Any, str]] = {
     "penalises": {True: "", False: "none lwf ebll hat packnet gpm sgp ags-cl replay der"},
 }
 # Fields that came later: a record without one has this value, and the key of a run does not contain it.
-LATER = {
-    "ewc": {"alpha": "loss"},
-    "ewc-online": {"alpha": "loss"},
-    "imm": {"alpha": "loss"},
-    "lwf": {"damped": False},
-    "ebll": {"damped": False},
+LATER: dict[str, dict[str, Any]] = {
+    **{name: {"alpha": "loss"} for name in ("ewc", "ewc-online", "imm")},
+    **{name: {"damped": False} for name in ("lwf", "ebll")},
 }
 
 
@@ -117,13 +117,16 @@ def test_shared_groups_and_the_name_in_the_papers_tables() -> None:
 
 def test_old_names() -> None:
     """What custom classes of earlier versions may still use."""
-    assert RENAMED == dict(
-        zip(
-            "how spares alike recordable turning turn evaluated identifies dropped kept_gate learn_gates coded".split(),
-            "estimator alpha_objective same_strength capturable starts_phase begin_phase evaluated_parameters by_task drop_nodes hard_gate "
-            "step_gates add_encoder".split(),
-            strict=True,
+    assert (
+        dict(
+            zip(
+                "how spares alike recordable turning turn evaluated identifies dropped kept_gate learn_gates coded".split(),
+                "estimator alpha_objective same_strength capturable starts_phase begin_phase evaluated_parameters by_task drop_nodes hard_gate "
+                "step_gates add_encoder".split(),
+                strict=True,
+            )
         )
+        == RENAMED
     )
     assert {old: new.__name__ for old, new in FLAGS.items()} == dict(
         zip(
