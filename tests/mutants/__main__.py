@@ -92,7 +92,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--record", type=Path, help="the record of the faults; default: mutants.json in --out")
     parser.add_argument("--plan", type=Path, help="the list of faults; default: plan.json in --out, made if it is missing")
     parser.add_argument("--plan-only", action="store_true")
-    parser.add_argument("--again", action="append", choices=("survived", "no test"), help="try these once more")
+    parser.add_argument("--again", action="append", choices=("survived", "no_test"), help="try these once more")
     parser.add_argument("--tests", action="append", help="a file or folder of tests; default: those of the rooms")
     parser.add_argument("--room", action="append", help="the beginning of a path in src, such as selfless/keeper/log")
     parser.add_argument("--only", action="append", help="the id of a fault")
@@ -162,7 +162,7 @@ def _jobs(
             continue
         chosen, complete = _tests_of(fault, tests, most, without)
         if not chosen:
-            results.setdefault(fault["id"], fault | {"status": "no test"})
+            results.setdefault(fault["id"], fault | {"status": "no_test"})
             continue
         limit = 20 + 5 * sum(tests["seconds"][name] for name in chosen)
         work = lambda _, chosen=chosen, complete=complete: run_tests(chosen) | ({} if complete else {"complete": False})  # noqa: E731
