@@ -293,7 +293,12 @@ def test_columns_are_found_by_their_kind_and_tokens_by_their_name() -> None:
 @pytest.mark.parametrize(
     ("columns", "kinds", "options", "message"),
     [
-        ({"x": [1, 2], "y": ["a", "b"]}, {"y": Feature("string")}, {}, r"column 'y' holds text; number it with dataset.class_encode_column"),
+        (
+            {"x": [1, 2], "y": ["a", "b"]},
+            {"y": Feature("string")},
+            {},
+            r"column 'y' holds text; number it with dataset.class_encode_column",
+        ),
         ({"x": ["a", "b"], "y": [0, 1]}, {"x": Feature("string")}, {}, r"column 'x' holds text; tokenize it first, .* input='input_ids'"),
         ({"x": np.array([[1], [1, 2]], dtype=object), "y": [0, 1]}, {}, {}, r"inputs in 'x' differ in shape; pad or cut them"),
         ({"input_ids": [[1.5], [2.5]], "y": [0, 1]}, {}, {}, r"token ids must be integers up to 16777216, not torch.float64 up to 2.5"),
