@@ -121,8 +121,8 @@ def test_old_names() -> None:
         dict(
             zip(
                 "how spares alike recordable turning turn evaluated identifies dropped kept_gate learn_gates coded".split(),
-                "estimator alpha_objective same_strength capturable starts_phase begin_phase evaluated_parameters by_task drop_nodes hard_gate "
-                "step_gates add_encoder".split(),
+                "estimator alpha_objective same_strength capturable starts_phase begin_phase evaluated_parameters by_task drop_nodes "
+                "hard_gate step_gates add_encoder".split(),
                 strict=True,
             )
         )
