@@ -86,6 +86,20 @@ def test_rewound_steps_are_those_of_the_epoch(tasks_npz: str, changes: dict[str,
             assert_close(tensor, wanted, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "adam"}, {"preserve": SI(0.1)}, {"schedule": "cosine"}])
+def test_the_last_good_state_is_kept(tasks_npz: str, changes: dict[str, Any]) -> None:
+    """Each task of a member explodes in its first epoch, so its network is never changed; beside it another one is trained."""
+    learner = Learner([small(tasks_npz, lr=lr, sparsify=NoSparsifier(), **changes) for lr in (0.05, 1e30)])
+    before = {name: p.detach().clone() for name, p in learner.fleet.params.items()}
+    good, bad = learner.learn()
+    assert (good.status, bad.status) == ("done", "failed")
+    assert "in epoch 1 of task 1 (" in bad.error
+    for name, p in learner.fleet.params.items():
+        assert_close(p[1], before[name][1], rtol=0, atol=0)
+        assert not torch.equal(p[0], before[name][0])
+    assert all(bool(torch.isfinite(t).all()) for t in learner.member_tensors(1).values() if t.is_floating_point())
+
+
 def test_what_is_not_finite_after_a_task_is_named(tasks_npz: str) -> None:
     fleet = first_task(tasks_npz)
     fleet.train_epoch(0, 0)

@@ -187,6 +187,15 @@ class Fleet:
             self._take_steps(task, epoch, steps, lambda: None)
             yield
 
+    def undo_epoch(self, m: int) -> None:
+        """Give member m, whose numbers are not finite, its state at the start of the epoch again, and stop it for the rest of the task."""
+        own = [*self.params.values(), *self.buffers.values(), *self.optimizer_tensors()]
+        own += [tensor for part in self.parts for tensor in part.step_tensors()]
+        with torch.no_grad():
+            for tensor, old in zip(own, self.before, strict=False):  # `changing` begins with them
+                tensor[m] = old[m]
+        self.set_lr(torch.where(torch.arange(self.size, device=self.device) == m, 0.0, self.lr))
+
     def _sample(self, data: FleetData) -> tuple[Tensor, Tensor]:
         """Return the first sample of every member twice, (F, 2, …): batch statistics need two."""
         return data.batch(torch.zeros(self.size, 2, dtype=torch.int64, device=self.device), self.still)
