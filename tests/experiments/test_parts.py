@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from selfless.cli import app
+from selfless.cli.parts import train_part
 from selfless.experiments import PAPER, experiment
 from selfless.experiments.base import EQUAL, Experiment
 from selfless.experiments.choosing import trials
@@ -157,3 +158,17 @@ def test_the_plan_on_the_command_line() -> None:
     assert [part["part"] for part in value["parts"]] == [f"{i}/{len(value['parts'])}" for i in range(1, len(value["parts"]) + 1)]
     assert all(0 < part["seconds"] <= MOST for part in value["parts"])
     assert "SLNID (CIFAR 256)" in {cell for part in value["parts"] for cell in part["cells"]}
+    done = CliRunner().invoke(app, ["reproduce", "fig-2", "--quick", "--seeds", "2", "--plan", "--part", "1/2"], terminal_width=200)
+    assert done.exit_code == 0, done.output
+    assert "2 parts, 2 seeds; estimated seconds on one H200" in done.stdout
+    assert "2/2" in done.stdout
+
+
+def test_a_part_is_trained_and_says_what_comes_next(tmp_path: Path) -> None:
+    study, trained = [small()], list[tuple[str, int]]()
+    said = train_part(study, "1/2", 2, 0, tmp_path, trainer(score, trained))
+    assert said.startswith(f"part 1/2 is trained in {tmp_path}. When every part is: selfless results merge")
+    assert trained
+    assert train_part(study, "900/900", 2, 0, tmp_path, trainer(score)) == (
+        "part 900/900 is empty: there are fewer sets of runs than parts"
+    )

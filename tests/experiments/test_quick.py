@@ -107,7 +107,8 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
     return value
 
 
-LONG = ("beyond", "rivals", "rivals-projection", "all-layers", "augmented", "tiny-variants", "rates")  # many runs, or no run in `ours`
+# many runs, or no run in `ours`
+LONG = ("beyond", "rivals", "rivals-projection", "wide", "all-layers", "augmented", "tiny-variants", "rates")
 
 
 @pytest.mark.slow
@@ -117,7 +118,7 @@ LONG = ("beyond", "rivals", "rivals-projection", "all-layers", "augmented", "tin
 )
 def test_every_experiment_runs(name: str, out: Path) -> None:
     need(name)
-    light = not any(word in name for word in ("3", "table-1", "rivals", "beyond"))
+    light = not any(word in name for word in ("3", "table-1", "rivals", "beyond", "wide"))
     made = experiment(name, quick=True)
     if not any(c.candidates for c in made.cells):  # table 2 without object sets
         refused = runner.invoke(app, ["reproduce", name, "--quick", "--out", str(out)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from selfless.report.claims import claim_rows, profiles_of
 from selfless.report.families import correct
 from selfless.report.quotes import WORDS
 from selfless.report.records import Record, load
-from selfless.report.results import relative_to, results_page
+from selfless.report.results import main, relative_to, results_page
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +71,17 @@ def test_the_page_is_made_of_every_experiment_in_profile_equal(recorded: list[Re
     assert "**A second run** in `equal`: 12 of 12 verdicts are the same ([differences](../x.md))" in page
     assert "Grids are unequal" not in page
     assert len(page.splitlines()) <= 165
+
+
+def test_the_program_prints_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "against.md").write_text("3 of 4 verdicts are the same\n")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["results", "results/reproduction", str(tmp_path / "none"), "--again", str(tmp_path / "against.md")])
+    main()
+    assert "3 of 4 verdicts are the same" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["results", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"holds no record of an experiment. Make one: selfless reproduce fig-2 --out"):
+        main()
 
 
 def test_quotes_are_of_claims(recorded: list[Record]) -> None:

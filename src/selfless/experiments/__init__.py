@@ -35,6 +35,7 @@ from selfless.experiments.table_1 import table_1
 from selfless.experiments.table_2 import table_2, table_2_of
 from selfless.experiments.table_3 import table_3
 from selfless.experiments.variants import all_layers, augmented, rates, tiny_variants
+from selfless.experiments.wide import wide
 
 __all__ = ["EXPERIMENTS", "NAMES", "PAPER", "Experiment", "experiment"]
 
@@ -62,6 +63,7 @@ OTHER_EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
     "augmented": augmented,
     "tiny-variants": tiny_variants,
     "rates": rates,
+    "wide": wide,
 }
 EXPERIMENTS = PAPER_EXPERIMENTS | OTHER_EXPERIMENTS
 DEPENDING_ON_DATA = {"table-2": table_2_of}  # their cells depend on the data on this machine, or on a record
