@@ -260,6 +260,8 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", help="folders of results; those that do not exist are skipped")
     parser.add_argument("--again", nargs="*", default=[], metavar="PROFILE=FILE", help="files made by selfless report DIR --against OTHER")
     given = parser.parse_args()
+    if any("=" not in one for one in given.again):
+        parser.error("--again takes PROFILE=FILE, for example ours=results/again/against.md")
     records = [record for folder in given.folders if folder.is_dir() for record in load(folder)]
     if not records:
         sys.exit(f"{given.folders[0]} holds no record of an experiment. Make one: selfless reproduce fig-2 --out {given.folders[0]}")
