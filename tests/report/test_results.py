@@ -67,7 +67,7 @@ def test_the_page_is_made_of_every_experiment_in_profile_equal(recorded: list[Re
     page = results_page([*recorded, *narrow, rates | {"name": "rates"}], {"equal": ("12 of 12 verdicts are the same", "x.md")})
     assert "] (`ours`) points to SLNID" in page  # the all-layers row is in `ours` alone, and the sentence says so
     assert "If No-Reg and SLNID choose rate and schedule" in page
-    assert "judged with 5 and 10 seeds" in page
+    assert "tested with 5 and 10 seeds" in page
     assert "**A second run** in `equal`: 12 of 12 verdicts are the same ([differences](../x.md))" in page
     assert "Grids are unequal" not in page
     assert len(page.splitlines()) <= 165
