@@ -167,13 +167,13 @@ class Stack:
     ) -> tuple[Tensor, list[Tensor]]:
         """Run the module for each member; the backward pass of `unbind` stacks their gradients."""
         own = {name: p.unbind() for name, p in params.items()}
-        found = []
+        found, run = [], self._member if torch.is_grad_enabled() else self._run_member
         with self.lanes.fork(len(x), x):
             for m in range(len(x)):
                 with self.lanes.lane(m):
                     self._inhibit = {name: [penalty.member(m) for penalty in penalties] for name, penalties in inhibit.items()}
                     mine = {n: p[m] for n, p in own.items()}, {n: b[m] for n, b in buffers.items()}
-                    found.append(self._member(*mine, x[m], {n: g[m] for n, g in self.gates.items()}))
+                    found.append(run(*mine, x[m], {n: g[m] for n, g in self.gates.items()}))
                     self._inhibit = {}
         return torch.stack([logits for logits, _ in found]), [torch.stack(hs) for hs in zip(*(hidden for _, hidden in found), strict=True)]
 
