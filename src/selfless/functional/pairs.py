@@ -20,6 +20,7 @@ from selfless.functional.shapes import without_autocast
 
 Discount = Literal["product", "max"]
 Made = TypeVar("Made")
+Operands = tuple[Tensor, Tensor | None]  # (S, None), or (A, d) with S = AAᵀ − diag d
 
 DENSE = 128  # up to this width the N×N kernel is the fastest form on a CPU; above it no N×N tensor is built
 DENSE_ON_GPU = 512  # there fewer kernels count for more than less arithmetic
@@ -63,18 +64,11 @@ class PairForm:
 
     def gradient(self, h: Tensor) -> Tensor:
         """∂R/∂h = 2Sh/M, (M, N). It builds the N×N tensor if the form has no factors."""
-        if (factors := self._fast_factors(h)) is None:
-            return torch.addmm(h, h, self.matrix(h), beta=0, alpha=2 / len(h))
-        a, diagonal = factors
-        return torch.addmm(h * diagonal, h @ a, a.T, beta=-2 / len(h), alpha=2 / len(h))
+        return _gradient(h, self.operands(h) or (self.matrix(h), None))
 
-    def has_gradient(self, h: Tensor) -> bool:
-        """Return True if `gradient` needs no N×N tensor where `value` needs none."""
-        return self.n <= _dense(h) or self._fast_factors(h) is not None
-
-    def _fast_factors(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the factors of a wide layer; None for a narrow one, where the matrix is faster."""
-        return None if self.n <= _dense(like) else self._kept("factors", like, self.factors)
+    def operands(self, like: Tensor) -> Operands | None:
+        """Return what the gradient needs: (A, d) of a wide layer, S of a narrow one, where it is faster; None if a wide one has no factors."""
+        return (self.matrix(like), None) if self.n <= _dense(like) else self._kept("factors", like, self.factors)
 
     def _d(self, like: Tensor) -> Tensor:
         """d = exp(−α), (N,): D_ij is dᵢdⱼ or min(dᵢ, dⱼ)."""
@@ -118,30 +112,67 @@ class PairForm:
         return features * d[:, None], diagonal * d.square()
 
 
-class _Values(torch.autograd.Function):
-    """R of some layers, (layers,). Their gradients G = 2Sh/M come with the values, ½⟨G, h⟩; the backward pass only multiplies."""
+def _gradient(h: Tensor, operands: Operands, scale: float = 1.0) -> Tensor:
+    """2Sh/M, times `scale`."""
+    a, diagonal = operands
+    factor = 2 * scale / h.shape[0]
+    if diagonal is None:
+        return torch.addmm(h, h, a, beta=0, alpha=factor)
+    return torch.addmm(h * diagonal, h @ a, a.T, beta=-factor, alpha=factor)
+
+
+class _Sizes(torch.autograd.Function):
+    """λ Σ_l R of some layers, and 2λR of each of them, (layers,): ⟨G, h⟩ with the gradient G = 2λSh/M, which the backward pass needs."""
 
     @staticmethod
-    def forward(ctx: Any, forms: Sequence[PairForm], *hs: Tensor) -> Tensor:
-        gradients = [form.gradient(h) for form, h in zip(forms, hs, strict=True)]
-        ctx.forms = forms
+    def forward(
+        ctx: Any, forms: Sequence[PairForm], operands: Sequence[Operands], strength: float, halves: Tensor, *hs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        gradients = [_gradient(h, own, strength) for h, own in zip(hs, operands, strict=True)]
+        ctx.forms, ctx.strength = forms, strength
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*hs, *gradients)
-        return torch.stack([torch.vdot(g.view(-1), h.reshape(-1)) for g, h in zip(gradients, hs, strict=True)]).mul_(0.5)
+        twice = torch.stack([torch.vdot(g.view(-1), h.reshape(-1)) for g, h in zip(gradients, hs, strict=True)])
+        return torch.dot(twice, halves), twice
 
     @staticmethod
-    def backward(ctx: Any, factors: Tensor) -> tuple[Tensor | None, ...]:
-        hs, gradients = ctx.saved_tensors[: len(factors)], ctx.saved_tensors[len(factors) :]
+    def backward(ctx: Any, factor: Tensor | None, factors: Tensor | None) -> tuple[Tensor | None, ...]:
+        count = len(ctx.forms)
+        hs, gradients = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        if factor is not None and factors is None and not torch.is_grad_enabled():
+            return (None, None, None, None, *torch._foreach_mul(gradients, factor))
         if torch.is_grad_enabled():  # someone differentiates twice
-            gradients = [form.gradient(h) for form, h in zip(ctx.forms, hs, strict=True)]
-        return (None, *(factor * g for factor, g in zip(factors.unbind(), gradients, strict=True)))
+            gradients = tuple(ctx.strength * form.gradient(h) for form, h in zip(ctx.forms, hs, strict=True))
+        each = [factor if factors is None else 2 * f if factor is None else factor + 2 * f for f in ([None] * count if factors is None else factors)]
+        return (None, None, None, None, *(None if f is None else f * g for f, g in zip(each, gradients, strict=True)))
+
+
+def pair_sizes(forms: Sequence[PairForm], hs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return (Σ_l R, 2R of each layer) of layers h (M, N), each with its form: as `PairForm.value`, with fewer kernels in a training loop."""
+    operands = [form.operands(h) if is_ordinary(h) else None for form, h in zip(forms, hs, strict=True)]
+    known = [own for own in operands if own is not None]
+    if len(known) < len(hs):
+        values = torch.stack([form.value(h) for form, h in zip(forms, hs, strict=True)])
+        return values.sum(), 2 * values
+    with without_autocast(hs[0]):
+        return prepared_sizes(tuple(forms), known, 1.0, halves(hs), hs)
+
+
+def prepared_sizes(
+    forms: tuple[PairForm, ...], operands: Sequence[Operands], strength: float, halves: Tensor, hs: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return (λ Σ_l R, 2λR of each layer) with the `operands` of the forms, for tensors that are ordinary and outside of autocast."""
+    return _Sizes.apply(forms, operands, strength, halves, *hs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def halves(hs: Sequence[Tensor]) -> Tensor:
+    """Return ½ for each layer, (layers,)."""
+    return torch.full((len(hs),), 0.5, device=hs[0].device, dtype=hs[0].dtype)
 
 
 def pair_values(forms: Sequence[PairForm], hs: Sequence[Tensor]) -> Tensor:
-    """Return R of some layers h (M, N), each with its form: (layers,), as `PairForm.value`, with fewer kernels in a training loop."""
-    if not all(is_ordinary(h) and form.has_gradient(h) for form, h in zip(forms, hs, strict=True)):
-        return torch.stack([form.value(h) for form, h in zip(forms, hs, strict=True)])
-    with without_autocast(hs[0]):
-        return _Values.apply(tuple(forms), *hs)  # type: ignore[no-any-return, no-untyped-call]
+    """Return R of some layers h (M, N), each with its form: (layers,)."""
+    return 0.5 * pair_sizes(forms, hs)[1]
 
 
 def _dense(like: Tensor) -> int:

@@ -35,10 +35,11 @@ class Log:
 
     def __init__(self) -> None:
         self._terms: list[tuple[str, Tensor, Tensor | float, list[str]]] = []
+        self.active: dict[str, Tensor] = {}  # layer → how many activations are above 0, in all samples
 
     def begin(self) -> None:
         """Start a new step."""
-        self._terms = []
+        self._terms, self.active = [], {}
 
     def add(self, name: str, value: Tensor, factor: Tensor | float = 1.0, layers: list[str] | None = None) -> None:
         """Add factor · value; several with one name are summed. A value of several `layers` counts in all and as NAME/LAYER."""
@@ -51,7 +52,8 @@ class Log:
 
     def add_activity(self, layer: str, h: Tensor) -> None:
         """Add the share of activations (samples, neurons) of a layer that are above 0."""
-        self._terms.append((f"active/{layer}", (h.detach() > 0).sum(), 1 / h.numel(), []))
+        self.active[layer] = (h > 0).sum()
+        self._terms.append((f"active/{layer}", self.active[layer], 1 / h.numel(), []))
 
     @property
     def values(self) -> dict[str, Tensor]:
@@ -78,10 +80,6 @@ class Log:
         numbers |= {"active": sum(active) / len(active)} if active else {}
         free = {"free/parameters": capacity.free_parameters, "free/neurons": capacity.free_neurons} if capacity.tasks else {}
         return numbers | {name: share for name, share in free.items() if not math.isnan(share)}
-
-    def activity(self) -> dict[str, Tensor]:
-        """Return the active share by layer."""
-        return {name.removeprefix("active/"): value for name, value in self.values.items() if name.startswith("active/")}
 
 
 def floats(values: Mapping[str, Tensor]) -> dict[str, float]:
