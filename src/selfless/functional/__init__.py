@@ -22,13 +22,13 @@ Imports nothing. Imported by bench, engine, importance, keeper, preserve and spa
 
 from selfless.functional.anchor import Anchor, anchor_share, anchor_value
 from selfless.functional.damping import damping, largest_curvature, measures_curvature
-from selfless.functional.pairs import DENSE, Discount, PairForm, pair_sizes, pair_values
+from selfless.functional.pairs import DENSE, Discount, PairForm, pair_values
 from selfless.functional.penalties import decov, l1_param, l1_rep, l2_param, orth_reg, slni, slnid, sni, snid, sparing_decov
 from selfless.functional.reservoir import reservoir
 from selfless.functional.shapes import samples
 
 __all__ = [
     "DENSE", "Anchor", "Discount", "PairForm", "anchor_share", "anchor_value", "damping", "decov", "l1_param", "l1_rep", "l2_param",
-    "largest_curvature", "measures_curvature", "orth_reg", "pair_sizes", "pair_values", "reservoir", "samples", "slni", "slnid", "sni", "snid",
+    "largest_curvature", "measures_curvature", "orth_reg", "pair_values", "reservoir", "samples", "slni", "slnid", "sni", "snid",
     "sparing_decov",
 ]  # fmt: skip

@@ -112,67 +112,85 @@ class PairForm:
         return features * d[:, None], diagonal * d.square()
 
 
-def _gradient(h: Tensor, operands: Operands, scale: float = 1.0) -> Tensor:
-    """2Sh/M, times `scale`."""
+def _gradient(h: Tensor, operands: Operands) -> Tensor:
+    """2Sh/M."""
     a, diagonal = operands
-    factor = 2 * scale / h.shape[0]
+    factor = 2 / h.shape[0]
     if diagonal is None:
         return torch.addmm(h, h, a, beta=0, alpha=factor)
     return torch.addmm(h * diagonal, h @ a, a.T, beta=-factor, alpha=factor)
 
 
-class _Sizes(torch.autograd.Function):
-    """λ Σ_l R of some layers, and 2λR of each of them, (layers,): ⟨G, h⟩ with the gradient G = 2λSh/M, which the backward pass needs."""
+class _Values(torch.autograd.Function):
+    """R of some layers, (layers,). Their gradients G = 2Sh/M come with the values, ½⟨G, h⟩; the backward pass only multiplies."""
 
     @staticmethod
-    def forward(
-        ctx: Any, forms: Sequence[PairForm], operands: Sequence[Operands], strength: float, halves: Tensor, *hs: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        gradients = [_gradient(h, own, strength) for h, own in zip(hs, operands, strict=True)]
-        ctx.forms, ctx.strength = forms, strength
-        ctx.set_materialize_grads(False)
+    def forward(ctx: Any, forms: Sequence[PairForm], operands: Sequence[Operands], *hs: Tensor) -> Tensor:
+        gradients = [_gradient(h, own) for h, own in zip(hs, operands, strict=True)]
+        ctx.forms = forms
         ctx.save_for_backward(*hs, *gradients)
-        twice = torch.stack([torch.vdot(g.view(-1), h.reshape(-1)) for g, h in zip(gradients, hs, strict=True)])
-        return torch.dot(twice, halves), twice
+        return torch.stack([torch.vdot(g.view(-1), h.reshape(-1)) for g, h in zip(gradients, hs, strict=True)]).mul_(0.5)
 
     @staticmethod
-    def backward(ctx: Any, factor: Tensor | None, factors: Tensor | None) -> tuple[Tensor | None, ...]:
-        count = len(ctx.forms)
-        hs, gradients = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        if factor is not None and factors is None and not torch.is_grad_enabled():
-            return (None, None, None, None, *torch._foreach_mul(gradients, factor))
+    def backward(ctx: Any, factors: Tensor) -> tuple[Tensor | None, ...]:
+        hs, gradients = ctx.saved_tensors[: len(factors)], ctx.saved_tensors[len(factors) :]
         if torch.is_grad_enabled():  # someone differentiates twice
-            gradients = tuple(ctx.strength * form.gradient(h) for form, h in zip(ctx.forms, hs, strict=True))
-        each = [factor if factors is None else 2 * f if factor is None else factor + 2 * f for f in ([None] * count if factors is None else factors)]
-        return (None, None, None, None, *(None if f is None else f * g for f, g in zip(each, gradients, strict=True)))
-
-
-def pair_sizes(forms: Sequence[PairForm], hs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return (Σ_l R, 2R of each layer) of layers h (M, N), each with its form: as `PairForm.value`, with fewer kernels in a training loop."""
-    operands = [form.operands(h) if is_ordinary(h) else None for form, h in zip(forms, hs, strict=True)]
-    known = [own for own in operands if own is not None]
-    if len(known) < len(hs):
-        values = torch.stack([form.value(h) for form, h in zip(forms, hs, strict=True)])
-        return values.sum(), 2 * values
-    with without_autocast(hs[0]):
-        return prepared_sizes(tuple(forms), known, 1.0, halves(hs), hs)
-
-
-def prepared_sizes(
-    forms: tuple[PairForm, ...], operands: Sequence[Operands], strength: float, halves: Tensor, hs: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return (λ Σ_l R, 2λR of each layer) with the `operands` of the forms, for tensors that are ordinary and outside of autocast."""
-    return _Sizes.apply(forms, operands, strength, halves, *hs)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def halves(hs: Sequence[Tensor]) -> Tensor:
-    """Return ½ for each layer, (layers,)."""
-    return torch.full((len(hs),), 0.5, device=hs[0].device, dtype=hs[0].dtype)
+            gradients = [form.gradient(h) for form, h in zip(ctx.forms, hs, strict=True)]
+        return (None, None, *(factor * g for factor, g in zip(factors.unbind(), gradients, strict=True)))
 
 
 def pair_values(forms: Sequence[PairForm], hs: Sequence[Tensor]) -> Tensor:
-    """Return R of some layers h (M, N), each with its form: (layers,)."""
-    return 0.5 * pair_sizes(forms, hs)[1]
+    """Return R of some layers h (M, N), each with its form: (layers,), as `PairForm.value`, with fewer kernels in a training loop."""
+    operands = [form.operands(h) if is_ordinary(h) else None for form, h in zip(forms, hs, strict=True)]
+    known = [own for own in operands if own is not None]
+    if len(known) < len(hs):
+        return torch.stack([form.value(h) for form, h in zip(forms, hs, strict=True)])
+    with without_autocast(hs[0]):
+        return _Values.apply(tuple(forms), known, *hs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class StackedForm:
+    """The forms of layers of the same shape (M, N) with a strength λ, for the steps of a training loop: S is computed once."""
+
+    def __init__(self, operands: Sequence[Operands], strength: float, samples: int) -> None:
+        factor = 2 * strength / samples
+        diagonals = [d for _, d in operands if d is not None]
+        self._a = torch.stack([a for a, _ in operands])
+        self._scaled = factor * self._a  # 2λS/M, or 2λA/M
+        self._diagonal = factor * torch.stack(diagonals).unsqueeze(1) if diagonals else None
+        self.halves = torch.full((len(operands),), 0.5, device=self._a.device, dtype=self._a.dtype)
+
+    def gradient(self, h: Tensor) -> Tensor:
+        """2λSh/M for h (L, M, N)."""
+        if self._diagonal is None:
+            return torch.bmm(h, self._scaled)
+        return torch.baddbmm(h * self._diagonal, torch.bmm(h, self._scaled), self._a.mT, beta=-1)
+
+    def sizes(self, hs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return λ Σ_l R; and without a gradient 2λR of each layer, (L,), and the layers as one tensor (L, M, N)."""
+        return _Stacked.apply(self, *hs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Stacked(torch.autograd.Function):
+    """`StackedForm.sizes`: ½⟨G, h⟩ with the gradient G, which the backward pass only multiplies."""
+
+    @staticmethod
+    def forward(ctx: Any, form: StackedForm, *hs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = torch.stack(hs)
+        gradient = form.gradient(h)
+        twice = (gradient * h).sum((1, 2))
+        ctx.form = form
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(twice, h)
+        ctx.save_for_backward(gradient, *hs)
+        return torch.dot(twice, form.halves), twice, h
+
+    @staticmethod
+    def backward(ctx: Any, factor: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradient, *hs = ctx.saved_tensors
+        if torch.is_grad_enabled():  # someone differentiates twice
+            gradient = ctx.form.gradient(torch.stack(hs))
+        return (None, *([None] * len(hs) if factor is None else (gradient * factor).unbind()))
 
 
 def _dense(like: Tensor) -> int:

@@ -17,8 +17,6 @@ from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.network.roles import neuron_rows
 from selfless.sparsify import Sparsifier
 
-Sizes = tuple[Tensor, Tensor]  # Σ_l R, and 2R of each layer (layers,)
-
 
 def inhibition(
     terms: Sparsifiers,
@@ -36,46 +34,43 @@ def inhibition(
         check_layers(collector)
         _check_found(collector, found)
         sizes = layer_sizes(terms, found, alpha, ranks)
-        for number, (total, _) in sizes.items():
-            terms.follow(number, total)
+        for number, by_layer in sizes.items():
+            terms.follow(number, by_layer)
         costs += layer_costs(terms, found, sizes, log)
     return costs
 
 
-def layer_sizes(terms: Sparsifiers, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor], ranks: Ranks) -> dict[int, Sizes]:
-    """Return Σ_l R and 2R(h) of each layer, for each sparsifier that reads activations, by its number; h are those of all ranks.
+def layer_sizes(terms: Sparsifiers, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor], ranks: Ranks) -> dict[int, Tensor]:
+    """Return R(h) of each layer, (layers,), for each sparsifier that reads activations, by its number; h are those of all ranks.
 
     The gradient is that which `selfless.distributed.ranks` asks for. Ranks need the same layers in the same order.
     """
     sizes = {}
     for number, term in terms.reading("activations").items():
         if term.is_mean:
-            sizes[number] = _penalties(term, found, alpha)
-            if not ranks.is_alone:
-                twice = torch.stack(ranks.global_mean(sizes[number][1].unbind(), [len(h) for h in found.values()]))
-                sizes[number] = 0.5 * twice.sum(), twice
+            own = _penalties(term, found, alpha)
+            sizes[number] = own if ranks.is_alone else torch.stack(ranks.global_mean(own.unbind(), [len(h) for h in found.values()]))
         else:
             sizes[number] = _penalties(term, {name: ranks.global_rows(h) for name, h in found.items()}, alpha)
     return sizes
 
 
-def _penalties(term: Sparsifier, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor]) -> Sizes:
-    """Return Σ_l R, and 2R of each layer h (M, N)."""
+def _penalties(term: Sparsifier, found: Mapping[str, Tensor], alpha: Mapping[str, Tensor]) -> Tensor:
+    """Return R of each layer h (M, N), (layers,)."""
     forms = [term.pair_form(h.shape[1], alpha.get(name)) for name, h in found.items()]
     known = [form for form in forms if form is not None]
     if len(known) < len(forms):
-        values = torch.stack([term.penalty(h, alpha.get(name)) for name, h in found.items()])
-        return values.sum(), 2 * values
-    return functional.pair_sizes(known, [functional.samples(h) for h in found.values()])
+        return torch.stack([term.penalty(h, alpha.get(name)) for name, h in found.items()])
+    return functional.pair_values(known, [functional.samples(h) for h in found.values()])
 
 
-def layer_costs(terms: Sparsifiers, found: Mapping[str, Tensor], sizes: Mapping[int, Sizes], log: Log) -> list[Tensor]:
+def layer_costs(terms: Sparsifiers, found: Mapping[str, Tensor], sizes: Mapping[int, Tensor], log: Log) -> list[Tensor]:
     """Return λ Σ_l R(h_l) of each sparsifier that reads activations, for layers with these R."""
-    for number, (_, twice) in sizes.items():
-        log.add("inhibition", twice, 0.5 * terms.strength(number), list(found))
+    for number, by_layer in sizes.items():
+        log.add("inhibition", by_layer, terms.strength(number), list(found))
     for name, h in found.items():
-        log.add_activity(name, h)
-    return [terms.strength(number) * total for number, (total, _) in sizes.items()]
+        log.add_activity([name], h.detach().unsqueeze(0))
+    return [terms.strength(number) * by_layer.sum() for number, by_layer in sizes.items()]
 
 
 def weight_costs(terms: Sparsifiers, collector: Collector, parameters: Mapping[str, Tensor], log: Log, training: bool) -> list[Tensor]:
@@ -145,11 +140,12 @@ def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
 
 def check_step(total: Tensor, found: Mapping[str, Tensor], has_explicit_anchor: bool, log: Log, notices: Notices) -> None:
     """Raise ValueError for a penalty that is not finite, and warn of layers that stay silent. This waits for the device."""
-    active = {name: count for name, count in log.active.items() if name in found}
-    values = torch.stack([total.detach(), *(count.to(total.device, total.dtype) for count in active.values())]).tolist()
+    counts = log.active()
+    values = torch.cat([total.detach().reshape(1), *(count.to(total.device, total.dtype) for _, count, _ in counts)]).tolist()
     if not math.isfinite(values[0]):
         explain_infinite(found, has_explicit_anchor)
-    notices.check_activity({name: count / len(found[name]) for name, count in zip(active, values[1:], strict=True)})
+    layers = [name for names, _, _ in counts for name in names]
+    notices.check_activity({name: count / len(found[name]) for name, count in zip(layers, values[1:], strict=True) if name in found})
 
 
 def explain_infinite(found: Mapping[str, Tensor], has_explicit_anchor: bool) -> None:

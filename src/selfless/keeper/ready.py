@@ -1,7 +1,7 @@
 """λ Σ_l R of an ordinary training step, prepared once a task: what the general way looks up in every step is known.
 
-An ordinary step has one forward pass, chosen layers whose activations are (M, N), one sparsifier with a pair form and a number as its
-strength, and no other term in the loss. Every other step takes the general way in `selfless.keeper.keeper`; the result is the same.
+An ordinary step has one forward pass, one sparsifier with a pair form and a number as its strength, and no other term in the loss. Layers of
+the same width are computed together. Every other step takes the general way in `selfless.keeper.keeper`; the result is the same.
 """
 
 from __future__ import annotations
@@ -13,56 +13,62 @@ import torch
 from torch import Tensor
 
 from selfless.functional.gaussian import is_ordinary
-from selfless.functional.pairs import Operands, PairForm, halves, prepared_sizes
+from selfless.functional.pairs import Operands, StackedForm
 
 if TYPE_CHECKING:
     from selfless.keeper.keeper import Keeper
 
 
 class Ready:
-    """The layers of a task, the S of each, and λ."""
+    """The layers of a task in groups of one width, and S of each."""
 
-    def __init__(self, keeper: Keeper, strength: float, layers: Mapping[str, tuple[Tensor, PairForm, Operands]]) -> None:
-        self._strength, self._names = strength, list(layers)
-        self._forms, self._operands = tuple(form for _, form, _ in layers.values()), [operands for _, _, operands in layers.values()]
-        self._like = [(name, h.shape[1], h.dtype, h.device) for name, (h, _, _) in layers.items()]
-        self._halves = halves([h for h, _, _ in layers.values()])
-        self._alpha = [(a, a._version) for a in keeper.alpha.values()]
+    def __init__(self, keeper: Keeper, strength: float, layers: Mapping[str, tuple[Tensor, Operands]]) -> None:
+        self._like = {name: (h.shape, h.dtype, h.device) for name, (h, _) in layers.items()}
+        groups: dict[object, list[str]] = {}
+        for name, (h, (a, _)) in layers.items():
+            groups.setdefault((h.shape, a.shape, h.dtype, h.device), []).append(name)
+        self._groups = [
+            (names, StackedForm([layers[name][1] for name in names], strength, len(layers[names[0]][0]))) for names in groups.values()
+        ]
         self._case = (keeper.alpha, keeper.collector.taps, keeper.tasks, keeper.implicit)
+        self._alpha = [(a, a._version) for a in keeper.alpha.values()]
 
-    def read(self, keeper: Keeper) -> list[Tensor] | None:
+    def read(self, keeper: Keeper) -> dict[str, Tensor] | None:
         """Return the activations since the last call, if this step is as the one before; else None, and they stay where they are."""
-        passes, (alpha, taps, tasks, implicit) = keeper.collector.passes, self._case
-        if not keeper.model.training or not torch.is_grad_enabled() or len(passes) != len(self._like):
+        collector, (alpha, taps, tasks, implicit) = keeper.collector, self._case
+        if len(collector.passes) != len(self._like) or not torch.is_grad_enabled() or not keeper.model.training:
             return None
-        if keeper.alpha is not alpha or keeper.collector.taps is not taps or keeper.tasks != tasks or keeper.implicit is not implicit:
+        if keeper.alpha is not alpha or collector.taps is not taps or keeper.tasks != tasks or keeper.implicit is not implicit:
             return None
-        if not keeper.ranks.is_alone or any(a._version != version for a, version in self._alpha):
-            return None
-        hs = []
-        for (name, width, dtype, device), (found, parts) in zip(self._like, passes.items(), strict=True):
+        hs = {}
+        for name, parts in collector.passes.items():
             h, activation, counted = parts[0]
-            if name != found or len(parts) > 1 or activation is not None or counted is not None or type(h) is not Tensor:
+            if activation is not None or counted is not None or len(parts) > 1 or type(h) is not Tensor:
                 return None
-            if h.dim() != 2 or h.shape[1] != width or h.dtype is not dtype or h.device != device:
+            if self._like.get(name) != (h.shape, h.dtype, h.device):
                 return None
-            hs.append(h)
-        if not is_ordinary(hs[0]) or torch.is_autocast_enabled(hs[0].device.type):
+            hs[name] = h
+        if not is_ordinary(h) or torch.is_autocast_enabled(h.device.type) or not keeper.ranks.is_alone:
             return None
-        keeper.collector.drop()
+        for a, version in self._alpha:
+            if a._version != version:
+                return None
+        collector.drop()
         return hs
 
-    def cost(self, hs: list[Tensor], keeper: Keeper) -> Tensor:
+    def cost(self, hs: Mapping[str, Tensor], keeper: Keeper) -> Tensor:
         """Return λ Σ_l R, and log its parts."""
-        log = keeper.step_log
+        log, total = keeper.step_log, None
         log.begin()
-        cost, twice = prepared_sizes(self._forms, self._operands, self._strength, self._halves, hs)
-        log.add("inhibition", twice, 0.5, self._names)
-        for name, h in zip(self._names, hs, strict=True):
-            log.add_activity(name, h)
+        for names, form in self._groups:
+            cost, twice, h = form.sizes([hs[name] for name in names])
+            log.add("inhibition", twice, 0.5, names)
+            log.add_activity(names, h)
+            total = cost if total is None else total + cost
+        assert total is not None
         if keeper.check_finite:
-            keeper.check_penalty(dict(zip(self._names, hs, strict=True)), cost)
-        return cost
+            keeper.check_penalty(hs, total)
+        return total
 
 
 def prepare(keeper: Keeper, found: Mapping[str, Tensor]) -> Ready | None:
@@ -70,14 +76,14 @@ def prepare(keeper: Keeper, found: Mapping[str, Tensor]) -> Ready | None:
     terms = [(number, term) for number, term in enumerate(keeper.sparsifiers.terms) if term.is_on]
     if len(terms) != 1 or not found or not all(part.adds_nothing(keeper.tasks, keeper.implicit) for part in keeper.parts):
         return None
-    (number, term), layers = terms[0], {}
+    (number, term), layers = terms[0], dict[str, tuple[Tensor, Operands]]()
     strength = keeper.sparsifiers.strength(number)
-    if isinstance(strength, Tensor) or term.reads != "activations" or not keeper.ranks.is_alone or list(found) != list(keeper.collector.taps):
+    if isinstance(strength, Tensor) or term.reads != "activations" or not keeper.ranks.is_alone or set(found) != set(keeper.taps):
         return None
     for name, h in found.items():
         form = term.pair_form(h.shape[1], keeper.alpha.get(name))
         operands = form.operands(h) if form is not None and is_ordinary(h) and h.dtype in (torch.float32, torch.float64) else None
-        if form is None or operands is None:
+        if operands is None:
             return None
-        layers[name] = h, form, operands
+        layers[name] = h, operands
     return Ready(keeper, strength, layers)
