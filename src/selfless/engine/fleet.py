@@ -146,12 +146,17 @@ class Fleet:
         """Return True if a preserver starts a phase at this epoch."""
         return any(part.starts_phase(epoch, self.run.epochs) for part in self.parts)
 
-    def train_epoch(self, task: int, epoch: int, after_step: Callable[[], object] = lambda: None) -> tuple[list[float], list[float]]:
+    def train_epoch(
+        self, task: int, epoch: int, after_step: Callable[[], object] = lambda: None, at_end: Callable[[], object] = lambda: None
+    ) -> tuple[list[float], list[float]]:
         """Train one epoch; return the mean task loss and the training accuracy of every member.
 
         after_step   called after each step; on a GPU the step may still be running
+        at_end       called after the last one, before anything waits for the GPU
         """
         self.begin_epoch(task, epoch)
+        if epoch + 1 < self.run.epochs:
+            self.step.prepare_epoch(task, epoch + 1)
         self.stack.module.train()
         batch, n = self.run.batch, self.step.data.n
         self.loss_sums = torch.empty(math.ceil(n / batch), self.size, device=self.device)
@@ -166,6 +171,7 @@ class Fleet:
                     self.step(size, measures)
                 self.loss_sums[start // batch].copy_(self.step.loss_sum)
                 after_step()
+            at_end()
         return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
 
     def _sample(self, data: FleetData) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -39,3 +39,34 @@ class Lanes:
     def lane(self, number: int) -> AbstractContextManager[Any]:
         """Return the context in which work is put into a lane."""
         return torch.cuda.stream(self._streams[number]) if self._open else nullcontext()
+
+
+class Ahead:
+    """Tensors of the next epoch, computed on a stream of their own while the GPU trains."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, int] | None = None
+        self._found: list[Tensor] = []
+        self._stream: Any = None
+
+    def start(self, task: int, epoch: int, make: Callable[[], list[Tensor]]) -> None:
+        """Begin to compute the tensors of an epoch."""
+        self._stream = self._stream or torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._key, self._found = (task, epoch), make()
+
+    def take(self, task: int, epoch: int) -> list[Tensor] | None:
+        """Return the tensors of an epoch if they were computed ahead. What follows waits for them."""
+        key, found = self._key, self._found
+        self.drop()
+        if key != (task, epoch):
+            return None
+        torch.cuda.current_stream().wait_stream(self._stream)
+        for tensor in found:
+            tensor.record_stream(torch.cuda.current_stream())
+        return found
+
+    def drop(self) -> None:
+        """Forget them."""
+        self._key, self._found = None, []

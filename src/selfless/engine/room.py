@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from selfless.capacity.activity import Activity, observe, rows_of
-from selfless.capacity.counts import Capacity, count_free
+from selfless.capacity.counts import Capacity, count_free_of_members
 from selfless.capacity.measuring import SAMPLES
 from selfless.capacity.rooms import counts_of, pack, rooms, task_sets
 from selfless.engine.fleet import Fleet
@@ -25,13 +25,14 @@ SHARE, LEAST, AT_ONCE = 20, 100, 500  # read at most 1/20 of the samples that tr
 def add_capacity(fleet: Fleet, entries: list[list[dict[str, Any]]]) -> None:
     """Add the capacity of every member after its newest task to its list of recorded entries."""
     omega = importance_of([part.term for part in fleet.parts], fleet.states) or {}
-    activity = measure_activity(fleet)
+    activity, alpha = measure_activity(fleet), {name: a.cpu() for name, a in fleet.task_alpha.items()}
+    free = {n: count_free_of_members(o) for n, o in omega.items()}
+    free_neurons = {n: count_free_of_members(a) for n, a in fleet.alpha.items()}
     for m, recorded in enumerate(entries):
         own = {name: members[m] for name, members in activity.items()}
-        sets = task_sets({name: a[m] for name, a in fleet.task_alpha.items()}, own)
+        sets = task_sets({name: a[m] for name, a in alpha.items()}, own)
         layers = rooms(sets, counts_of(recorded), sum("sets" in entry for entry in recorded), own)
-        parameters = {n: count_free(o[m]) for n, o in omega.items()}
-        neurons = {n: count_free(a[m]) for n, a in fleet.alpha.items()}
+        parameters, neurons = ({n: members[m] for n, members in counts.items()} for counts in (free, free_neurons))
         found = Capacity(parameters, neurons, fleet.tasks, layers=layers).as_dict()
         recorded.append(found | ({"sets": pack(sets)} if layers else {}))
 
@@ -56,9 +57,12 @@ def measure_activity(fleet: Fleet) -> dict[str, list[Activity]]:
             hidden = run(fleet.params | other, fleet.buffers, x)[1]
         for name, h in zip(stack.layers, hidden, strict=True):
             each = rows_of(h, 2 if h.dim() > 4 else -1)
-            new = [observe(one) for one in each]
+            new = [observe(each)] if h.is_cuda else [observe(one) for one in each]  # a GPU needs few large sums
             found[name] = [a + b for a, b in zip(found[name], new, strict=True)] if name in found else new
-    return found
+    if fleet.device.type == "cpu":
+        return found
+    stacked = {name: sums.cpu() for name, (sums,) in found.items()}  # measures read many numbers, and each would wait for the GPU
+    return {name: [sums.of_member(m) for m in range(fleet.size)] for name, sums in stacked.items()}
 
 
 def _rows(fleet: Fleet) -> Tensor:
