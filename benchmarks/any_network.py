@@ -57,7 +57,8 @@ class Eager:
         self.keeper = selfless.attach(self.model, *term(), layers=list(dict.fromkeys(layers)), check_finite=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
         self.keeper.anchor_with(self.optimizer)
-        self.x, self.y = torch.randn(options.samples, 3, 32, 32, device=options.device), torch.arange(options.samples, device=options.device) % 10
+        self.x = torch.randn(options.samples, 3, 32, 32, device=options.device)
+        self.y = torch.arange(options.samples, device=options.device) % 10
         self.keeper.consolidate([(self.x[:8], self.y[:8])])
 
     def epoch(self) -> None:

@@ -1,6 +1,6 @@
 """Two networks that are no chain of layers: a ResNet-18 with group norm and a small vision transformer, both for 32×32 images.
 
-    selfless run --model networks:resnet18 --layers all --preserve mas:1 --stream split-cifar-100      # with benchmarks/ on PYTHONPATH
+selfless run --model networks:resnet18 --layers all --preserve mas:1 --stream split-cifar-100      # with benchmarks/ on PYTHONPATH
 """
 
 from __future__ import annotations

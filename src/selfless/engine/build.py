@@ -70,7 +70,7 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
             f"{run.preserve.name} trains its gates by SGD at the learning rate of the run, which is too small where that is one of "
             f"{run.optimizer}; use --optimizer sgd, or give the gates a rate of their own: {run.preserve},rate=0.05"
         )
-    _check_together(modules, shape, run.model)
+    _check_together(modules, shape, run.model, device)
     stack = Stack(modules[0], layers, every if gated else ())
     fleet = Fleet(runs, stack, *stack.stack_modules(modules, device), device)
     if any(isinstance(term, Wired) for term in run.preserve.parts):
@@ -105,15 +105,15 @@ def _check_layers(runs: Sequence[Run], layers: Sequence[str], every: Sequence[st
         )
 
 
-def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], name: str) -> None:
-    """Raise CannotShareFleet for networks that give other results in a fleet than alone, or that vmap cannot run."""
+def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], name: str, device: torch.device) -> None:
+    """Raise CannotShareFleet for networks that give other results in a fleet than alone, or that vmap cannot run; a GPU needs no vmap."""
     if len(modules) == 1:
         return
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules[0].modules()):
         raise CannotShareFleet(
-            f"{network_title(name)} has dropout, and members of a fleet would share its random numbers; train its runs one by one"
+            f"{network_title(name)} has dropout, and members of a fleet would share its random numbers: its runs train one by one"
         )
-    if not is_native(modules[0]):
+    if not is_native(modules[0]) and device.type == "cpu":
         states = [dict(m.state_dict()) for m in modules[:2]]
         stacked = {n: torch.stack([s[n].detach() for s in states]) for n in states[0]}
         probe = copy.deepcopy(modules[0]).eval()
@@ -122,7 +122,7 @@ def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], n
                 torch.func.vmap(lambda state, x: torch.func.functional_call(probe, state, (x,)))(stacked, torch.zeros(2, 2, *shape))
         except Exception as error:
             raise CannotShareFleet(
-                f"{network_title(name)} cannot run several members at once ({str(error).splitlines()[0][:120]}); train its runs one by one"
+                f"{network_title(name)} cannot run several members at once ({str(error).splitlines()[0][:120]}): its runs train one by one"
             ) from error
 
 

@@ -8,6 +8,7 @@ over has the learning rate 0 and does not change. A step reads and writes only t
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from selfless.data import Augment
 from selfless.engine import rng
 from selfless.engine.batches import FleetData
-from selfless.engine.cuda_graph import capture
+from selfless.engine.cuda_graph import CannotCapture, capture
 from selfless.engine.importance import measure_fleet
 from selfless.engine.inhibition import slots
 from selfless.engine.inputs import add_activity, add_inputs
@@ -25,6 +26,7 @@ from selfless.engine.part import Part
 from selfless.engine.rates import Rates
 from selfless.engine.stack import Stack, Tensors, column
 from selfless.engine.step import Step
+from selfless.network.given import network_title
 from selfless.network.wiring import Wiring
 from selfless.preserve import State
 from selfless.preserve.base import measurements, read_states
@@ -57,6 +59,7 @@ class Fleet:
         self.task_alpha: Tensors = {}  # α of the newest task alone, for its capacity
         self.tasks = 0
         self.footprint = 0  # how many numbers the forward pass of one sample computes
+        self.refused = False  # True if a step of this network could not be captured
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}  # (batch size, measures) → the captured step
         self.loss_sums = torch.empty(0, self.size, device=device)  # of the epoch so far, after each of its steps
         self.step = Step(self)
@@ -165,8 +168,9 @@ class Fleet:
             phase = max((e for e in range(epoch + 1) if self.starts_phase(e)), default=0)
             for number, start in enumerate(range(0, n, batch), (epoch - phase) * math.ceil(n / batch)):
                 size, measures = min(batch, n - start), self.step.measures(number)
-                if self.capturable:
-                    self._captured(size, measures).replay()
+                graph = self._captured(size, measures) if self.capturable else None
+                if graph is not None:
+                    graph.replay()
                 else:
                     self.step(size, measures)
                 self.loss_sums[start // batch].copy_(self.step.loss_sum)
@@ -188,13 +192,21 @@ class Fleet:
     def capturable(self) -> bool:
         """True if a step can be captured as a CUDA graph."""
         plain = self.device.type == "cuda" and not self.step.data.first.mapped
-        return plain and all(part.term.capturable for part in self.parts)
+        return plain and not self.refused and all(part.term.capturable for part in self.parts)
 
-    def _captured(self, size: int, measures: bool) -> torch.cuda.CUDAGraph:
-        """Return the captured step on `size` samples; capture it if this task or phase has none yet."""
+    def _captured(self, size: int, measures: bool) -> torch.cuda.CUDAGraph | None:
+        """Return the captured step on `size` samples; capture it if this task or phase has none yet. None if it cannot be captured."""
         if (size, measures) not in self.graphs:
-            self.graphs[size, measures] = capture(lambda: self.step(size, measures), lambda: self.step.clock.zero_(), self.changing())
-        return self.graphs[size, measures]
+            try:
+                self.graphs[size, measures] = capture(lambda: self.step(size, measures), lambda: self.step.clock.zero_(), self.changing())
+            except CannotCapture as error:
+                self.refused = True
+                warnings.warn(
+                    f"a training step of {network_title(self.run.model)} cannot be captured as a CUDA graph ({error}), so it trains "
+                    "without one, which is slower; avoid .item(), .cpu() and shapes that depend on values in its forward pass",
+                    stacklevel=3,
+                )
+        return self.graphs.get((size, measures))
 
     def optimizer_tensors(self) -> list[Tensor]:
         """Return the state of the optimizer."""

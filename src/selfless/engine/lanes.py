@@ -1,10 +1,10 @@
-"""CUDA streams for work that need not wait for each other: the kernels of several members overlap where one of them does not fill the GPU."""
+"""CUDA streams for work that need not wait for each other: kernels of several members overlap where one does not fill the GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ class Lanes:
 
 class Ahead:
     """Tensors of the next epoch, computed on a stream of their own while the GPU trains."""
+
+    MOST: ClassVar[int] = 2**25  # samples of a fleet whose order is drawn ahead: 256 MiB
 
     def __init__(self) -> None:
         self._key: tuple[int, int] | None = None

@@ -244,7 +244,10 @@ class Learner:
             self._tell_passing(t, epoch + 1)
             costs: Tensors = {}
             loss, accuracy = fleet.train_epoch(
-                t, epoch, partial(self._after_step, t, epoch + 1), lambda costs=costs: costs.update(penalty_tensors(fleet))  # type: ignore[misc]
+                t,
+                epoch,
+                partial(self._after_step, t, epoch + 1),
+                lambda costs=costs: costs.update(penalty_tensors(fleet)),  # type: ignore[misc]
             )
             self.pace.end_epoch()
             stopped = progress.stalled if self.run.schedule in ON_HELD_OUT else [0] * len(self.runs)

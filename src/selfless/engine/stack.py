@@ -136,6 +136,8 @@ class Stack:
                 options = ForwardOptions(self.layers, gates=self.gates)
                 logits = forward(self.module, params, x, options)
                 return logits, self._in_order(options.outputs)
+            if self.in_turn:
+                return self._run_in_turn(params, buffers, x, {})
             mapped = torch.func.vmap(self._run_member, randomness="different")
             result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x, self.gates)
             return result

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from selfless.engine.fleet import Fleet
     from selfless.engine.part import Part
 
-MOST_AHEAD = 2**25  # samples of a fleet, up to which the order of the next epoch is drawn ahead: 256 MiB
-
 
 class Step:
     """A training step, with the tensors it needs besides those of the fleet: the data and heads of the task, clocks, sums."""
@@ -53,8 +51,7 @@ class Step:
         self.copies = self.observes or any(part.projects_steps for part in fleet.parts)  # True if a step needs θ before it
         implicit = fleet.run.anchor == "implicit"
         self.explicit = [part.term.penalises and not (implicit and isinstance(part.term, Anchored)) for part in fleet.parts]
-        self.ahead = Ahead()
-        self._advances: dict[int, Tensor] = {}
+        self.ahead, self._advances = Ahead(), dict[int, Tensor]()
         self._cached_kernels: set[tuple[Sparsifier, int]] = set()
         self._task_gradient: Tensors = {}
         self.data: FleetData
@@ -78,20 +75,18 @@ class Step:
         drawn = self.ahead.take(task, epoch) or self._draw(task, epoch)
         for tensor, value in zip((self.order, self.noise_key, self.noise_keys, self.drop_key, self.memory_key), drawn, strict=True):
             tensor.copy_(value)
-        self.cursor.zero_()
-        self.loss_sum.zero_()
-        self.hits.zero_()
+        for counter in (self.cursor, self.loss_sum, self.hits):
+            counter.zero_()
 
     def prepare_epoch(self, task: int, epoch: int) -> None:
         """Draw the numbers of a later epoch beside the steps of this one; a GPU alone can do this."""
-        if self.order.is_cuda and self.order.numel() <= MOST_AHEAD:
+        if self.order.is_cuda and self.order.numel() <= Ahead.MOST:
             self.ahead.start(task, epoch, lambda: self._draw(task, epoch))
 
     def _draw(self, task: int, epoch: int) -> list[Tensor]:
-        """Return the order of samples of an epoch, and its keys: augmentation, the rows of augmentation, dropped nodes, replayed samples."""
-        seeds = self.fleet.seeds
-        noise, drop, memory = (rng.stream_key(seeds, purpose, task, epoch) for purpose in ("augment", "drop", "drawn"))
-        return [self.data.order(seeds, task, epoch), noise, _row_keys(noise, len(self.noise_keys)), drop, memory]
+        """Return the order of samples of an epoch and its keys: of augmentation, of its rows, of dropped nodes, of replayed samples."""
+        noise, drop, memory = (rng.stream_key(self.fleet.seeds, purpose, task, epoch) for purpose in ("augment", "drop", "drawn"))
+        return [self.data.order(self.fleet.seeds, task, epoch), noise, rng.row_keys(noise, len(self.noise_keys)), drop, memory]
 
     def changing(self) -> list[Tensor]:
         """Return the tensors that a step changes."""
@@ -167,7 +162,7 @@ class Step:
 
     def _noise(self, rows: int, places: Tensor) -> Tensor:
         """Return uniform numbers for augmentation, (rows, F·B); each depends on the member and the position in the epoch."""
-        key = _row_keys(self.noise_key, rows)
+        key = rng.row_keys(self.noise_key, rows)
         u = rng.uniform_at(key.flatten(), places).view(rows, self.fleet.size, -1)
         return u.flatten(1)
 
@@ -404,8 +399,3 @@ class Step:
         pull, held = fleet.rates.pull[fused or 0], fleet.parts[0].held or {}
         for n, p, u, g in zip(names, params, speed, grads, strict=True):
             fast.update_(p, u, g.contiguous(), fleet.rates.ratio, fleet.run.momentum, omega.get(n), star.get(n), pull, held.get(n))
-
-
-def _row_keys(noise_key: Tensor, rows: int) -> Tensor:
-    """Return the keys of the rows of random numbers for augmentation, (rows, F)."""
-    return torch.stack([rng.stream_key(noise_key, "row", k) for k in range(rows)])

@@ -67,7 +67,7 @@ class PairForm:
         return _gradient(h, self.operands(h) or (self.matrix(h), None))
 
     def operands(self, like: Tensor) -> Operands | None:
-        """Return what the gradient needs: (A, d) of a wide layer, S of a narrow one, where it is faster; None if a wide one has no factors."""
+        """Return what the gradient needs: (A, d) of a wide layer, None if it has no factors; S of a narrow one."""
         return (self.matrix(like), None) if self.n <= _dense(like) else self._kept("factors", like, self.factors)
 
     def _d(self, like: Tensor) -> Tensor:

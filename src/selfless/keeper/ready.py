@@ -1,7 +1,7 @@
 """λ Σ_l R of an ordinary training step, prepared once a task: what the general way looks up in every step is known.
 
-An ordinary step has one forward pass, one sparsifier with a pair form and a number as its strength, and no other term in the loss. Layers of
-the same width are computed together. Every other step takes the general way in `selfless.keeper.keeper`; the result is the same.
+An ordinary step has one forward pass, one sparsifier with a pair form and a number as its strength, and no other term in the loss. Layers
+of the same shape are computed together. Every other step takes the general way in `selfless.keeper.keeper`; the result is the same.
 """
 
 from __future__ import annotations
