@@ -51,8 +51,10 @@ class Ahead:
         self._found: list[Tensor] = []
         self._stream: Any = None
 
-    def start(self, task: int, epoch: int, make: Callable[[], list[Tensor]]) -> None:
-        """Begin to compute the tensors of an epoch."""
+    def start(self, like: Tensor, task: int, epoch: int, make: Callable[[], list[Tensor]]) -> None:
+        """Begin to compute the tensors of an epoch, if they are on a GPU and not larger than `MOST`; `like` is the largest of them."""
+        if not like.is_cuda or like.numel() > self.MOST:
+            return
         self._stream = self._stream or torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

@@ -80,8 +80,7 @@ class Step:
 
     def prepare_epoch(self, task: int, epoch: int) -> None:
         """Draw the numbers of a later epoch beside the steps of this one; a GPU alone can do this."""
-        if self.order.is_cuda and self.order.numel() <= Ahead.MOST:
-            self.ahead.start(task, epoch, lambda: self._draw(task, epoch))
+        self.ahead.start(self.order, task, epoch, lambda: self._draw(task, epoch))
 
     def _draw(self, task: int, epoch: int) -> list[Tensor]:
         """Return the order of samples of an epoch and its keys: of augmentation, of its rows, of dropped nodes, of replayed samples."""
