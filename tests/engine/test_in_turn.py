@@ -33,8 +33,13 @@ class Mixed(nn.Module):
         query, key, value = self.qkv(self.norm(tokens)).chunk(3, -1)
         tokens = tokens + (query @ key.mT).softmax(-1) @ value
         return self.head(self.act2(self.fc(tokens.mean(1))))
+class Reading(Mixed):
+    def forward(self, x):
+        return super().forward(x) if x.sum().item() > -1e9 else super().forward(-x)
 def mixed(outputs, input_shape):
     return Mixed(outputs)
+def reading(outputs, input_shape):
+    return Reading(outputs)
 """
 
 
@@ -91,3 +96,49 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph(tasks_npz: str, mon
     assert len(said) == 1
     for name, p in plain.params.items():
         assert torch.equal(captured.params[name], p)
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@on_gpu
+@pytest.mark.parametrize(("preserve", "sparsify"), [(MAS(0.1), SLNID(1e-2)), (LwF(0.5), DeCov(1e-2))], ids=str)
+def test_a_gpu_captures_members_in_turn(tasks_npz: str, preserve: Any, sparsify: Any) -> None:
+    """Each on a stream of its own, in one graph; what is learned is what a CPU learns."""
+    settings = {"model": "mixed_net:mixed", "preserve": preserve, "sparsify": sparsify, "epochs": 2, "tasks": 2, "precision": "fp32"}
+    runs = [small(tasks_npz, seed=s, **settings) for s in range(3)]
+    gpu, cpu = Learner(runs, device="cuda"), Learner(runs)
+    gpu.learn(), cpu.learn()
+    assert gpu.fleet.stack.in_turn
+    assert gpu.fleet.graphs
+    for name, p in cpu.fleet.params.items():
+        assert_close(gpu.fleet.params[name].cpu(), p, rtol=1e-2, atol=1e-3)
+
+
+@on_gpu
+def test_a_gpu_trains_a_network_that_reads_a_value(tasks_npz: str) -> None:
+    """It cannot be captured; later fleets can, and random numbers still work."""
+    runs = [small(tasks_npz, model="mixed_net:reading", seed=s, epochs=2, tasks=2, precision="fp32") for s in range(2)]
+    gpu = Learner(runs, device="cuda")
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        gpu.learn()
+    assert not gpu.fleet.graphs
+    with torch.random.fork_rng(devices=[0]):
+        assert torch.isfinite(torch.rand(4, device="cuda")).all()
+    other = Learner(
+        [small(tasks_npz, model="mixed_net:mixed", seed=s, epochs=2, tasks=2, precision="fp32") for s in range(2)], device="cuda"
+    )
+    other.learn()
+    assert other.fleet.graphs
+    for name, p in other.fleet.params.items():
+        assert_close(gpu.fleet.params[name], p, rtol=1e-2, atol=1e-3)
+
+
+@on_gpu
+def test_an_order_drawn_ahead_is_the_order_of_its_epoch(tasks_npz: str) -> None:
+    learner = Learner([small(tasks_npz, seed=s, epochs=4) for s in range(2)], device="cuda")
+    task, fleet = learner.streams[0].tasks[0], learner.fleet
+    fleet.begin_task(learner.load([s.tasks[0].train for s in learner.streams]), task.heads, learner.streams[0].outputs)
+    for epoch in (0, 1, 2, 1):
+        fleet.train_epoch(0, epoch)
+        assert torch.equal(fleet.step.order, fleet.step.data.order(fleet.seeds, 0, epoch))
