@@ -14,6 +14,7 @@ implicit anchor does not enter v̂, so the two agree only as λ → 0.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -52,15 +53,14 @@ class Pull:
         self._away, self._plan = {}, None
 
     def is_ready(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor) -> bool:
-        """Return True if nothing has changed since the last step but the learning rates."""
+        """Return True if nothing has changed since the last step but the learning rates. Call this before each move."""
         if self._plan is not None and not self._plan.fits(optimizer, names, anchor):
             self._plan = None
         return self._plan is not None
 
     def __call__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor, strength: float) -> None:
         """Move every parameter of the optimizer that has an Ω."""
-        if not self.is_ready(optimizer, names, anchor):
-            self._plan = _prepare(optimizer, names, anchor)
+        self._plan = self._plan or _prepare(optimizer, names, anchor)
         if self._plan is not None:
             self._plan.move(strength)
             return
@@ -113,7 +113,8 @@ class _Plan:
         entries: Sequence[tuple[int, str, Tensor, Tensor, Tensor]],
     ) -> None:
         self._optimizer, self._names, self._groups = weakref.ref(optimizer), names, [(g, len(g["params"])) for g in optimizer.param_groups]
-        self._entries = [(name, p, p.data_ptr(), omega, star) for _, name, p, omega, star in entries]
+        self._entries = [(name, p, p.data_ptr(), omega, star, omega._version) for _, name, p, omega, star in entries]
+        self._largest = _largest([omega for *_, omega, _ in entries])
         self._buckets: list[tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]] = []  # groups, θ, Ω, θ*
         size = 0
         for number, _, p, omega, star in entries:
@@ -133,8 +134,10 @@ class _Plan:
         for group, (old, count) in zip(groups, self._groups, strict=True):
             if group is not old or len(group["params"]) != count or not isinstance(group["lr"], float | int):
                 return False
-        for name, p, place, omega, star in self._entries:
+        for name, p, place, omega, star, version in self._entries:
             if anchor.omega.get(name) is not omega or anchor.star.get(name) is not star or p.data_ptr() != place:
+                return False
+            if omega._version != version:
                 return False
             if p.grad is not None and p.grad.is_sparse:
                 return False
@@ -143,8 +146,16 @@ class _Plan:
     def move(self, strength: float) -> None:
         """θ ← θ + share · (θ* − θ) with the learning rates of now."""
         steps = [2 * strength * _step(group, {}, group["params"][0]) for group, _ in self._groups]
+        is_small = max(steps) * self._largest < LARGEST
         for numbers, thetas, omegas, stars in self._buckets:
-            _move_together(thetas, omegas, stars, [steps[k] for k in numbers])
+            _move_together(thetas, omegas, stars, [steps[k] for k in numbers], is_small)
+
+
+def _largest(omegas: Sequence[Tensor]) -> float:
+    """Return the largest Ω; infinity where a CUDA graph is captured, which cannot read it."""
+    if omegas[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        return math.inf
+    return max(torch.stack([omega.max() for omega in omegas]).tolist())
 
 
 def _prepare(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor) -> _Plan | None:
@@ -179,10 +190,11 @@ def _move(bucket: Sequence[_Entry]) -> None:
     _move_together(thetas, omegas, stars, cs)
 
 
-def _move_together(thetas: list[Tensor], omegas: list[Tensor], stars: list[Tensor], cs: list[float]) -> None:
-    """θ ← θ + share · (θ* − θ), with one kernel for many small parameters."""
+def _move_together(thetas: list[Tensor], omegas: list[Tensor], stars: list[Tensor], cs: list[float], is_small: bool = False) -> None:
+    """θ ← θ + share · (θ* − θ), with one kernel for many small parameters; `is_small`: no cΩ is above LARGEST."""
     shares = torch._foreach_mul(omegas, cs)
-    torch._foreach_clamp_max_(shares, LARGEST)
+    if not is_small:
+        torch._foreach_clamp_max_(shares, LARGEST)
     torch._foreach_div_(shares, torch._foreach_add(shares, 1.0))
     torch._foreach_lerp_(thetas, stars, shares)
 
