@@ -28,7 +28,8 @@ class Stack:
     native   The layers run on stacked tensors (`selfless.engine.native`).
     bound    There is one member, and it is the module itself: its tensors are views of the stack. Used for one member of a network that
              is not native, and on a CPU also of a native one, where it has no overhead.
-    in turn  The module runs with the parameters of one member after the other, on a GPU each on a stream of its own (`Lanes`).
+    in turn  The module runs with the parameters of one member after the other, on a GPU each on a stream of its own (`Lanes`). Used on a
+             GPU, where a captured step has no overhead. If `compiles`, the pass of a member is compiled; this is off.
     else     The module is mapped over the members with `vmap`.
     """
 

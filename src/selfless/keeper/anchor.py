@@ -123,8 +123,11 @@ class _Plan:
                 if not self._buckets or (size := size + theta.numel()) > piece_size(p):
                     self._buckets.append(([], [], [], []))
                     size = theta.numel()
-                for column, value in zip(self._buckets[-1], (number, theta, piece_of(omega, piece), piece_of(star, piece)), strict=True):
-                    column.append(value)  # type: ignore[arg-type]
+                numbers, thetas, omegas, stars = self._buckets[-1]
+                numbers.append(number)
+                thetas.append(theta)
+                omegas.append(piece_of(omega, piece))
+                stars.append(piece_of(star, piece))
 
     def fits(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor) -> bool:
         """Return True if the model, the optimizer and the anchor are the same tensors as before, and no gradient is sparse."""
@@ -145,7 +148,7 @@ class _Plan:
 
     def move(self, strength: float) -> None:
         """θ ← θ + share · (θ* − θ) with the learning rates of now."""
-        steps = [2 * strength * _step(group, {}, group["params"][0]) for group, _ in self._groups]
+        steps = [float(2 * strength * _step(group, {}, self._entries[0][1])) for group, _ in self._groups]
         is_small = max(steps) * self._largest < LARGEST
         for numbers, thetas, omegas, stars in self._buckets:
             _move_together(thetas, omegas, stars, [steps[k] for k in numbers], is_small)
@@ -155,12 +158,12 @@ def _largest(omegas: Sequence[Tensor]) -> float:
     """Return the largest Ω; infinity where a CUDA graph is captured, which cannot read it."""
     if omegas[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return math.inf
-    return max(torch.stack([omega.max() for omega in omegas]).tolist())
+    return float(torch.stack([omega.max() for omega in omegas if omega.numel()] or [torch.zeros(())]).max())
 
 
 def _prepare(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor) -> _Plan | None:
     """Return the plan for the parameters of an optimizer that have an Ω; None if one of them needs more than a common step size."""
-    entries = []
+    entries: list[tuple[int, str, Tensor, Tensor, Tensor]] = []
     for number, group in enumerate(optimizer.param_groups):
         for p in group["params"]:
             name = names.get(p)
