@@ -79,8 +79,7 @@ class Part:
         self._distillations = 0  # in this task
         self._before: dict[str, Tensor] = {}  # the parameters before an optimizer step, during the step
         self.storage = storage
-        self._placed: State | None = None  # the state that is on `_device`
-        self._device = torch.device("meta")
+        self._placed: torch.device | None = None  # where the whole state is; None if that is not known
         self._state: State = storage.store(term, term.init(parameters), parameters)
         self.place_heads(parameters)
         if isinstance(term, Gated):
@@ -102,6 +101,7 @@ class Part:
 
     @state.setter
     def state(self, state: State) -> None:
+        self._placed = None
         self._state = self.storage.store(self.term, state, dict(self.model.named_parameters()) if not self.storage.is_plain else {})
         for hooks in (self.gates, self.drops):
             if hooks is not None:
@@ -370,13 +370,13 @@ class Part:
 
     def move_to(self, device: torch.device) -> None:
         """Move the state to a device. A state that was there in the last call is not looked at again."""
-        if self._placed is self._state and self._device == device:
+        if self._placed == device:
             return
         away = {group.name for group in self.term.groups if group.like_parameter} if self.storage.device is not None else set()
         if any(t.device != device for g, tensors in self.state.items() if g not in away for t in tensors.values()):
             self._pull.forget()
             self.state = {g: ts if g in away else {n: t.to(device) for n, t in ts.items()} for g, ts in self.state.items()}
-        self._placed, self._device = self._state, device
+        self._placed = device
 
     def load(self, state: State, parameters: Parameters, path_started: bool, measured: float | None) -> None:
         """Use a state that was saved."""
