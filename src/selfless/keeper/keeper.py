@@ -32,7 +32,7 @@ from selfless.keeper import sharing
 from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
 from selfless.keeper.deprecated import OldNames
-from selfless.keeper.evaluation import check_task, correct, evaluated, write
+from selfless.keeper.evaluation import check_task, evaluated, finish_step, write
 from selfless.keeper.footprint import Footprint, measure_footprint
 from selfless.keeper.heads import check_head, check_heads
 from selfless.keeper.inhibition import add_up, as_leaf_sum, check_step, inhibition
@@ -42,7 +42,7 @@ from selfless.keeper.measuring import Measuring, measure_task, several_reads
 from selfless.keeper.notices import Notices
 from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, watch_optimizers
 from selfless.keeper.part import Part
-from selfless.keeper.ready import Ready, prepare
+from selfless.keeper.ready import Ready, needs_penalty, prepare
 from selfless.keeper.room import Room, activity_bytes, look, over_ranks
 from selfless.keeper.roster import Roster
 from selfless.keeper.sparsifiers import Sparsifiers
@@ -213,7 +213,7 @@ class Keeper(OldNames):
         omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
         if self._has_step:
-            needed = [part for part in self.parts if part.needs_penalty(self.tasks, self.implicit)] if not self._has_penalty else None
+            needed = [part for part in self.parts if needs_penalty(part, self.tasks, self.implicit)] if not self._has_penalty else None
             self.notices.check_calls(self.parts, needed, self.tasks, forward, self._has_epoch)
         for end in ends:
             end()
@@ -370,35 +370,17 @@ class Keeper(OldNames):
             self._checked = True
 
     # --------------------------------------------------------------------------------------------------------- optimizer steps
-    @torch.no_grad()
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply anchor, gates, proximal steps, projections and the path after an optimizer step over this model's parameters."""
         roster = self._roster.follow()
         if roster.is_sharded:
             self.follow_model()
             roster.follow()
-        if not roster.has(optimizer):
-            return
-        self.follow_device(roster)
-        self._has_step = True
-        self.collector.drop()
-        if self.injector is not None:
-            self.injector.drop()
-        if self.tasks and any(part.is_on for part in self.parts):
-            self.notices.check_statistics(self.model, self.tasks)
-        parameters, names = self._preserved_of(roster.trainable), roster.names
-        for part in self.parts:
-            part.optimizer = weakref.ref(optimizer) if self.implicit else None
-            if part.drops is not None:
-                part.drops.end_step()
-            if self.implicit and self.tasks:
-                part.pull(optimizer, parameters, names)
-            part.step_gates(optimizer.param_groups[0]["lr"])
-        for part in self.parts:
-            if part.corrects:
-                correct(parameters, part, optimizer, names)
-        for part in self.parts:
-            part.observe()
+        if roster.has(optimizer):
+            self.follow_device(roster)
+            self._has_step = True
+            self.collector.drop()
+            finish_step(self, optimizer, self._preserved_of(roster.trainable), roster.names)
 
 
 def _stop(collector: Collector, parts: Sequence[Part], injector: Injector | None) -> None:

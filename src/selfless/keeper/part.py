@@ -197,16 +197,6 @@ class Part:
             return anchor.star, anchor.omega
         return (self.term.teacher(self.state), None) if isinstance(self.term, Distils) else ({}, None)
 
-    def needs_penalty(self, tasks: int, implicit: bool) -> bool:
-        """Return True if the loss of this task must contain keeper.penalty()."""
-        is_anchored = implicit and isinstance(self.term, Anchored)
-        has_cost = bool(tasks) and (isinstance(self.term, Distils | Replays) or (self.term.penalises and not is_anchored))
-        return self.is_on and (has_cost or isinstance(self.term, Observes | Gated))
-
-    def adds_nothing(self, tasks: int, implicit: bool) -> bool:
-        """Return True if the loss of this task has no term of this preserver, and nothing follows its backward pass."""
-        return self.path is None and self.gates is None and not self.needs_penalty(tasks, implicit)
-
     # ---------------------------------------------------------------------------------------------------------------- an epoch
     def begin_epoch(self, parameters: Parameters, epoch: int, epochs: int, batches: int | None) -> dict[str, Tensor]:
         """Start gates and phases; return the new values of the parameters that change."""

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from selfless.functional.gaussian import is_ordinary
 from selfless.functional.pairs import Operands, StackedForm
+from selfless.keeper.part import Part
+from selfless.preserve.capabilities import Anchored, Distils, Gated, Observes, Replays
 
 if TYPE_CHECKING:
     from selfless.keeper.keeper import Keeper
@@ -74,7 +76,7 @@ class Ready:
 def prepare(keeper: Keeper, found: Mapping[str, Tensor]) -> Ready | None:
     """Return what the next steps need if they are ordinary ones; `found` are the activations of this step."""
     terms = [(number, term) for number, term in enumerate(keeper.sparsifiers.terms) if term.is_on]
-    if len(terms) != 1 or not found or not all(part.adds_nothing(keeper.tasks, keeper.implicit) for part in keeper.parts):
+    if len(terms) != 1 or not found or not all(_adds_nothing(part, keeper.tasks, keeper.implicit) for part in keeper.parts):
         return None
     (number, term), layers = terms[0], dict[str, tuple[Tensor, Operands]]()
     strength = keeper.sparsifiers.strength(number)
@@ -87,3 +89,16 @@ def prepare(keeper: Keeper, found: Mapping[str, Tensor]) -> Ready | None:
             return None
         layers[name] = h, operands
     return Ready(keeper, strength, layers)
+
+
+def _adds_nothing(part: Part, tasks: int, implicit: bool) -> bool:
+    """Return True if the loss of this task has no term of this preserver, and nothing follows its backward pass."""
+    return part.path is None and part.gates is None and not needs_penalty(part, tasks, implicit)
+
+
+def needs_penalty(part: Part, tasks: int, implicit: bool) -> bool:
+    """Return True if the loss of this task must contain keeper.penalty() because of this preserver."""
+    term = part.term
+    is_anchored = implicit and isinstance(term, Anchored)
+    has_cost = bool(tasks) and (isinstance(term, Distils | Replays) or (term.penalises and not is_anchored))
+    return part.is_on and (has_cost or isinstance(term, Observes | Gated))
