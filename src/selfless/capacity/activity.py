@@ -21,7 +21,7 @@ from torch import Tensor
 
 MOST_PAIRS = 1024  # correlation and rank of a wider layer are those of so many neurons, evenly spaced
 SUMS = ("total", "size", "square", "fired", "pairs", "spread", "awake")
-AT_ONCE = 2**18  # numbers of h that are summed at once: what the sums need beside h
+AT_ONCE = {"cuda": 2**24}  # numbers of h that are summed at once, 2¹⁸ elsewhere: what the sums need beside h
 EVERY_POSITION = 64  # positions of a feature map, or tokens, that are read of each sample, evenly spaced
 
 
@@ -128,7 +128,7 @@ class Activity:
 @torch.no_grad()
 def observe(h: Tensor, most: int = MOST_PAIRS) -> Activity:
     """Return the sums of activations h (…, M, N), in float64, some rows at a time; pairs of at most `most` neurons."""
-    first, *others = h.split(max(1, AT_ONCE * h.shape[-2] // max(h.numel(), 1)), -2)
+    first, *others = h.split(max(1, AT_ONCE.get(h.device.type, 2**18) * h.shape[-2] // max(h.numel(), 1)), -2)
     found = _observe(first, most)
     for rows in others:
         found = found + _observe(rows, most)

@@ -226,7 +226,9 @@ class Fleet:
         """Return the captured step on `size` samples; capture it if this task or phase has none yet. None if it cannot be captured."""
         if (size, measures) not in self.graphs:
             try:
-                self.graphs[size, measures] = capture(lambda: self.step(size, measures), lambda: self.step.clock.zero_(), self.changing())
+                with self.stack.tuned():
+                    rewind, changing = self.step.clock.zero_, self.changing()
+                    self.graphs[size, measures] = capture(lambda: self.step(size, measures), rewind, changing)
             except CannotCapture as error:
                 self.refused = True
                 warnings.warn(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -67,6 +68,17 @@ class Stack:
             for name in self.trainable:
                 stacks[0][name].requires_grad_()
         return stacks
+
+    @contextmanager
+    def tuned(self) -> Iterator[None]:
+        """Inside `with`: cuDNN times convolutions of a network that is not native and takes the fastest, unless they must be deterministic."""
+        cudnn = torch.backends.cudnn
+        before, is_free = cudnn.benchmark, not (cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
+        cudnn.benchmark = before or (is_free and not self.native)
+        try:
+            yield
+        finally:
+            cudnn.benchmark = before
 
     @property
     def inhibits(self) -> bool:
