@@ -71,7 +71,7 @@ class Stack:
 
     @contextmanager
     def tuned(self) -> Iterator[None]:
-        """Inside `with`: cuDNN times convolutions of a network that is not native and takes the fastest, unless they must be deterministic."""
+        """Inside `with`: cuDNN times the convolutions of a network that is not native, unless they must be deterministic."""
         cudnn = torch.backends.cudnn
         before, is_free = cudnn.benchmark, not (cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
         cudnn.benchmark = before or (is_free and not self.native)
