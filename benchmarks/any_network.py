@@ -78,7 +78,7 @@ class Engine:
     """A fleet in the middle of its second task."""
 
     def __init__(self, model: str, precision: str, options: argparse.Namespace, way: str, members: int) -> None:
-        stack.IN_TURN = way not in ("vmap", "alone")
+        stack.IN_TURN = way != "vmap"
         settings: dict[str, Any] = {"layers": "all", "batch": options.batch, "lr": 1e-3, "precision": precision, "epochs": 50}
         runs = [Run("split-cifar-100", f"networks:{model}", *term(), seed=seed, **settings) for seed in range(members)]
         data, self.source = f"drawn/{options.samples}", synthetic_source(cnn(), options.samples)

@@ -98,6 +98,25 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph(tasks_npz: str, mon
         assert torch.equal(captured.params[name], p)
 
 
+def test_a_network_that_vmap_cannot_differentiate_runs_in_turn(tasks_npz: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first captured step fails under `vmap`; what is learned is the same."""
+    runs = [small(tasks_npz, model="mixed_net:mixed", seed=s, epochs=1, tasks=2) for s in range(2)]
+    plain, learner = learn(runs), Learner(runs)
+
+    def run(step: Any, _rewind: Any, changed: Any) -> Any:
+        if not learner.fleet.stack.in_turn:
+            raise RuntimeError("LSE is not correctly aligned (strideH)")
+        raise CannotCapture("there is no GPU here")
+
+    monkeypatch.setattr(fleets, "capture", run)
+    monkeypatch.setattr(Fleet, "capturable", property(lambda fleet: not fleet.refused))
+    with pytest.warns(UserWarning, match="there is no GPU here"):
+        learner.learn()
+    assert learner.fleet.stack.in_turn
+    for name, p in plain.params.items():
+        assert_close(learner.fleet.params[name], p, rtol=1e-4, atol=1e-5)
+
+
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 

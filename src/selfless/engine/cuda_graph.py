@@ -64,7 +64,9 @@ def no_collection() -> Iterator[None]:
 def undone(changed: Sequence[Tensor]) -> Iterator[None]:
     """Restore the values of these tensors at the end of `with`."""
     before = [t.detach().clone() for t in changed]
-    yield
-    with torch.no_grad():
-        for t, old in zip(changed, before, strict=True):
-            t.copy_(old)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for t, old in zip(changed, before, strict=True):
+                t.copy_(old)

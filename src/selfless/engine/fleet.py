@@ -226,9 +226,7 @@ class Fleet:
         """Return the captured step on `size` samples; capture it if this task or phase has none yet. None if it cannot be captured."""
         if (size, measures) not in self.graphs:
             try:
-                with self.stack.tuned():
-                    rewind, changing = self.step.clock.zero_, self.changing()
-                    self.graphs[size, measures] = capture(lambda: self.step(size, measures), rewind, changing)
+                self._capture(size, measures)
             except CannotCapture as error:
                 self.refused = True
                 warnings.warn(
@@ -237,6 +235,20 @@ class Fleet:
                     stacklevel=3,
                 )
         return self.graphs.get((size, measures))
+
+    def _capture(self, size: int, measures: bool) -> None:
+        """Capture the step on `size` samples; of a network that `vmap` cannot differentiate, with its members in turn."""
+        try:
+            with self.stack.tuned():
+                rewind, changing = self.step.clock.zero_, self.changing()
+                self.graphs[size, measures] = capture(lambda: self.step(size, measures), rewind, changing)
+        except (CannotCapture, torch.cuda.OutOfMemoryError):
+            raise
+        except RuntimeError:
+            if self.stack.native or self.stack.bound or self.stack.in_turn:
+                raise
+            self.stack.in_turn = True
+            self._capture(size, measures)
 
     def optimizer_tensors(self) -> list[Tensor]:
         """Return the state of the optimizer."""

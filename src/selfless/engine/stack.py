@@ -20,7 +20,8 @@ from selfless.network.roles import layer_before, nodes, output_layer, output_wid
 
 Tensors = dict[str, Tensor]
 BACKEND = "inductor"
-IN_TURN = True  # on a GPU, run the members of a network that is not native in turn, not with `vmap`
+IN_TURN: bool | None = None  # run the members of any network on a GPU in turn, or none; None: as `_fills_a_gpu` says
+LARGE = 2**20  # parameters of a network whose members run in turn
 
 
 class Stack:
@@ -30,11 +31,12 @@ class Stack:
     bound    There is one member, and it is the module itself: its tensors are views of the stack. Used for one member of a network that
              is not native, and on a CPU also of a native one, where it has no overhead.
     in turn  The module runs with the parameters of one member after the other, on a GPU each on a stream of its own (`Lanes`). Used on a
-             GPU, where a captured step has no overhead. If `compiles`, the pass of a member is compiled; this is off.
+             GPU for a network that fills it or that `vmap` cannot run. If `compiles`, the pass of a member is compiled; this is off.
     else     The module is mapped over the members with `vmap`.
     """
 
-    def __init__(self, module: nn.Module, layers: Sequence[str], gated: Sequence[str] = ()) -> None:
+    def __init__(self, module: nn.Module, layers: Sequence[str], gated: Sequence[str] = (), is_mapped: bool = True) -> None:
+        self.is_mapped = is_mapped  # False if `vmap` cannot run the module
         self.module = copy.deepcopy(module)
         self.layers = tuple(layers)
         self.gates: Tensors = {}  # layer of `gated` → factors of its outputs (F, N)
@@ -59,7 +61,7 @@ class Stack:
             {n: torch.stack([b[n] for b in buffers]).to(device) for n in buffers[0]},
         )
         self.bound = len(modules) == 1 and not (self.native and device.type == "cuda")
-        self.in_turn = IN_TURN and not self.bound and not self.native and device.type == "cuda"
+        self.in_turn = not self.bound and not self.native and device.type == "cuda" and (not self.is_mapped or self._fills_a_gpu())
         if self.bound:
             for named, group in ((self.module.named_parameters(), stacks[0]), (self.module.named_buffers(), stacks[1])):
                 for name, tensor in named:
@@ -68,6 +70,11 @@ class Stack:
             for name in self.trainable:
                 stacks[0][name].requires_grad_()
         return stacks
+
+    def _fills_a_gpu(self) -> bool:
+        """Return True if one member keeps a GPU busy: it convolves, which `vmap` makes slow, or is large."""
+        convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
+        return IN_TURN if IN_TURN is not None else convolves or sum(p.numel() for p in self.module.parameters()) >= LARGE
 
     @contextmanager
     def tuned(self) -> Iterator[None]:
