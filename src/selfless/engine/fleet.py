@@ -239,9 +239,7 @@ class Fleet:
     def _capture(self, size: int, measures: bool) -> None:
         """Capture the step on `size` samples; of a network that `vmap` cannot differentiate, with its members in turn."""
         try:
-            with self.stack.tuned():
-                rewind, changing = self.step.clock.zero_, self.changing()
-                self.graphs[size, measures] = capture(lambda: self.step(size, measures), rewind, changing)
+            self.graphs[size, measures] = capture(lambda: self.step(size, measures), self.step.clock.zero_, self.changing())
         except (CannotCapture, torch.cuda.OutOfMemoryError):
             raise
         except RuntimeError:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -75,17 +74,6 @@ class Stack:
         """Return True if one member keeps a GPU busy: it convolves, which `vmap` makes slow, or is large."""
         convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
         return IN_TURN if IN_TURN is not None else convolves or sum(p.numel() for p in self.module.parameters()) >= LARGE
-
-    @contextmanager
-    def tuned(self) -> Iterator[None]:
-        """Inside `with`: cuDNN times the convolutions of a network that is not native, unless they must be deterministic."""
-        cudnn = torch.backends.cudnn
-        before, is_free = cudnn.benchmark, not (cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
-        cudnn.benchmark = before or (is_free and not self.native)
-        try:
-            yield
-        finally:
-            cudnn.benchmark = before
 
     @property
     def inhibits(self) -> bool:
