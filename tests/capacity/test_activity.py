@@ -85,3 +85,15 @@ def test_positions_are_rows_but_not_more_than_needed() -> None:
     assert_close(rows_of(maps, 2)[0], maps[0].movedim(1, -1).flatten(0, 2))
     assert rows_of(torch.zeros(1, 2, 3, 20, 20), 2).shape == (1, 2 * EVERY_POSITION, 3)
     assert rows_of(torch.zeros(4, 2, 3), -1).shape == (4, 2, 3)
+
+
+def test_the_measures_of_all_members_at_once_are_those_of_each() -> None:
+    """A dead neuron, a constant one, a silent member, two samples."""
+    h = torch.stack([drawn(seed) for seed in range(4)])
+    h[1], h[2, :, 4] = 0.0, 1.0
+    for sums in (observe(h), observe(h[:, :2])):
+        found = sums.measures()
+        for m in range(len(h)):
+            one = sums.of_member(m)
+            want = [float((one.rate == 0).sum()), float(one.rate.mean()), one.lifetime(), one.population(), one.correlation(), one.rank()]
+            assert [values[m] for values in found.values()] == pytest.approx(want, nan_ok=True)

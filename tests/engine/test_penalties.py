@@ -46,7 +46,7 @@ def test_a_run_trains_to_the_same_bits_without_them(methods: dict[str, Any], tas
     runs = [small(tasks_npz, seed=s, tasks=2, **methods) for s in (0, 1)]
     with_them = Learner(runs)
     measured = with_them.learn()
-    monkeypatch.setattr(learner, "measure_penalties", lambda fleet: {})
+    monkeypatch.setattr(learner, "penalty_tensors", lambda fleet: {})
     without = Learner(runs)
     plain = without.learn()
     for name, tensor in with_them.fleet.tensors().items():

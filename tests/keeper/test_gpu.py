@@ -114,3 +114,41 @@ def test_a_state_on_the_cpu(implicit: bool) -> None:
         found.append([p.detach().clone() for p in model.parameters()])
     for p, q in zip(*found, strict=True):
         assert_close(q, p, rtol=1e-3, atol=1e-5)
+
+
+def test_a_captured_step_of_ones_own_loop() -> None:
+    """Forward, penalty, backward, SGD and anchor as one CUDA graph: replaying it is training."""
+    g = torch.Generator().manual_seed(3)
+    data = [(torch.randn(16, 12, generator=g).cuda(), torch.randint(0, 3, (16,), generator=g).cuda()) for _ in range(6)]
+    trained = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        keeper = selfless.attach(model, MAS(0.1), SLNID(1e-2), check_finite=False)
+        keeper.anchor_with(optimizer)
+        x, y = (t.clone() for t in data[0])
+
+        def step(model: nn.Module = model, keeper: Any = keeper, optimizer: Any = optimizer, x: Any = x, y: Any = y) -> None:
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
+            optimizer.step()
+
+        keeper.consolidate(data)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                step()
+        for a, b in data:
+            x.copy_(a), y.copy_(b)
+            graph.replay() if captured else step()
+        trained.append([p.detach().clone() for p in model.parameters()])
+        keeper.detach()
+    for a, b in zip(*trained, strict=True):
+        assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 MOST_PAIRS = 1024  # correlation and rank of a wider layer are those of so many neurons, evenly spaced
 SUMS = ("total", "size", "square", "fired", "pairs", "spread", "awake")
-AT_ONCE = 2**18  # numbers of h that are summed at once: what the sums need beside h
+AT_ONCE = {"cuda": 2**24}  # numbers of h that are summed at once, 2¹⁸ elsewhere: what the sums need beside h
 EVERY_POSITION = 64  # positions of a feature map, or tokens, that are read of each sample, evenly spaced
 
 
@@ -100,11 +100,35 @@ class Activity:
         trace, norm = c.diagonal().sum(), c.square().sum()
         return float(trace.square() / norm) if bool(trace > 1e-12 * self.pairs.diagonal().sum() / self.rows) else 0.0
 
+    def measures(self) -> dict[str, list[float]]:
+        """Return the measures of all members, of sums (F, …): dead, active, lifetime, population, correlation, rank. It waits once."""
+        heard, nan = self.square > 0, torch.full_like(self.spread, torch.nan)
+        each = (1 - (self.size / self.rows).square() / (self.square / self.rows)) / (1 - 1 / max(self.rows, 2))
+        lifetime = torch.where(heard, each, 0.0).sum(-1) / heard.sum(-1) if self.rows > 1 else nan  # 0/0 is NaN
+        c = self.covariance()
+        trace, scale, raw = c.diagonal(dim1=-2, dim2=-1), c.diagonal(dim1=-2, dim2=-1).sqrt(), self.pairs.diagonal(dim1=-2, dim2=-1)
+        varies = trace > 1e-12 * raw / self.rows
+        both = varies.unsqueeze(-1) & varies.unsqueeze(-2)
+        rho = torch.where(both, (c / scale.unsqueeze(-2) / scale.unsqueeze(-1)).abs().clamp(max=1), 0.0)
+        n = varies.sum(-1)
+        correlation = torch.where(n > 1, (rho.sum((-2, -1)) - rho.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1)), nan)
+        is_alive = trace.sum(-1) > 1e-12 * raw.sum(-1) / self.rows
+        rank = torch.where(is_alive, trace.sum(-1).square() / c.square().sum((-2, -1)), 0.0)
+        found = {
+            "dead": (self.rate == 0).sum(-1),
+            "active": self.rate.mean(-1),
+            "lifetime": lifetime,
+            "population": torch.where(self.awake > 0, self.spread / self.awake, nan),
+            "correlation": correlation,
+            "rank": rank,
+        }
+        return dict(zip(found, torch.stack([values.double() for values in found.values()]).tolist(), strict=True))
+
 
 @torch.no_grad()
 def observe(h: Tensor, most: int = MOST_PAIRS) -> Activity:
     """Return the sums of activations h (…, M, N), in float64, some rows at a time; pairs of at most `most` neurons."""
-    first, *others = h.split(max(1, AT_ONCE * h.shape[-2] // max(h.numel(), 1)), -2)
+    first, *others = h.split(max(1, AT_ONCE.get(h.device.type, 2**18) * h.shape[-2] // max(h.numel(), 1)), -2)
     found = _observe(first, most)
     for rows in others:
         found = found + _observe(rows, most)

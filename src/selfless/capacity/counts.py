@@ -133,3 +133,9 @@ def _sum(rows: Mapping[str, Free]) -> Free:
 def count_free(importance: Tensor, threshold: float = THRESHOLD) -> Free:
     """#{k : Ω_k < τ} and the number of entries k, for importances Ω of any shape."""
     return Free(int((importance < threshold).sum()), importance.numel())
+
+
+def count_free_of_members(importance: Tensor, threshold: float = THRESHOLD) -> list[Free]:
+    """Return `count_free` of every member of a fleet, for importances (F, …). This waits for the device once."""
+    free = (importance < threshold).flatten(1).sum(1).tolist()
+    return [Free(count, importance[0].numel()) for count in free]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from selfless.capacity.activity import Activity
-from selfless.capacity.sets import Use, by_firing, by_share, compare
+from selfless.capacity.sets import Use, by_firing, by_share, compare, compare_members
 
 MEANS = ("active", "lifetime", "population", "correlation")
 SETS = ("importance", "firing")
@@ -98,6 +98,25 @@ def rooms(sets: Sets, counts: Sets, earlier: int, activity: Mapping[str, Activit
     return found
 
 
+def rooms_of_members(sets: Sets, counts: Sequence[Sets], earlier: int, activity: Mapping[str, Activity]) -> list[dict[str, LayerRoom]]:
+    """Return `rooms` of every member of a fleet, for sets (F, N), the counts of each member, and sums with a leading axis F."""
+    found: list[dict[str, LayerRoom]] = [{} for _ in counts]
+    for name in dict.fromkeys((*activity, *sets["importance"])):
+        uses = {}
+        for kind in SETS:
+            if name in sets[kind]:
+                now = sets[kind][name]
+                known = [own.get(kind, {}).get(name) for own in counts]
+                uses[kind] = compare_members(now, torch.stack([torch.zeros(now.shape[1]) if c is None else c for c in known]), earlier)
+        measures = activity[name].measures() if name in activity else None
+        for m, layers in enumerate(found):
+            use = {kind: members[m] for kind, members in uses.items()}
+            values = {} if measures is None else {measure: members[m] for measure, members in measures.items()}
+            dead = int(values.pop("dead", 0))
+            layers[name] = LayerRoom(next(iter(use.values())).total, use, dead, **values)
+    return found
+
+
 def whole(layers: Mapping[str, LayerRoom]) -> LayerRoom | None:
     """Return the room of all layers together; None without layers."""
     total: LayerRoom | None = None
@@ -124,7 +143,8 @@ def _hexadecimal(now: Tensor) -> str:
 
 def _bits(text: str) -> Tensor:
     size, _, digits = text.partition(":")
-    return torch.tensor([c == "1" for c in f"{int(digits or '0', 16):0{int(size)}b}"[: int(size)]], dtype=torch.bool)
+    bits = bytearray(f"{int(digits or '0', 16):0{int(size)}b}"[: int(size)], "ascii")
+    return torch.frombuffer(bits, dtype=torch.uint8) == ord("1") if bits else torch.zeros(0, dtype=torch.bool)
 
 
 def counts_of(records: Sequence[Mapping[str, Any]]) -> Sets:

@@ -28,12 +28,10 @@ def by_threshold(alpha: Tensor, threshold: float = 1e-2) -> Tensor:
 
 
 def by_share(alpha: Tensor, share: float = SHARE) -> Tensor:
-    """The smallest set of neurons that carries `share` of Σ α, (N,) of bool; empty if α = 0."""
-    if not bool(alpha.sum() > 0):
-        return torch.zeros_like(alpha, dtype=torch.bool)
-    values, order = alpha.double().sort(descending=True, stable=True)
-    before = values.cumsum(0) - values  # what the larger ones carry
-    return torch.zeros_like(alpha, dtype=torch.bool).index_put((order,), before < share * values.sum() * (1 - 1e-12))
+    """The smallest set of neurons that carries `share` of Σ α, (…, N) of bool; empty if α = 0."""
+    values, order = alpha.double().sort(dim=-1, descending=True, stable=True)
+    before = values.cumsum(-1) - values  # what the larger ones carry
+    return torch.zeros_like(alpha, dtype=torch.bool).scatter(-1, order, before < share * values.sum(-1, keepdim=True) * (1 - 1e-12))
 
 
 def by_firing(rate: Tensor, least: float = FIRING) -> Tensor:
@@ -101,18 +99,26 @@ class Use:
 
 def compare(now: Tensor, counts: Tensor, earlier: int) -> Use:
     """Return how this task's set `now` (N,) of bool lies among those of `earlier` tasks, by the counts c (N,) of their sets."""
+    return compare_members(now.unsqueeze(0), counts.unsqueeze(0), earlier)[0]
+
+
+def compare_members(now: Tensor, counts: Tensor, earlier: int) -> list[Use]:
+    """Return `compare` of every member, for sets and counts (F, N)."""
     now, c = now.bool().cpu(), counts.double().cpu()
-    total, n = len(now), int(now.sum())
-    after = c + now
-    variance = n * float(c.var(correction=0)) * (total - n) / (total - 1) if total > 1 else 0.0
-    return Use(
-        total=total,
-        used=int((after > 0).sum()),
-        shared=int((after > 1).sum()),
-        now=n,
-        new=int((now & (c == 0)).sum()),
-        earlier=earlier,
-        hits=float(c[now].sum()),
-        expected=n * float(c.mean()),
-        variance=variance,
-    )
+    total, after = now.shape[1], c + now
+    counted = [column.double().sum(1) for column in (after > 0, after > 1, now, now & (c == 0), c * now)]
+    sums = torch.stack([*counted, c.mean(1), c.var(1, correction=0)], 1).tolist()
+    return [
+        Use(
+            total=total,
+            used=int(used),
+            shared=int(shared),
+            now=int(n),
+            new=int(new),
+            earlier=earlier,
+            hits=hits,
+            expected=n * mean,
+            variance=n * variance * (total - n) / (total - 1) if total > 1 else 0.0,
+        )
+        for used, shared, n, new, hits, mean, variance in sums
+    ]

@@ -70,8 +70,8 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
             f"{run.preserve.name} trains its gates by SGD at the learning rate of the run, which is too small where that is one of "
             f"{run.optimizer}; use --optimizer sgd, or give the gates a rate of their own: {run.preserve},rate=0.05"
         )
-    _check_together(modules, shape, run.model)
-    stack = Stack(modules[0], layers, every if gated else ())
+    is_mapped = _check_together(modules, shape, run.model, device)
+    stack = Stack(modules[0], layers, every if gated else (), is_mapped)
     fleet = Fleet(runs, stack, *stack.stack_modules(modules, device), device)
     if any(isinstance(term, Wired) for term in run.preserve.parts):
         fleet.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in every}))
@@ -105,13 +105,14 @@ def _check_layers(runs: Sequence[Run], layers: Sequence[str], every: Sequence[st
         )
 
 
-def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], name: str) -> None:
-    """Raise CannotShareFleet for networks that give other results in a fleet than alone, or that vmap cannot run."""
+def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], name: str, device: torch.device) -> bool:
+    """Return True if `vmap` can run the networks. Raise CannotShareFleet if they give other results in a fleet than alone, or if nothing
+    else can run them together, as on a CPU."""
     if len(modules) == 1:
-        return
+        return True
     if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules[0].modules()):
         raise CannotShareFleet(
-            f"{network_title(name)} has dropout, and members of a fleet would share its random numbers; train its runs one by one"
+            f"{network_title(name)} has dropout, and members of a fleet would share its random numbers: its runs train one by one"
         )
     if not is_native(modules[0]):
         states = [dict(m.state_dict()) for m in modules[:2]]
@@ -121,9 +122,12 @@ def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], n
             with torch.no_grad():
                 torch.func.vmap(lambda state, x: torch.func.functional_call(probe, state, (x,)))(stacked, torch.zeros(2, 2, *shape))
         except Exception as error:
+            if device.type != "cpu":
+                return False
             raise CannotShareFleet(
-                f"{network_title(name)} cannot run several members at once ({str(error).splitlines()[0][:120]}); train its runs one by one"
+                f"{network_title(name)} cannot run several members at once ({str(error).splitlines()[0][:120]}): its runs train one by one"
             ) from error
+    return True
 
 
 def _check_output(module: nn.Module, shape: tuple[int, int, int], outputs: int, name: str) -> None:

@@ -14,12 +14,18 @@ import torch
 from torch import Tensor
 
 
+class CannotCapture(RuntimeError):
+    """A step that a CUDA graph cannot hold, such as one of a network that reads a value from the GPU."""
+
+
 def capture(step: Callable[[], object], rewind: Callable[[], object], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
     """Return the step as a graph. Before the capture two warm-up steps run, each after `rewind`.
 
     changed   the tensors that a step changes. Their values, and the random state of the GPU, are restored at the end.
+
+    Raise CannotCapture if the warm-up works and the capture does not.
     """
-    rng_state = torch.cuda.get_rng_state()
+    rng_state, current = torch.cuda.get_rng_state(), torch.cuda.current_stream()
     with undone(changed):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -29,8 +35,15 @@ def capture(step: Callable[[], object], rewind: Callable[[], object], changed: S
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with no_collection(), torch.cuda.graph(graph):
-            step()
+        try:
+            with no_collection(), torch.cuda.graph(graph):
+                step()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            torch.cuda.set_stream(current)  # the context manager does not leave its stream if the capture fails
+            first = error.__context__ or error  # the end of a failed capture raises another error
+            raise CannotCapture(str(first).strip().splitlines()[0][:160]) from error
     torch.cuda.set_rng_state(rng_state)
     return graph
 
@@ -51,7 +64,9 @@ def no_collection() -> Iterator[None]:
 def undone(changed: Sequence[Tensor]) -> Iterator[None]:
     """Restore the values of these tensors at the end of `with`."""
     before = [t.detach().clone() for t in changed]
-    yield
-    with torch.no_grad():
-        for t, old in zip(changed, before, strict=True):
-            t.copy_(old)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for t, old in zip(changed, before, strict=True):
+                t.copy_(old)

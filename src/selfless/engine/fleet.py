@@ -8,6 +8,7 @@ over has the learning rate 0 and does not change. A step reads and writes only t
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from selfless.data import Augment
 from selfless.engine import rng
 from selfless.engine.batches import FleetData
-from selfless.engine.cuda_graph import capture, undone
+from selfless.engine.cuda_graph import CannotCapture, capture, undone
 from selfless.engine.importance import measure_fleet
 from selfless.engine.inhibition import slots
 from selfless.engine.inputs import add_activity, add_inputs
@@ -26,6 +27,7 @@ from selfless.engine.part import Part
 from selfless.engine.rates import Rates
 from selfless.engine.stack import Stack, Tensors, column
 from selfless.engine.step import Step
+from selfless.network.given import network_title
 from selfless.network.wiring import Wiring
 from selfless.preserve import State
 from selfless.preserve.base import measurements, read_states
@@ -58,6 +60,7 @@ class Fleet:
         self.task_alpha: Tensors = {}  # α of the newest task alone, for its capacity
         self.tasks = 0
         self.footprint = 0  # how many numbers the forward pass of one sample computes
+        self.refused = False  # True if a step of this network could not be captured
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}  # (batch size, measures) → the captured step
         self.loss_sums = torch.empty(0, self.size, device=device)  # of the epoch so far, after each of its steps
         self.before: list[Tensor] = []  # what a step changes, as it was at the start of the epoch
@@ -150,15 +153,21 @@ class Fleet:
         """Return True if a preserver starts a phase at this epoch."""
         return any(part.starts_phase(epoch, self.run.epochs) for part in self.parts)
 
-    def train_epoch(self, task: int, epoch: int, after_step: Callable[[], object] = lambda: None) -> tuple[list[float], list[float]]:
+    def train_epoch(
+        self, task: int, epoch: int, after_step: Callable[[], object] = lambda: None, at_end: Callable[[], object] = lambda: None
+    ) -> tuple[list[float], list[float]]:
         """Train one epoch; return the mean task loss and the training accuracy of every member.
 
         after_step   called after each step; on a GPU the step may still be running
+        at_end       called after the last one, before anything waits for the GPU
         """
         self.begin_epoch(task, epoch)
+        if epoch + 1 < self.run.epochs:
+            self.step.prepare_epoch(task, epoch + 1)
         batch, n = self.run.batch, self.step.data.n
         self.loss_sums = torch.empty(math.ceil(n / batch), self.size, device=self.device)
         self._take_steps(task, epoch, len(self.loss_sums), after_step)
+        at_end()
         return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
 
     def _take_steps(self, task: int, epoch: int, count: int, after_step: Callable[[], object]) -> None:
@@ -170,8 +179,9 @@ class Fleet:
             phase = max((e for e in range(epoch + 1) if self.starts_phase(e)), default=0)
             for number, start in enumerate(range(0, count * batch, batch), (epoch - phase) * math.ceil(n / batch)):
                 size, measures = min(batch, n - start), self.step.measures(number)
-                if self.capturable:
-                    self._captured(size, measures).replay()
+                graph = self._captured(size, measures) if self.capturable else None
+                if graph is not None:
+                    graph.replay()
                 else:
                     self.step(size, measures)
                 self.loss_sums[start // batch].copy_(self.step.loss_sum)
@@ -210,13 +220,33 @@ class Fleet:
     def capturable(self) -> bool:
         """True if a step can be captured as a CUDA graph."""
         plain = self.device.type == "cuda" and not self.step.data.first.mapped
-        return plain and all(part.term.capturable for part in self.parts)
+        return plain and not self.refused and all(part.term.capturable for part in self.parts)
 
-    def _captured(self, size: int, measures: bool) -> torch.cuda.CUDAGraph:
-        """Return the captured step on `size` samples; capture it if this task or phase has none yet."""
+    def _captured(self, size: int, measures: bool) -> torch.cuda.CUDAGraph | None:
+        """Return the captured step on `size` samples; capture it if this task or phase has none yet. None if it cannot be captured."""
         if (size, measures) not in self.graphs:
-            self.graphs[size, measures] = capture(lambda: self.step(size, measures), lambda: self.step.clock.zero_(), self.changing())
-        return self.graphs[size, measures]
+            try:
+                self._capture(size, measures)
+            except CannotCapture as error:
+                self.refused = True
+                warnings.warn(
+                    f"a training step of {network_title(self.run.model)} cannot be captured as a CUDA graph ({error}), so it trains "
+                    "without one, which is slower; avoid .item(), .cpu() and shapes that depend on values in its forward pass",
+                    stacklevel=3,
+                )
+        return self.graphs.get((size, measures))
+
+    def _capture(self, size: int, measures: bool) -> None:
+        """Capture the step on `size` samples; of a network that `vmap` cannot differentiate, with its members in turn."""
+        try:
+            self.graphs[size, measures] = capture(lambda: self.step(size, measures), self.step.clock.zero_, self.changing())
+        except (CannotCapture, torch.cuda.OutOfMemoryError):
+            raise
+        except RuntimeError:
+            if self.stack.native or self.stack.bound or self.stack.in_turn:
+                raise
+            self.stack.in_turn = True
+            self._capture(size, measures)
 
     def optimizer_tensors(self) -> list[Tensor]:
         """Return the state of the optimizer."""

@@ -27,7 +27,7 @@ from selfless.engine.build import build_fleet, build_streams
 from selfless.engine.checkpoint import CannotContinue, Checkpoint
 from selfless.engine.continuing import Parent, check, inherit
 from selfless.engine.faults import loss_fault, state_faults
-from selfless.engine.penalties import measure_penalties
+from selfless.engine.penalties import penalty_tensors, read_penalties
 from selfless.engine.plateaus import STOP, lower
 from selfless.engine.progress import Event, Pace, Progress, Report
 from selfless.engine.room import add_capacity
@@ -242,7 +242,13 @@ class Learner:
                 progress.best, self.best = [WORST] * len(self.runs), {}
             self.pace.begin_epoch(t, epoch)
             self._tell_passing(t, epoch + 1)
-            loss, accuracy = fleet.train_epoch(t, epoch, partial(self._after_step, t, epoch + 1))
+            costs: Tensors = {}
+            loss, accuracy = fleet.train_epoch(
+                t,
+                epoch,
+                partial(self._after_step, t, epoch + 1),
+                lambda costs=costs: costs.update(penalty_tensors(fleet)),  # type: ignore[misc]
+            )
             self.pace.end_epoch()
             stopped = progress.stalled if self.run.schedule in ON_HELD_OUT else [0] * len(self.runs)
             active = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
@@ -251,7 +257,7 @@ class Learner:
             scores = {name: fleet.evaluate(part, task.columns) for name, part in parts.items()}
             if self.run.schedule == "halving":
                 scores["held_out_loss"] = fleet.evaluate_loss(parts["held_out"], task.columns)
-            penalties = measure_penalties(fleet)
+            penalties = read_penalties(costs)
             for m in active:
                 entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: values[m] for name, values in (scores | penalties).items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})

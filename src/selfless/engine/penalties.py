@@ -10,6 +10,8 @@ The last three are there from the second task on. The gates of HAT and replayed 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -19,9 +21,19 @@ from selfless.network.calling import evaluating
 from selfless.preserve.capabilities import Anchored, Distils
 
 
-@torch.no_grad()
 def measure_penalties(fleet: Fleet) -> dict[str, list[float]]:
     """Return {name: the value of every member}; only those that the methods of the fleet have."""
+    return read_penalties(penalty_tensors(fleet))
+
+
+def read_penalties(found: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Return the tensors of `penalty_tensors` as numbers with six digits."""
+    return {name: [float(f"{one:.6g}") for one in value.double().tolist()] for name, value in found.items()}
+
+
+@torch.no_grad()
+def penalty_tensors(fleet: Fleet) -> dict[str, Tensor]:
+    """Return {name: the value of every member, (F,)}. Nothing waits for the device."""
     rates, found = fleet.rates, dict[str, Tensor]()
 
     def add(name: str, value: Tensor) -> None:
@@ -42,7 +54,7 @@ def measure_penalties(fleet: Fleet) -> dict[str, list[float]]:
             name = "anchor" if isinstance(part.term, Anchored) else "penalty"
             state = {group: {n: _wide(t) for n, t in tensors.items()} for group, tensors in part.state.items()}
             add(name, rates.preserve[k] * by_member(part.term.penalty, state, {n: _wide(t) for n, t in part.values().items()}))
-    return {name: [float(f"{one:.6g}") for one in value.double().tolist()] for name, value in found.items()}
+    return found
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -29,6 +29,11 @@ def stream_key(seeds: Tensor, purpose: str, *place: int) -> Tensor:
     return key
 
 
+def row_keys(key: Tensor, rows: int) -> Tensor:
+    """Return the keys of so many rows of random numbers, (rows, F)."""
+    return torch.stack([stream_key(key, "row", k) for k in range(rows)])
+
+
 def words(key: Tensor, n: int) -> Tensor:
     """Return n random int64 words for each key, (F, n)."""
     return _mix(key[:, None] + torch.arange(n, device=key.device)[None, :] * _ODD[0])

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfless.capacity.activity import Activity, observe, rows_of
-from selfless.capacity.counts import Capacity, count_free
+from selfless.capacity.activity import SUMS, Activity, observe, rows_of
+from selfless.capacity.counts import Capacity, count_free_of_members
 from selfless.capacity.measuring import SAMPLES
-from selfless.capacity.rooms import counts_of, pack, rooms, task_sets
+from selfless.capacity.rooms import counts_of, pack, rooms_of_members, task_sets
 from selfless.engine.fleet import Fleet
 from selfless.engine.stack import Tensors
 from selfless.preserve.base import importance_of
@@ -25,20 +25,22 @@ SHARE, LEAST, AT_ONCE = 20, 100, 500  # read at most 1/20 of the samples that tr
 def add_capacity(fleet: Fleet, entries: list[list[dict[str, Any]]]) -> None:
     """Add the capacity of every member after its newest task to its list of recorded entries."""
     omega = importance_of([part.term for part in fleet.parts], fleet.states) or {}
-    activity = measure_activity(fleet)
+    activity, alpha = measure_activity(fleet), fleet.task_alpha
+    sets = task_sets(alpha, activity)
+    earlier = sum("sets" in entry for entry in entries[0])
+    layers = rooms_of_members(sets, [counts_of(recorded) for recorded in entries], earlier, activity)
+    parameters = {n: count_free_of_members(o) for n, o in omega.items()}
+    neurons = {n: count_free_of_members(a) for n, a in fleet.alpha.items()}
     for m, recorded in enumerate(entries):
-        own = {name: members[m] for name, members in activity.items()}
-        sets = task_sets({name: a[m] for name, a in fleet.task_alpha.items()}, own)
-        layers = rooms(sets, counts_of(recorded), sum("sets" in entry for entry in recorded), own)
-        parameters = {n: count_free(o[m]) for n, o in omega.items()}
-        neurons = {n: count_free(a[m]) for n, a in fleet.alpha.items()}
-        found = Capacity(parameters, neurons, fleet.tasks, layers=layers).as_dict()
-        recorded.append(found | ({"sets": pack(sets)} if layers else {}))
+        free, idle = ({n: members[m] for n, members in counts.items()} for counts in (parameters, neurons))
+        found = Capacity(free, idle, fleet.tasks, layers=layers[m]).as_dict()
+        own = {kind: {name: members[m] for name, members in named.items()} for kind, named in sets.items()}
+        recorded.append(found | ({"sets": pack(own)} if layers[m] else {}))
 
 
 @torch.no_grad()
-def measure_activity(fleet: Fleet) -> dict[str, list[Activity]]:
-    """Return {layer: the activity of each member} on samples of the newest task, evenly spaced, as that task is evaluated."""
+def measure_activity(fleet: Fleet) -> dict[str, Activity]:
+    """Return {layer: the activity of all members, stacked} on samples of the newest task, evenly spaced, as that task is evaluated."""
     stack, data = fleet.stack, fleet.step.data
     if not stack.layers:
         return {}
@@ -46,7 +48,7 @@ def measure_activity(fleet: Fleet) -> dict[str, list[Activity]]:
     for part in fleet.parts:
         other |= part.evaluated_parameters(fleet.tasks - 1, fleet.tasks)
         part.close_gates(fleet.tasks - 1, fleet.tasks)
-    found: dict[str, list[Activity]] = {}
+    found: dict[str, Activity] = {}
     size = min(data.at_once(max(fleet.footprint, 1)), AT_ONCE)
     stack.module.eval()
     for rows in _rows(fleet).split(size, 1):
@@ -56,9 +58,14 @@ def measure_activity(fleet: Fleet) -> dict[str, list[Activity]]:
             hidden = run(fleet.params | other, fleet.buffers, x)[1]
         for name, h in zip(stack.layers, hidden, strict=True):
             each = rows_of(h, 2 if h.dim() > 4 else -1)
-            new = [observe(one) for one in each]
-            found[name] = [a + b for a, b in zip(found[name], new, strict=True)] if name in found else new
+            new = observe(each) if h.is_cuda else _stack([observe(one) for one in each])  # a GPU needs few large sums
+            found[name] = found[name] + new if name in found else new
     return found
+
+
+def _stack(members: list[Activity]) -> Activity:
+    """Return the sums of some members as one value with a leading axis."""
+    return Activity(members[0].rows, *(torch.stack([getattr(one, name) for one in members]) for name in SUMS))
 
 
 def _rows(fleet: Fleet) -> Tensor:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from selfless.activations import Maxout
+from selfless.engine.lanes import Lanes
 from selfless.engine.native.forward import apply_gates, forward, inhibited, is_native
 from selfless.engine.native.options import ForwardOptions, Penalty
 from selfless.network.calling import evaluating
 from selfless.network.roles import layer_before, nodes, output_layer, output_width
 
 Tensors = dict[str, Tensor]
+BACKEND = "inductor"
+IN_TURN: bool | None = None  # run the members of any network on a GPU in turn, or none; None: as `_fills_a_gpu` says
+LARGE = 2**20  # parameters of a network whose members run in turn
 
 
 class Stack:
@@ -24,17 +29,21 @@ class Stack:
     native   The layers run on stacked tensors (`selfless.engine.native`).
     bound    There is one member, and it is the module itself: its tensors are views of the stack. Used for one member of a network that
              is not native, and on a CPU also of a native one, where it has no overhead.
+    in turn  The module runs with the parameters of one member after the other, on a GPU each on a stream of its own (`Lanes`). Used on a
+             GPU for a network that fills it or that `vmap` cannot run. If `compiles`, the pass of a member is compiled; this is off.
     else     The module is mapped over the members with `vmap`.
     """
 
-    def __init__(self, module: nn.Module, layers: Sequence[str], gated: Sequence[str] = ()) -> None:
+    def __init__(self, module: nn.Module, layers: Sequence[str], gated: Sequence[str] = (), is_mapped: bool = True) -> None:
+        self.is_mapped = is_mapped  # False if `vmap` cannot run the module
         self.module = copy.deepcopy(module)
         self.layers = tuple(layers)
         self.gates: Tensors = {}  # layer of `gated` → factors of its outputs (F, N)
         self.live_gates: Tensors = {}  # the same for the member that the module currently runs, (N,)
         self.trainable = [n for n, p in self.module.named_parameters() if p.requires_grad]
         self.native = is_native(self.module)
-        self.bound = False
+        self.bound = self.in_turn = self.compiles = False
+        self.lanes = Lanes()
         self._outputs: Tensors = {}  # outputs of the layers in the current forward pass
         self._inhibit: Mapping[str, Sequence[Penalty]] = {}
         self.resized = {n for n in self.layers if isinstance(self.module.get_submodule(n), Maxout)}
@@ -51,6 +60,7 @@ class Stack:
             {n: torch.stack([b[n] for b in buffers]).to(device) for n in buffers[0]},
         )
         self.bound = len(modules) == 1 and not (self.native and device.type == "cuda")
+        self.in_turn = not self.bound and not self.native and device.type == "cuda" and (not self.is_mapped or self._fills_a_gpu())
         if self.bound:
             for named, group in ((self.module.named_parameters(), stacks[0]), (self.module.named_buffers(), stacks[1])):
                 for name, tensor in named:
@@ -60,10 +70,15 @@ class Stack:
                 stacks[0][name].requires_grad_()
         return stacks
 
+    def _fills_a_gpu(self) -> bool:
+        """Return True if one member keeps a GPU busy: it convolves, which `vmap` makes slow, or is large."""
+        convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
+        return IN_TURN if IN_TURN is not None else convolves or sum(p.numel() for p in self.module.parameters()) >= LARGE
+
     @property
     def inhibits(self) -> bool:
         """True if `forward` can add the gradient of a penalty in the backward pass; under `vmap` it cannot."""
-        return self.native or self.bound
+        return self.native or self.bound or self.in_turn
 
     def leaves(self, params: Tensors) -> Tensors:
         """Return the trainable tensors that autograd differentiates, stacked: `params`, or the parameters of the bound module."""
@@ -116,6 +131,8 @@ class Stack:
             options = ForwardOptions(self.layers, differentiable=differentiable, inhibit=inhibit or {}, gates=self.gates)
             logits = forward(self.module, params, x, options)
             return logits, self._in_order(options.outputs)
+        if self.in_turn:
+            return self._run_in_turn(params, buffers, x, inhibit or {})
         mapped = torch.func.vmap(self._run_member, randomness="different")
         result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x, self.gates)
         return result
@@ -127,6 +144,8 @@ class Stack:
                 options = ForwardOptions(self.layers, gates=self.gates)
                 logits = forward(self.module, params, x, options)
                 return logits, self._in_order(options.outputs)
+            if self.in_turn:
+                return self._run_in_turn(params, buffers, x, {})
             mapped = torch.func.vmap(self._run_member, randomness="different")
             result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x, self.gates)
             return result
@@ -147,6 +166,26 @@ class Stack:
         logits = torch.func.functional_call(self.module, (params, buffers), (x,))
         self.live_gates = {}
         return logits, self._in_order(self._outputs)
+
+    @cached_property
+    def _member(self) -> Any:
+        """`_run_member`, compiled if `compiles`."""
+        return torch.compile(self._run_member, backend=BACKEND, dynamic=False) if self.compiles else self._run_member
+
+    def _run_in_turn(
+        self, params: Tensors, buffers: Tensors, x: Tensor, inhibit: Mapping[str, Sequence[Penalty]]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run the module for each member; the backward pass of `unbind` stacks their gradients."""
+        own = {name: p.unbind() for name, p in params.items()}
+        found, run = [], self._member if torch.is_grad_enabled() else self._run_member
+        with self.lanes.fork(len(x), x):
+            for m in range(len(x)):
+                with self.lanes.lane(m):
+                    self._inhibit = {name: [penalty.member(m) for penalty in penalties] for name, penalties in inhibit.items()}
+                    mine = {n: p[m] for n, p in own.items()}, {n: b[m] for n, b in buffers.items()}
+                    found.append(run(*mine, x[m], {n: g[m] for n, g in self.gates.items()}))
+                    self._inhibit = {}
+        return torch.stack([logits for logits, _ in found]), [torch.stack(hs) for hs in zip(*(hidden for _, hidden in found), strict=True)]
 
     def _in_order(self, outputs: Tensors) -> list[Tensor]:
         """Return the outputs of a forward pass in the order of `layers`, and forget them."""

@@ -21,6 +21,7 @@ from selfless.engine import rng
 from selfless.engine.adam import adam_step, entry_rates
 from selfless.engine.batches import FleetData
 from selfless.engine.inhibition import inhibition_off
+from selfless.engine.lanes import Ahead
 from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
 from selfless.engine.stack import Tensors, add_weighted, by_member, column, each
@@ -50,7 +51,7 @@ class Step:
         self.copies = self.observes or any(part.projects_steps for part in fleet.parts)  # True if a step needs θ before it
         implicit = fleet.run.anchor == "implicit"
         self.explicit = [part.term.penalises and not (implicit and isinstance(part.term, Anchored)) for part in fleet.parts]
-        self._advances: dict[int, Tensor] = {}
+        self.ahead, self._advances = Ahead(), dict[int, Tensor]()
         self._cached_kernels: set[tuple[Sparsifier, int]] = set()
         self._task_gradient: Tensors = {}
         self.data: FleetData
@@ -61,6 +62,7 @@ class Step:
     def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int, past: tuple[range, ...]) -> None:
         """Set the data and the heads of a task; `past` are the heads of earlier tasks."""
         self.data, self.heads, self.past, self.allowed = data, heads, past, None
+        self.ahead.drop()
         if len(heads) > 1:  # joint training: each sample is classified among the columns of its own head
             self.allowed = torch.zeros(outputs, outputs, dtype=torch.bool, device=self.fleet.device)
             for head in heads:
@@ -69,16 +71,21 @@ class Step:
         self.step_number.zero_()
 
     def begin_epoch(self, task: int, epoch: int) -> None:
-        """Draw the order of samples and the keys of an epoch; reset the sums."""
-        seeds = self.fleet.seeds
-        self.order.copy_(self.data.order(seeds, task, epoch))
-        self.noise_key.copy_(rng.stream_key(seeds, "augment", task, epoch))
-        self.noise_keys.copy_(self._row_keys(len(self.noise_keys)))
-        self.drop_key.copy_(rng.stream_key(seeds, "drop", task, epoch))
-        self.memory_key.copy_(rng.stream_key(seeds, "drawn", task, epoch))
-        self.cursor.zero_()
-        self.loss_sum.zero_()
-        self.hits.zero_()
+        """Set the order of samples and the keys of an epoch; reset the sums."""
+        drawn = self.ahead.take(task, epoch) or self._draw(task, epoch)
+        for tensor, value in zip((self.order, self.noise_key, self.noise_keys, self.drop_key, self.memory_key), drawn, strict=True):
+            tensor.copy_(value)
+        for counter in (self.cursor, self.loss_sum, self.hits):
+            counter.zero_()
+
+    def prepare_epoch(self, task: int, epoch: int) -> None:
+        """Draw the numbers of a later epoch beside the steps of this one; a GPU alone can do this."""
+        self.ahead.start(self.order, task, epoch, lambda: self._draw(task, epoch))
+
+    def _draw(self, task: int, epoch: int) -> list[Tensor]:
+        """Return the order of samples of an epoch and its keys: of augmentation, of its rows, of dropped nodes, of replayed samples."""
+        noise, drop, memory = (rng.stream_key(self.fleet.seeds, purpose, task, epoch) for purpose in ("augment", "drop", "drawn"))
+        return [self.data.order(self.fleet.seeds, task, epoch), noise, rng.row_keys(noise, len(self.noise_keys)), drop, memory]
 
     def changing(self) -> list[Tensor]:
         """Return the tensors that a step changes."""
@@ -154,13 +161,9 @@ class Step:
 
     def _noise(self, rows: int, places: Tensor) -> Tensor:
         """Return uniform numbers for augmentation, (rows, F·B); each depends on the member and the position in the epoch."""
-        key = self._row_keys(rows)
+        key = rng.row_keys(self.noise_key, rows)
         u = rng.uniform_at(key.flatten(), places).view(rows, self.fleet.size, -1)
         return u.flatten(1)
-
-    def _row_keys(self, rows: int) -> Tensor:
-        """Return the keys of the rows of `_noise`, (rows, F)."""
-        return torch.stack([rng.stream_key(self.noise_key, "row", k) for k in range(rows)])
 
     def precision(self) -> AbstractContextManager[Any]:
         """Return the autocast context: bf16 on a GPU for a network that is not native, else none."""

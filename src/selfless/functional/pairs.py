@@ -20,6 +20,7 @@ from selfless.functional.shapes import without_autocast
 
 Discount = Literal["product", "max"]
 Made = TypeVar("Made")
+Operands = tuple[Tensor, Tensor | None]  # (S, None), or (A, d) with S = AAᵀ − diag d
 
 DENSE = 128  # up to this width the N×N kernel is the fastest form on a CPU; above it no N×N tensor is built
 DENSE_ON_GPU = 512  # there fewer kernels count for more than less arithmetic
@@ -63,18 +64,11 @@ class PairForm:
 
     def gradient(self, h: Tensor) -> Tensor:
         """∂R/∂h = 2Sh/M, (M, N). It builds the N×N tensor if the form has no factors."""
-        if (factors := self._fast_factors(h)) is None:
-            return torch.addmm(h, h, self.matrix(h), beta=0, alpha=2 / len(h))
-        a, diagonal = factors
-        return torch.addmm(h * diagonal, h @ a, a.T, beta=-2 / len(h), alpha=2 / len(h))
+        return _gradient(h, self.operands(h) or (self.matrix(h), None))
 
-    def has_gradient(self, h: Tensor) -> bool:
-        """Return True if `gradient` needs no N×N tensor where `value` needs none."""
-        return self.n <= _dense(h) or self._fast_factors(h) is not None
-
-    def _fast_factors(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the factors of a wide layer; None for a narrow one, where the matrix is faster."""
-        return None if self.n <= _dense(like) else self._kept("factors", like, self.factors)
+    def operands(self, like: Tensor) -> Operands | None:
+        """Return what the gradient needs: (A, d) of a wide layer, None if it has no factors; S of a narrow one."""
+        return (self.matrix(like), None) if self.n <= _dense(like) else self._kept("factors", like, self.factors)
 
     def _d(self, like: Tensor) -> Tensor:
         """d = exp(−α), (N,): D_ij is dᵢdⱼ or min(dᵢ, dⱼ)."""
@@ -118,12 +112,21 @@ class PairForm:
         return features * d[:, None], diagonal * d.square()
 
 
+def _gradient(h: Tensor, operands: Operands) -> Tensor:
+    """2Sh/M."""
+    a, diagonal = operands
+    factor = 2 / h.shape[0]
+    if diagonal is None:
+        return torch.addmm(h, h, a, beta=0, alpha=factor)
+    return torch.addmm(h * diagonal, h @ a, a.T, beta=-factor, alpha=factor)
+
+
 class _Values(torch.autograd.Function):
     """R of some layers, (layers,). Their gradients G = 2Sh/M come with the values, ½⟨G, h⟩; the backward pass only multiplies."""
 
     @staticmethod
-    def forward(ctx: Any, forms: Sequence[PairForm], *hs: Tensor) -> Tensor:
-        gradients = [form.gradient(h) for form, h in zip(forms, hs, strict=True)]
+    def forward(ctx: Any, forms: Sequence[PairForm], operands: Sequence[Operands], *hs: Tensor) -> Tensor:
+        gradients = [_gradient(h, own) for h, own in zip(hs, operands, strict=True)]
         ctx.forms = forms
         ctx.save_for_backward(*hs, *gradients)
         return torch.stack([torch.vdot(g.view(-1), h.reshape(-1)) for g, h in zip(gradients, hs, strict=True)]).mul_(0.5)
@@ -133,15 +136,61 @@ class _Values(torch.autograd.Function):
         hs, gradients = ctx.saved_tensors[: len(factors)], ctx.saved_tensors[len(factors) :]
         if torch.is_grad_enabled():  # someone differentiates twice
             gradients = [form.gradient(h) for form, h in zip(ctx.forms, hs, strict=True)]
-        return (None, *(factor * g for factor, g in zip(factors.unbind(), gradients, strict=True)))
+        return (None, None, *(factor * g for factor, g in zip(factors.unbind(), gradients, strict=True)))
 
 
 def pair_values(forms: Sequence[PairForm], hs: Sequence[Tensor]) -> Tensor:
     """Return R of some layers h (M, N), each with its form: (layers,), as `PairForm.value`, with fewer kernels in a training loop."""
-    if not all(is_ordinary(h) and form.has_gradient(h) for form, h in zip(forms, hs, strict=True)):
+    operands = [form.operands(h) if is_ordinary(h) else None for form, h in zip(forms, hs, strict=True)]
+    known = [own for own in operands if own is not None]
+    if len(known) < len(hs):
         return torch.stack([form.value(h) for form, h in zip(forms, hs, strict=True)])
     with without_autocast(hs[0]):
-        return _Values.apply(tuple(forms), *hs)  # type: ignore[no-any-return, no-untyped-call]
+        return _Values.apply(tuple(forms), known, *hs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class StackedForm:
+    """The forms of layers of the same shape (M, N) with a strength λ, for the steps of a training loop: S is computed once."""
+
+    def __init__(self, operands: Sequence[Operands], strength: float, samples: int) -> None:
+        factor = 2 * strength / samples
+        diagonals = [d for _, d in operands if d is not None]
+        self._a = torch.stack([a for a, _ in operands])
+        self._scaled = factor * self._a  # 2λS/M, or 2λA/M
+        self._diagonal = factor * torch.stack(diagonals).unsqueeze(1) if diagonals else None
+        self.halves = torch.full((len(operands),), 0.5, device=self._a.device, dtype=self._a.dtype)
+
+    def gradient(self, h: Tensor) -> Tensor:
+        """2λSh/M for h (L, M, N)."""
+        if self._diagonal is None:
+            return torch.bmm(h, self._scaled)
+        return torch.baddbmm(h * self._diagonal, torch.bmm(h, self._scaled), self._a.mT, beta=-1)
+
+    def sizes(self, hs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return λ Σ_l R; and without a gradient 2λR of each layer, (L,), and the layers as one tensor (L, M, N)."""
+        return _Stacked.apply(self, *hs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Stacked(torch.autograd.Function):
+    """`StackedForm.sizes`: ½⟨G, h⟩ with the gradient G, which the backward pass only multiplies."""
+
+    @staticmethod
+    def forward(ctx: Any, form: StackedForm, *hs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = torch.stack(hs)
+        gradient = form.gradient(h)
+        twice = (gradient * h).sum((1, 2))
+        ctx.form = form
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(twice, h)
+        ctx.save_for_backward(gradient, *hs)
+        return torch.dot(twice, form.halves), twice, h
+
+    @staticmethod
+    def backward(ctx: Any, factor: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradient, *hs = ctx.saved_tensors
+        if torch.is_grad_enabled():  # someone differentiates twice
+            gradient = ctx.form.gradient(torch.stack(hs))
+        return (None, *([None] * len(hs) if factor is None else (gradient * factor).unbind()))
 
 
 def _dense(like: Tensor) -> int:

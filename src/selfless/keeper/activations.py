@@ -59,7 +59,7 @@ class Collector:
         self.model, self.taps, self.auto = model, taps, auto
         self._activations, self._weights = activations, weights
         self.padding = Padding(model) if activations else None
-        self._passes: dict[str, list[tuple[Tensor, Activation | None, Counted | None]]] = {}
+        self.passes: dict[str, list[tuple[Tensor, Activation | None, Counted | None]]] = {}
         self.reached: set[str] = set()
         self.paused = False  # True while the keeper itself runs the model
         self.on_pass: Callable[[str, Tensor, Activation | None, Counted | None], None] | None = None  # takes the passes instead of `take`
@@ -96,7 +96,7 @@ class Collector:
         self._remove_model_hooks()
         if self.padding is not None:
             self.padding.stop()
-        self._handles, self._passes = {}, {}
+        self._handles, self.passes = {}, {}
 
     def _remove_model_hooks(self) -> None:
         for handle in self._model_handles:
@@ -175,7 +175,7 @@ class Collector:
         if self.on_pass is not None:
             self.on_pass(name, tensor, activation, counted)
             return
-        passes = self._passes.setdefault(name, [])
+        passes = self.passes.setdefault(name, [])
         if len(passes) == MOST_PASSES:
             warnings.warn(
                 f"{MOST_PASSES} forward passes were collected without keeper.penalty(); call it in every step, or call keeper.detach()",
@@ -186,11 +186,11 @@ class Collector:
 
     def drop(self) -> None:
         """Drop what was collected so far: the step is over."""
-        self._passes = {}
+        self.passes = {}
 
     def take(self) -> dict[str, Tensor]:
         """Return {layer: h (samples, neurons)} of the passes since the last take or step; several passes become one larger batch."""
-        passes, self._passes = self._passes, {}
+        passes, self.passes = self.passes, {}
         self.reached |= set(passes)
         return {name: self.join(name, parts) for name, parts in passes.items()}
 

@@ -14,6 +14,8 @@ implicit anchor does not enter v̂, so the two agree only as λ → 0.
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ from selfless.distributed.shards import is_sharded, local
 from selfless.functional import Anchor, anchor_share
 from selfless.functional.anchor import LARGEST
 from selfless.functional.shapes import wide
-from selfless.keeper.pieces import is_large, piece_of, pieces_of
+from selfless.keeper.pieces import is_large, piece_of, piece_size, pieces_of
 
 _Entry = tuple[Tensor, Tensor, Tensor, Tensor | float]  # pieces of θ, Ω and θ*; c = 2 · step · λ
 
@@ -44,13 +46,24 @@ class Pull:
 
     def __init__(self) -> None:
         self._away: dict[str, Tensor] = {}  # rows of a parameter that may differ from θ*
+        self._plan: _Plan | None = None
 
     def forget(self) -> None:
         """Forget which rows were read: θ* is another one now."""
-        self._away = {}
+        self._away, self._plan = {}, None
+
+    def is_ready(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor) -> bool:
+        """Return True if nothing has changed since the last step but the learning rates. Call this before each move."""
+        if self._plan is not None and not self._plan.fits(optimizer, names, anchor):
+            self._plan = None
+        return self._plan is not None
 
     def __call__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor, strength: float) -> None:
         """Move every parameter of the optimizer that has an Ω."""
+        self._plan = self._plan or _prepare(optimizer, names, anchor)
+        if self._plan is not None:
+            self._plan.move(strength)
+            return
         bucket: list[_Entry] = []
         for group, parameter, name in _parameters_of(optimizer, names):
             if name not in anchor.omega:
@@ -86,6 +99,89 @@ class Pull:
         return self._away[name].nonzero()[:, 0]
 
 
+class _Plan:
+    """The move of all parameters, prepared once for many steps: dense gradients, and one step size for each group of the optimizer.
+
+    entries   (number of the group, name, parameter, Ω, θ*); Ω and θ* have the device and precision of the parameter
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[Tensor, str],
+        anchor: Anchor,
+        entries: Sequence[tuple[int, str, Tensor, Tensor, Tensor]],
+    ) -> None:
+        self._optimizer, self._names, self._groups = weakref.ref(optimizer), names, [(g, len(g["params"])) for g in optimizer.param_groups]
+        self._entries = [(name, p, p.data_ptr(), omega, star, omega._version) for _, name, p, omega, star in entries]
+        self._largest = _largest([omega for *_, omega, _ in entries])
+        self._buckets: list[tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]] = []  # groups, θ, Ω, θ*
+        size = 0
+        for number, _, p, omega, star in entries:
+            for piece in pieces_of(p, omega, star):
+                theta = piece_of(p, piece)
+                if not self._buckets or (size := size + theta.numel()) > piece_size(p):
+                    self._buckets.append(([], [], [], []))
+                    size = theta.numel()
+                numbers, thetas, omegas, stars = self._buckets[-1]
+                numbers.append(number)
+                thetas.append(theta)
+                omegas.append(piece_of(omega, piece))
+                stars.append(piece_of(star, piece))
+
+    def fits(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor) -> bool:
+        """Return True if the model, the optimizer and the anchor are the same tensors as before, and no gradient is sparse."""
+        groups = optimizer.param_groups
+        if self._optimizer() is not optimizer or self._names is not names or len(groups) != len(self._groups):
+            return False
+        for group, (old, count) in zip(groups, self._groups, strict=True):
+            if group is not old or len(group["params"]) != count or not isinstance(group["lr"], float | int):
+                return False
+        for name, p, place, omega, star, version in self._entries:
+            if anchor.omega.get(name) is not omega or anchor.star.get(name) is not star or p.data_ptr() != place:
+                return False
+            if omega._version != version:
+                return False
+            if p.grad is not None and p.grad.is_sparse:
+                return False
+        return True
+
+    def move(self, strength: float) -> None:
+        """θ ← θ + share · (θ* − θ) with the learning rates of now."""
+        steps = [float(2 * strength * _step(group, {}, self._entries[0][1])) for group, _ in self._groups]
+        is_small = max(steps) * self._largest < LARGEST
+        for numbers, thetas, omegas, stars in self._buckets:
+            _move_together(thetas, omegas, stars, [steps[k] for k in numbers], is_small)
+
+
+def _largest(omegas: Sequence[Tensor]) -> float:
+    """Return the largest Ω; infinity where a CUDA graph is captured, which cannot read it."""
+    if omegas[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        return math.inf
+    return float(torch.stack([omega.max() for omega in omegas if omega.numel()] or [torch.zeros(())]).max())
+
+
+def _prepare(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor) -> _Plan | None:
+    """Return the plan for the parameters of an optimizer that have an Ω; None if one of them needs more than a common step size."""
+    entries: list[tuple[int, str, Tensor, Tensor, Tensor]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        for p in group["params"]:
+            name = names.get(p)
+            if name is None or name not in anchor.omega:
+                continue
+            omega, star, state = anchor.omega[name], anchor.star[name], optimizer.state.get(p, {})
+            if is_sharded(p) or (p.grad is not None and p.grad.is_sparse) or not isinstance(group["lr"], float | int):
+                return None
+            if _second_moment(state) is not None or p.dtype not in (torch.float32, torch.float64):
+                return None
+            if any((t.device, t.dtype, t.shape) != (p.device, p.dtype, p.shape) for t in (omega, star)):
+                return None
+            if entries and (p.device, p.dtype) != (entries[0][2].device, entries[0][2].dtype):
+                return None
+            entries.append((number, name, p, omega, star))
+    return _Plan(optimizer, names, anchor, entries) if entries else None
+
+
 def _move(bucket: Sequence[_Entry]) -> None:
     """θ ← θ + share · (θ* − θ) for some pieces at once, in place; share = cΩ / (1 + cΩ), as in `functional.anchor_share`."""
     thetas, omegas, stars, cs = (list(column) for column in zip(*bucket, strict=True))
@@ -94,8 +190,14 @@ def _move(bucket: Sequence[_Entry]) -> None:
         for p, omega, star, c in zip(thetas, omegas, stars, cs, strict=True):
             p.copy_(torch.lerp(p.to(star.dtype), star, anchor_share(omega, torch.as_tensor(c, device=p.device)).to(star.dtype)))
         return
-    shares = torch._foreach_mul(omegas, cs)  # one kernel for many small parameters
-    torch._foreach_clamp_max_(shares, LARGEST)
+    _move_together(thetas, omegas, stars, cs)
+
+
+def _move_together(thetas: list[Tensor], omegas: list[Tensor], stars: list[Tensor], cs: list[float], is_small: bool = False) -> None:
+    """θ ← θ + share · (θ* − θ), with one kernel for many small parameters; `is_small`: no cΩ is above LARGEST."""
+    shares = torch._foreach_mul(omegas, cs)
+    if not is_small:
+        torch._foreach_clamp_max_(shares, LARGEST)
     torch._foreach_div_(shares, torch._foreach_add(shares, 1.0))
     torch._foreach_lerp_(thetas, stars, shares)
 
@@ -147,20 +249,20 @@ def plain_steps(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -
     return {name: torch.as_tensor(step, device=p.device) for name, p, step in found}
 
 
-def has_parameters(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> bool:
-    """Return True if the optimizer has a parameter of the model."""
-    return any(True for _ in _parameters_of(optimizer, names))
-
-
 def _is_like(tensor: Any, parameter: Tensor) -> bool:
     return isinstance(tensor, Tensor) and tensor.shape == parameter.shape
+
+
+def _second_moment(state: Mapping[str, Any]) -> Tensor | None:
+    """Return the second moment of the gradient of a parameter, if the optimizer has one."""
+    return next((state[k] for k in ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum") if k in state), None)
 
 
 def _step(group: Mapping[str, Any], state: Mapping[str, Any], parameter: Tensor, part: slice | Tensor | None = None) -> Tensor | float:
     """Return the step size of one parameter, from its group and its state in the optimizer; `part`: of a flat piece or of some rows."""
     lr: Tensor | float = group["lr"]
     lr = lr.to(parameter.device, torch.float32) if isinstance(lr, Tensor) else float(lr)
-    second = next((state[k] for k in ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum") if k in state), None)
+    second = _second_moment(state)
     if second is not None and _is_like(second, parameter):
         if part is not None:
             second = second.index_select(0, part) if isinstance(part, Tensor) else piece_of(second, part)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import numbers
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from selfless.keeper.part import Part
+
+if TYPE_CHECKING:
+    from selfless.keeper.keeper import Keeper
 
 
 def check_task(task: Any, tasks: int) -> None:
@@ -42,11 +46,29 @@ def evaluated(
                 part.gates.follow(part.state)
 
 
-def correct(parameters: Mapping[str, nn.Parameter], part: Part, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> None:
-    """Take the proximal step of a preserver after an optimizer step, then its projections."""
-    write(parameters, part.proximal_step(optimizer, parameters, names))
-    write(parameters, part.project_step(parameters))
-    write(parameters, part.project(parameters))
+@torch.no_grad()
+def finish_step(
+    keeper: Keeper, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], names: Mapping[Tensor, str]
+) -> None:
+    """Apply all that follows a step of the optimizer: anchor and gates, then proximal steps and projections, then the path."""
+    if keeper.injector is not None:
+        keeper.injector.drop()
+    if keeper.tasks and any(part.is_on for part in keeper.parts):
+        keeper.notices.check_statistics(keeper.model, keeper.tasks)
+    for part in keeper.parts:
+        part.optimizer = weakref.ref(optimizer) if keeper.implicit else None
+        if part.drops is not None:
+            part.drops.end_step()
+        if keeper.implicit and keeper.tasks:
+            part.pull(optimizer, parameters, names)
+        part.step_gates(optimizer.param_groups[0]["lr"])
+    for part in keeper.parts:
+        if part.corrects:
+            write(parameters, part.proximal_step(optimizer, parameters, names))
+            write(parameters, part.project_step(parameters))
+            write(parameters, part.project(parameters))
+    for part in keeper.parts:
+        part.observe()
 
 
 @torch.no_grad()

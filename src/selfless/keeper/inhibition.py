@@ -69,7 +69,7 @@ def layer_costs(terms: Sparsifiers, found: Mapping[str, Tensor], sizes: Mapping[
     for number, by_layer in sizes.items():
         log.add("inhibition", by_layer, terms.strength(number), list(found))
     for name, h in found.items():
-        log.add_activity(name, h)
+        log.add_activity([name], h.detach().unsqueeze(0))
     return [terms.strength(number) * by_layer.sum() for number, by_layer in sizes.items()]
 
 
@@ -140,11 +140,12 @@ def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
 
 def check_step(total: Tensor, found: Mapping[str, Tensor], has_explicit_anchor: bool, log: Log, notices: Notices) -> None:
     """Raise ValueError for a penalty that is not finite, and warn of layers that stay silent. This waits for the device."""
-    activity = {name: share for name, share in log.activity().items() if name in found}
-    values = torch.stack([v.detach().double().reshape(()).to(total.device) for v in (total, *activity.values())]).tolist()
+    counts = log.active()
+    values = torch.cat([total.detach().reshape(1), *(count.to(total.device, total.dtype) for _, count, _ in counts)]).tolist()
     if not math.isfinite(values[0]):
         explain_infinite(found, has_explicit_anchor)
-    notices.check_activity({name: share * found[name].shape[1] for name, share in zip(activity, values[1:], strict=True)})
+    layers = [name for names, _, _ in counts for name in names]
+    notices.check_activity({name: count / len(found[name]) for name, count in zip(layers, values[1:], strict=True) if name in found})
 
 
 def explain_infinite(found: Mapping[str, Tensor], has_explicit_anchor: bool) -> None:

@@ -31,9 +31,8 @@ from selfless.importance.reducer import MEMORY
 from selfless.keeper import sharing
 from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
-from selfless.keeper.anchor import has_parameters
 from selfless.keeper.deprecated import OldNames
-from selfless.keeper.evaluation import check_task, correct, evaluated, write
+from selfless.keeper.evaluation import check_task, evaluated, finish_step, write
 from selfless.keeper.footprint import Footprint, measure_footprint
 from selfless.keeper.heads import check_head, check_heads
 from selfless.keeper.inhibition import add_up, as_leaf_sum, check_step, inhibition
@@ -43,7 +42,9 @@ from selfless.keeper.measuring import Measuring, measure_task, several_reads
 from selfless.keeper.notices import Notices
 from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, watch_optimizers
 from selfless.keeper.part import Part
+from selfless.keeper.ready import Ready, needs_penalty, prepare
 from selfless.keeper.room import Room, activity_bytes, look, over_ranks
+from selfless.keeper.roster import Roster
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.keeper.storage import Choice, Storage
 from selfless.network.calling import Forward, check_batches, is_compiled, unwrap
@@ -87,6 +88,8 @@ class Keeper(OldNames):
         self.step_log, self.notices = Log(), Notices(sparsify.parts)
         self.scale: Any = 1.0  # for inject=True, the factor of the loss in the backward pass: a number, a function or a GradScaler
         self._find_ranks, self._checked = partial(find_ranks, process_group), False  # _checked: the terms were, for these ranks
+        self._roster = Roster(self.model)
+        self._ready: Ready | None = None  # for the next step, if it is like this one
         reads, compiled, found = {term.reads for term in sparsify.parts if term.is_on}, is_compiled(model), self.preserved()
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
         self._chosen: tuple[Layers, bool] = (layers if is_automatic(layers) else (), compiled)
@@ -139,6 +142,8 @@ class Keeper(OldNames):
                 "this keeper adds its gradients in the backward pass of your loss (inject=True), so keeper.penalty() would count twice; "
                 "leave it out of the loss, or attach without inject=True"
             )
+        if self._ready is not None and self._has_penalty and (hs := self._ready.read(self)) is not None:
+            return self._ready.cost(hs, self)
         trainable = self.trainable()
         parameters = self.begin_penalty(trainable)
         training = torch.is_grad_enabled() and self.model.training
@@ -159,6 +164,7 @@ class Keeper(OldNames):
                 part.path.note_penalty(total, cost)
             if part.gates is not None:
                 total.register_hook(part.gates.note_scale)
+        self._ready = prepare(self, found) if training else None
         return total
 
     def begin_penalty(self, trainable: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -207,7 +213,7 @@ class Keeper(OldNames):
         omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
         if self._has_step:
-            needed = [part for part in self.parts if part.needs_penalty(self.tasks, self.implicit)] if not self._has_penalty else None
+            needed = [part for part in self.parts if needs_penalty(part, self.tasks, self.implicit)] if not self._has_penalty else None
             self.notices.check_calls(self.parts, needed, self.tasks, forward, self._has_epoch)
         for end in ends:
             end()
@@ -228,7 +234,7 @@ class Keeper(OldNames):
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"anchor_with takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        if not has_parameters(optimizer, {p: n for n, p in self.trainable().items()}):
+        if not self._roster.follow().has(optimizer):
             raise ValueError("the optimizer has none of the model's trainable parameters; build it over model.parameters()")
         self.implicit = True
         for part in self.parts:
@@ -326,26 +332,27 @@ class Keeper(OldNames):
     # ------------------------------------------------------------------------------------------------------ parameters and layers
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters by name."""
-        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        return self._roster.follow().trainable
 
     def preserved(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters that are preserved, by name: those that `parameters=` of `attach` chooses."""
         return self._preserved_of(self.trainable())
 
     def _preserved_of(self, trainable: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        found = {n: p for n, p in trainable.items() if self._choice is None or self._choice(n, p)}
+        found = dict(trainable) if self._choice is None else {n: p for n, p in trainable.items() if self._choice(n, p)}
         if not found:
             raise ValueError("the model has no trainable parameters; unfreeze some before attaching or training")
         return found
 
     def follow_model(self) -> None:
         """Move the state to the device of the model, whose parameters are sharded again if FSDP2 left some whole."""
-        reshard(self.model)
+        if self._roster.follow().is_sharded:
+            reshard(self.model)
         self.follow_device()
 
-    def follow_device(self) -> None:
+    def follow_device(self, roster: Roster | None = None) -> None:
         """Move the state to the device of the model."""
-        device = next(self.model.parameters()).device
+        device = (roster or self._roster.follow()).device
         if any(t.device != device for t in self.alpha.values()):
             self.alpha = {n: t.to(device) for n, t in self.alpha.items()}
         self.sparsifiers.move_to(device)
@@ -363,32 +370,17 @@ class Keeper(OldNames):
             self._checked = True
 
     # --------------------------------------------------------------------------------------------------------- optimizer steps
-    @torch.no_grad()
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply anchor, gates, proximal steps, projections and the path after an optimizer step over this model's parameters."""
-        self.follow_model()
-        trainable = self.trainable()
-        names: dict[Tensor, str] = {p: n for n, p in trainable.items()}
-        if not any(p in names for g in optimizer.param_groups for p in g["params"]):
-            return
-        self._has_step = True
-        self.collector.drop()
-        if self.injector is not None:
-            self.injector.drop()
-        if self.tasks and any(part.is_on for part in self.parts):
-            self.notices.check_statistics(self.model, self.tasks)
-        parameters = self._preserved_of(trainable)
-        for part in self.parts:
-            part.optimizer = weakref.ref(optimizer) if self.implicit else None
-            if part.drops is not None:
-                part.drops.end_step()
-            if self.implicit and self.tasks:
-                part.pull(optimizer, parameters, names)
-            part.step_gates(optimizer.param_groups[0]["lr"])
-        for part in self.parts:
-            correct(parameters, part, optimizer, names)
-        for part in self.parts:
-            part.observe()
+        roster = self._roster.follow()
+        if roster.is_sharded:
+            self.follow_model()
+            roster.follow()
+        if roster.has(optimizer):
+            self.follow_device(roster)
+            self._has_step = True
+            self.collector.drop()
+            finish_step(self, optimizer, self._preserved_of(roster.trainable), roster.names)
 
 
 def _stop(collector: Collector, parts: Sequence[Part], injector: Injector | None) -> None:

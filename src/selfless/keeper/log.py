@@ -29,16 +29,20 @@ from selfless.keeper.anchor import distances
 if TYPE_CHECKING:
     from selfless.keeper.part import Part
 
+KEPT = 2**22  # activations of a step, of all layers, that the log may keep until the next step
+
 
 class Log:
     """The values of the last step, by name. A step only keeps its tensors; they are multiplied and summed when someone reads them."""
 
     def __init__(self) -> None:
         self._terms: list[tuple[str, Tensor, Tensor | float, list[str]]] = []
+        self._active: list[tuple[list[str], Tensor, int]] = []  # layers, their activations or how many are above 0, and of how many
+        self._kept = 0  # activations in this list
 
     def begin(self) -> None:
         """Start a new step."""
-        self._terms = []
+        self._terms, self._active, self._kept = [], [], 0
 
     def add(self, name: str, value: Tensor, factor: Tensor | float = 1.0, layers: list[str] | None = None) -> None:
         """Add factor · value; several with one name are summed. A value of several `layers` counts in all and as NAME/LAYER."""
@@ -49,15 +53,22 @@ class Log:
         self._terms = [term for term in self._terms if term[0] != name]
         self.add(name, value)
 
-    def add_activity(self, layer: str, h: Tensor) -> None:
-        """Add the share of activations (samples, neurons) of a layer that are above 0."""
-        self._terms.append((f"active/{layer}", (h.detach() > 0).sum(), 1 / h.numel(), []))
+    def add_activity(self, layers: list[str], h: Tensor) -> None:
+        """Add the activations of some layers, (layers, samples, neurons). Small ones are kept and counted when someone reads them."""
+        self._kept += h.numel()
+        self._active.append((layers, h if self._kept <= KEPT else (h > 0).sum((1, 2)), h.numel() // len(layers)))
+
+    def active(self) -> list[tuple[list[str], Tensor, int]]:
+        """Return some layers, how many activations of each are above 0, (layers,), and out of how many."""
+        self._active = [(layers, (h > 0).sum((1, 2)) if h.dim() == 3 else h, size) for layers, h, size in self._active]
+        return self._active
 
     @property
     def values(self) -> dict[str, Tensor]:
         """The values of the last step."""
         found: dict[str, Tensor] = {}
-        for name, value, factor, layers in self._terms:
+        active = [("active", count, 1 / size, layers) for layers, count, size in self.active()]
+        for name, value, factor, layers in (*self._terms, *active):
             each = {f"{name}/{layer}": value[i] for i, layer in enumerate(layers)}
             for key, one in {name: value.sum(), **each}.items():
                 found[key] = found[key] + factor * one if key in found else factor * one
@@ -78,10 +89,6 @@ class Log:
         numbers |= {"active": sum(active) / len(active)} if active else {}
         free = {"free/parameters": capacity.free_parameters, "free/neurons": capacity.free_neurons} if capacity.tasks else {}
         return numbers | {name: share for name, share in free.items() if not math.isnan(share)}
-
-    def activity(self) -> dict[str, Tensor]:
-        """Return the active share by layer."""
-        return {name.removeprefix("active/"): value for name, value in self.values.items() if name.startswith("active/")}
 
 
 def floats(values: Mapping[str, Tensor]) -> dict[str, float]:

@@ -70,6 +70,7 @@ class Part:
         self.drops: DroppedNodes | None = None
         self.path = PathWatch() if isinstance(term, Observes) else None
         self.path_started = False  # True after the first penalty() of the task
+        self.corrects = isinstance(term, Proximal | ProjectsSteps | Projects)  # True if it changes parameters after a step
         self.has_own_heads = False  # True if the heads of single tasks are known
         self.draw_noise: Callable[[int], Tensor] = torch.randn
         self.measured: float | None = None  # λ of the strength "auto", from the end of the first task on
@@ -78,6 +79,7 @@ class Part:
         self._distillations = 0  # in this task
         self._before: dict[str, Tensor] = {}  # the parameters before an optimizer step, during the step
         self.storage = storage
+        self._placed: torch.device | None = None  # where the whole state is; None if that is not known
         self._state: State = storage.store(term, term.init(parameters), parameters)
         self.place_heads(parameters)
         if isinstance(term, Gated):
@@ -99,6 +101,7 @@ class Part:
 
     @state.setter
     def state(self, state: State) -> None:
+        self._placed = None
         self._state = self.storage.store(self.term, state, dict(self.model.named_parameters()) if not self.storage.is_plain else {})
         for hooks in (self.gates, self.drops):
             if hooks is not None:
@@ -194,12 +197,6 @@ class Part:
             return anchor.star, anchor.omega
         return (self.term.teacher(self.state), None) if isinstance(self.term, Distils) else ({}, None)
 
-    def needs_penalty(self, tasks: int, implicit: bool) -> bool:
-        """Return True if the loss of this task must contain keeper.penalty()."""
-        is_anchored = implicit and isinstance(self.term, Anchored)
-        has_cost = bool(tasks) and (isinstance(self.term, Distils | Replays) or (self.term.penalises and not is_anchored))
-        return self.is_on and (has_cost or isinstance(self.term, Observes | Gated))
-
     # ---------------------------------------------------------------------------------------------------------------- an epoch
     def begin_epoch(self, parameters: Parameters, epoch: int, epochs: int, batches: int | None) -> dict[str, Tensor]:
         """Start gates and phases; return the new values of the parameters that change."""
@@ -223,8 +220,10 @@ class Part:
     def pull(self, optimizer: torch.optim.Optimizer, parameters: Parameters, names: Mapping[Tensor, str]) -> None:
         """Apply the implicit anchor, θ ← θ + share · (θ* − θ)."""
         if isinstance(self.term, Anchored) and self.is_on:
-            self.check_shapes(parameters)
-            self._pull(optimizer, names, self.term.anchor(self.state), self.strength)
+            anchor = self.term.anchor(self.state)
+            if not self._pull.is_ready(optimizer, names, anchor):
+                self.check_shapes(parameters)
+            self._pull(optimizer, names, anchor, self.strength)
 
     def step_gates(self, lr: float | Tensor) -> None:
         """Take the training step of the gates."""
@@ -244,10 +243,9 @@ class Part:
         """Return the corrected values of the parameters that the step must not change."""
         return self.term.project(self.loaded, _values(parameters)) if isinstance(self.term, Projects) else {}
 
-    @torch.no_grad()
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy the parameters that an optimizer step is going to change, if the preserver projects steps."""
-        if isinstance(self.term, ProjectsSteps) and self.is_on:
+        if self.corrects and isinstance(self.term, ProjectsSteps) and self.is_on:
             own = {id(p) for group in optimizer.param_groups for p in group["params"]}
             self._before = {n: p.detach().clone() for n, p in self.model.named_parameters() if id(p) in own}
 
@@ -361,11 +359,14 @@ class Part:
                 )
 
     def move_to(self, device: torch.device) -> None:
-        """Move the state to a device."""
+        """Move the state to a device. A state that was there in the last call is not looked at again."""
+        if self._placed == device:
+            return
         away = {group.name for group in self.term.groups if group.like_parameter} if self.storage.device is not None else set()
         if any(t.device != device for g, tensors in self.state.items() if g not in away for t in tensors.values()):
             self._pull.forget()
             self.state = {g: ts if g in away else {n: t.to(device) for n, t in ts.items()} for g, ts in self.state.items()}
+        self._placed = device
 
     def load(self, state: State, parameters: Parameters, path_started: bool, measured: float | None) -> None:
         """Use a state that was saved."""

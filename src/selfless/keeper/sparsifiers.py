@@ -54,7 +54,8 @@ class Sparsifiers:
 
     def move_to(self, device: torch.device) -> None:
         """Move the scales to a device."""
-        self.found = {i: {n: t.to(device) for n, t in scale.items()} for i, scale in self.found.items()}
+        if self.found:
+            self.found = {i: {n: t.to(device) for n, t in scale.items()} for i, scale in self.found.items()}
 
     def strengths(self, parts: Sequence[Part]) -> dict[str, float | None]:
         """Return λ of every preserver and sparsifier by name; None where "auto" has not been measured yet."""

@@ -237,9 +237,11 @@ def train_fleet(runs: list[Run], store: Store, options: TrainOptions) -> list[Re
             try:
                 recorded += _train_part(part, todo, store, options)
                 continue
-            except CannotShareFleet:
+            except CannotShareFleet as error:
                 if len(part) == 1:
                     raise
+                if len(part) == len(runs):
+                    warnings.warn(str(error), stacklevel=7)  # points at the caller of `train`
             except (RuntimeError, MemoryError) as error:
                 if not _is_out_of_memory(error):
                     raise

@@ -57,6 +57,11 @@ class PairGradient:
         """True if `add_to` also accepts half precision."""
         return self.matrix is not None
 
+    def member(self, m: int) -> PairGradient:
+        """Return the gradient of one member."""
+        matrix, factors, diagonal = (None if t is None else t[m : m + 1] for t in (self.matrix, self.factors, self.diagonal))
+        return PairGradient(matrix, factors, diagonal, self.switch)
+
     def as_product(self, h: Tensor) -> Product:
         """Return (P, shift, scale) with 2Sh/M = scale·hP − shift."""
         assert self.matrix is not None
@@ -91,6 +96,10 @@ class CovarianceGradient:
     switch: Switch = field(default_factory=Switch)
     pairs: Tensor | None = None
     any_precision: ClassVar[bool] = True
+
+    def member(self, m: int) -> CovarianceGradient:
+        """Return the gradient of one member."""
+        return CovarianceGradient(self.weight[m : m + 1], self.switch, None if self.pairs is None else self.pairs[m : m + 1])
 
     def as_product(self, h: Tensor) -> Product:
         """Return (P, shift, scale) with 2 weight/M (h − h̄)(S ∘ C) = scale·hP − shift, on a GPU."""

@@ -1,0 +1,132 @@
+"""What a keeper prepares once a task: steps that are alike give what the formulas give, and a change of anything is noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import selfless
+from selfless import MAS, SLNID, functional
+from selfless.keeper.roster import Roster
+
+
+def make(widths: tuple[int, ...]) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for before, now in zip((6, *widths), widths, strict=False):
+        layers += [nn.Linear(before, now), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 3)).double()
+
+
+def slow_penalty(model: nn.Sequential, keeper: Any, x: Tensor, strength: float) -> Tensor:
+    """λ Σ_l R by the formula, layer by layer."""
+    total, h = torch.zeros((), dtype=x.dtype), x
+    for name, module in model.named_children():
+        h = module(h)
+        if isinstance(module, nn.ReLU):
+            total = total + strength * functional.slnid(h, keeper.alpha.get(name), sigma=h.shape[1] / 6)
+    return total
+
+
+@pytest.mark.parametrize("widths", [(12, 12), (8, 12, 12), (200, 200)], ids=str)
+def test_every_step_of_a_loop_has_the_penalty_of_the_formula(widths: tuple[int, ...]) -> None:
+    """Dense and factored S, one shape of layers or two; other batches, eval passes and a new task in between."""
+    model, plain = make(widths), make(widths)
+    keeper = selfless.attach(model, MAS(0.1), SLNID(0.1), layers=[n for n, m in model.named_children() if isinstance(m, nn.ReLU)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    keeper.anchor_with(optimizer)
+    g = torch.Generator().manual_seed(1)
+    for size in (10, 10, 10, 7, 7, 10):
+        x, y = torch.randn(size, 6, generator=g, dtype=torch.float64), torch.randint(3, (size,), generator=g)
+        plain.load_state_dict(model.state_dict())
+        want = slow_penalty(plain, keeper, x, 0.1)
+        wanted = torch.autograd.grad(want, list(plain.parameters()), allow_unused=True)
+        output = model(x)
+        with torch.no_grad():
+            model(x)
+        penalty = keeper.penalty()
+        assert_close(penalty, want)
+        found = torch.autograd.grad(penalty, list(model.parameters()), retain_graph=True, allow_unused=True)
+        for a, b in zip(found, wanted, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                assert_close(a, b)
+        assert keeper.log()["inhibition"] == pytest.approx(want.item())
+        optimizer.zero_grad()
+        (F.cross_entropy(output, y) + penalty).backward()
+        optimizer.step()
+        if size == 7:
+            keeper.consolidate([(x, y)])
+
+
+def test_a_prepared_penalty_can_be_differentiated_twice() -> None:
+    model = make((12, 12))
+    keeper, x = selfless.attach(model, None, SLNID(0.1)), torch.randn(9, 6, dtype=torch.float64)
+    seconds = []
+    for penalty in (lambda: keeper.penalty(), lambda: keeper.penalty(), lambda: slow_penalty(model, keeper, x, 0.1)):
+        model(x)
+        (first,) = torch.autograd.grad(penalty(), [model[0].weight], create_graph=True)
+        seconds.append(torch.autograd.grad(first.square().sum(), [model[0].weight])[0])
+        for p in model.parameters():
+            p.grad = None
+        with torch.no_grad():
+            keeper.log()
+        torch.optim.SGD(model.parameters(), lr=0.0).step()
+    assert_close(seconds[0], seconds[2])
+    assert_close(seconds[1], seconds[2])
+
+
+def test_the_prepared_anchor_is_that_of_the_formula_when_anything_changes() -> None:
+    """A learning rate, the optimizer, the data of a parameter, a parameter itself: θ' = (θ + cΩθ*)/(1 + cΩ) each time."""
+    model = make((8, 8))
+    keeper, data = selfless.attach(model, MAS(0.5)), [(torch.randn(9, 6, dtype=torch.float64), torch.zeros(9, dtype=torch.int64))]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keeper.anchor_with(optimizer).consolidate(data)
+    for change in ("none", "none", "rate", "optimizer", "data", "parameter", "none"):
+        if change == "rate":
+            optimizer.param_groups[0]["lr"] = 0.03
+        if change == "data":
+            model[0].weight.data = model[0].weight.data.clone()
+        if change == "parameter":
+            model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+        if change in ("optimizer", "parameter"):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        optimizer.zero_grad()
+        F.cross_entropy(model(data[0][0]), data[0][1]).backward()
+        rate, state = optimizer.param_groups[0]["lr"], keeper.state
+        want = {}
+        for name, p in model.named_parameters():
+            assert p.grad is not None
+            c = 2 * rate * 0.5 * state["omega"][name]
+            want[name] = (p.detach() - rate * p.grad + c * state["anchor"][name]) / (1 + c)
+        optimizer.step()
+        for name, p in model.named_parameters():
+            assert_close(p.detach(), want[name], msg=f"{change}: {name}")
+
+
+def test_a_roster_follows_its_model() -> None:
+    model = make((8,))
+    roster = Roster(model)
+    known = roster.follow().trainable
+    assert roster.follow().trainable is known
+    for change in (
+        lambda: model[0].weight.requires_grad_(False),
+        lambda: model.append(nn.Linear(3, 2)),
+        lambda: setattr(model[0], "bias", None),
+        lambda: setattr(model[2], "weight", nn.Parameter(torch.zeros(3, 8))),
+        lambda: setattr(model, "2", nn.Linear(8, 3)),
+        lambda: model[2].register_parameter("more", nn.Parameter(torch.zeros(1))),
+    ):
+        change()
+        now = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        found = roster.follow()
+        assert list(found.trainable) == list(now)
+        assert all(found.trainable[n] is p for n, p in now.items())
+        assert {found.names[p] for p in now.values()} == set(now)
+    assert roster.has(torch.optim.SGD([model[2].weight], lr=0.1))
+    assert not roster.has(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
