@@ -15,6 +15,7 @@ TITLES = {
     "importance": "exact importance",
     "penalty": "SLNID by width",
     "fleet": "how cost grows",
+    "growth": "how cost grows, to the largest sizes",
     "sequence": "whole sequences",
     "peers": "other libraries",
 }

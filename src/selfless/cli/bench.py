@@ -19,13 +19,16 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless bench --only penalty --device cpu --threads 2
   selfless bench --out results/bench/here              [dim]# bench.json and the plots, PNG and SVG[/dim]
   selfless bench --only sequence --out results/bench/gpu [dim]# whole sequences: needs a GPU, MNIST and CIFAR-100[/dim]
+  selfless bench --only growth --out results/bench/growth [dim]# cost by width, layers, tasks, runs and samples: minutes[/dim]
   selfless bench --peers                               [dim]# beside Avalanche: needs a checkout and benchmarks/peers/setup.sh[/dim]"""
 
 
 def bench(
     only: Annotated[
         str | None,
-        typer.Option(help="Parts, comma-separated: steps, importance, penalty, fleet, sequence, peers.", show_default="the first four"),
+        typer.Option(
+            help="Parts, comma-separated: steps, importance, penalty, fleet, growth, sequence, peers.", show_default="the first four"
+        ),
     ] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Measure other libraries too, each in its own environment.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, two rounds: only to see that it works.")] = False,
