@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from selfless.activations import Maxout
 from selfless.engine.native.forward import apply_gates, forward, inhibited, is_native
+from selfless.engine.native.hardware import prefers_native
 from selfless.engine.native.options import ForwardOptions, Penalty
 from selfless.network.calling import evaluating
 from selfless.network.roles import layer_before, nodes, output_layer, output_width
@@ -23,7 +24,7 @@ class Stack:
 
     native   The layers run on stacked tensors (`selfless.engine.native`).
     bound    There is one member, and it is the module itself: its tensors are views of the stack. Used for one member of a network that
-             is not native, and on a CPU also of a native one, where it has no overhead.
+             is not native, and on a CPU also of a native one, where it has no overhead (but see `prefers_native`).
     else     The module is mapped over the members with `vmap`.
     """
 
@@ -50,7 +51,7 @@ class Stack:
             {n: torch.stack([p[n].detach() for p in params]).to(device) for n in params[0]},
             {n: torch.stack([b[n] for b in buffers]).to(device) for n in buffers[0]},
         )
-        self.bound = len(modules) == 1 and not (self.native and device.type == "cuda")
+        self.bound = len(modules) == 1 and not (self.native and prefers_native(self.module, device))
         if self.bound:
             for named, group in ((self.module.named_parameters(), stacks[0]), (self.module.named_buffers(), stacks[1])):
                 for name, tensor in named:
