@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import json
 import os
 import re
@@ -89,10 +88,15 @@ def marked(folder: Path) -> Iterator[Path]:
 
 
 def remove_left_over(folder: Path, name: str = "*") -> None:
-    """Remove the temporary files that killed processes of this machine left in a folder, for the file `name` or for any."""
-    for path in folder.glob(f".{name if name == '*' else glob.escape(name)}.{_HOST}-*"):
-        process = path.name.rpartition(f".{_HOST}-")[2].partition(".")[0]
-        if process.isdigit() and not is_running(int(process)):
+    """Remove the temporary files that killed processes of this machine left in a folder, for the file `name` or for any.
+
+    It uses no pattern: Python keeps the patterns of all names for ever, and each run has a name of its own.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        start, _, end = path.name.rpartition(f".{_HOST}-")
+        process = end.partition(".")[0]
+        is_ours = start.startswith(".") if name == "*" else start == f".{name}"
+        if is_ours and process.isdigit() and not is_running(int(process)):
             with contextlib.suppress(OSError):
                 path.unlink()
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from selfless.cli import app
 from tests.cli.small_commands import small
+from tests.fabricated import result
 
 runner = CliRunner()
 
@@ -49,6 +50,37 @@ def recorded(out: Path, free: float, **fields: Any) -> Any:
     result = Result(run, np.full((2, 2), 0.9), np.full(2, 0.1), [], room)
     write_json(out / run.key / "metrics.json", result.as_dict())
     return result
+
+
+def test_figures_and_formats_that_cannot_be_made(tmp_path: Path) -> None:
+    recorded(tmp_path, 0.5)
+    for words, message in (
+        (["--figures", str(tmp_path / "figures")], "holds no experiment to draw; make one: selfless reproduce fig-2 --out"),
+        (["--format", "pdf"], "format 'pdf' is unknown; choose html, md, csv or latex"),
+    ):
+        done = runner.invoke(app, ["report", str(tmp_path), *words])
+        assert done.exit_code == 1
+        assert message in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_demo_compares_two_runs(as_json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def train(runs: Any, options: Any, **_: Any) -> Any:
+        asked.append((runs, options))
+        return [result(run, accuracy) for run, accuracy in zip(runs, (0.8, 0.9), strict=True)]
+
+    monkeypatch.setattr("selfless.cli.demo.train_with_progress", train)
+    done = runner.invoke(app, ["demo", "--quick", "--out", str(tmp_path), *(["--json"] if as_json else [])])
+    assert done.exit_code == 0, done.output
+    ((runs, options),) = asked
+    assert [(str(run.sparsify), run.tasks, run.epochs) for run in runs] == [("none", 2, 1), ("slnid:0.001", 2, 1)]
+    assert options.out == tmp_path
+    assert {path.name for path in tmp_path.iterdir()} == {"accuracy.png", "capacity.png", "report.html"}
+    assert ("picture: " in done.output) is not as_json
+    if as_json:
+        assert len(json.loads(done.stdout)["runs"]) == 2
 
 
 def test_capacity_of_many_runs_is_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

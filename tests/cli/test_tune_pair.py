@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from selfless import Run
+from selfless import SLNID, Result, Run
 from selfless.cli.app import app
-from selfless.cli.tune_pair import to_toml
+from selfless.cli.tune_pair import Stage, finish, to_toml
+from selfless.experiments.choosing import Selection
+from selfless.runner import TrainOptions
 from selfless.runner.plan import plan
+from tests.fabricated import result
 
 runner = CliRunner()
 
@@ -29,6 +32,45 @@ def test_tune_chooses_both_strengths_draws_and_writes(stream: str, tmp_path: Pat
     (run,) = plan(tmp_path / "mine.toml", {}).runs
     assert (str(run.preserve), str(run.sparsify)) == (found["chosen"]["preserve"], found["chosen"]["sparsify"])
     assert (run.stream, run.model, run.batch) == (stream, "mlp-8", 50)
+
+
+def stage(index: int | None) -> Stage:
+    candidates = [Run(sparsify=SLNID(s)) for s in (0.0, 1e-3)]
+    return Stage(candidates[0], candidates, Selection(index, ((90.0, 91.0), (89.5, 90.5))), 0.5, 1.0, 2, (0, 1))
+
+
+def test_both_choices_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """λ_Ω = 1 keeps the second task, λ_Ω = 10 does not, and λ_Ω = 100 fails."""
+    scores = {0.0: 0.9, 1.0: 0.9, 10.0: 0.5, 100.0: 0.9}
+
+    def train(runs: list[Run], *_: object, **__: object) -> list[Result]:
+        found = [(run, float(run.preserve.fixed_strength)) for run in runs]
+        return [result(run, scores[s], status="failed" if s == 100 else "done") for run, s in found]
+
+    monkeypatch.setattr("selfless.cli.tune_pair.train_with_progress", train)
+    finish(stage(1), "mas", [1.0, 10.0, 100.0], TrainOptions(), tmp_path / "a.png", tmp_path / "a.toml", as_json=False)
+    shown = capsys.readouterr().out
+    assert "Held-out accuracy on task 2 (%), with slnid:0.001" in shown
+    rows = {line.split()[1]: line for line in shown.splitlines() if "mas:" in line and "│" in line}
+    assert "← largest within 1 points of 0" in rows["mas:1"]
+    assert "failed" in rows["mas:100"]
+    assert "50.00" in rows["mas:10"]
+    assert "Suggested: --preserve mas:1 --sparsify slnid:0.001" in shown
+    assert f"The plot: {tmp_path / 'a.png'}\nThe settings: {tmp_path / 'a.toml'}" in shown
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert str(plan(tmp_path / "a.toml", {}).runs[0].preserve) == "mas:1"
+    finish(stage(1), None, [], TrainOptions(), None, None, as_json=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_strengths_that_all_fail_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="every strength failed; try a smaller --lr or smaller --strengths"):
+        finish(stage(None), None, [], TrainOptions(), None, None, as_json=False)
+    monkeypatch.setattr(
+        "selfless.cli.tune_pair.train_with_progress", lambda runs, *_, **__: [result(r, 0.9, status="failed") for r in runs]
+    )
+    with pytest.raises(ValueError, match="every strength of the preserver failed; try a smaller --lr or smaller --preserve-strengths"):
+        finish(stage(0), "mas", [1.0], TrainOptions(), None, None, as_json=False)
 
 
 def test_settings_go_through_toml(tmp_path: Path) -> None:

@@ -238,9 +238,9 @@ def checkpoint_save(rank: int, size: int) -> None:
 
 @check
 def checkpoint_load(rank: int, size: int) -> None:
-    """A checkpoint of two ranks goes on with two or four ranks, sharded or whole, to the same network."""
+    """A checkpoint goes on with as many ranks or with four, sharded or whole, to the same network."""
     wanted = torch.load(WORLD.folder / "wanted.pt", map_location=WORLD.device)
-    for sharded in (True, False)[: 2 if size == 2 else 1]:
+    for sharded in (True, False)[: 1 if size == 4 else 2]:
         model = shard(build()) if sharded else build()
         net = model if sharded else DistributedDataParallel(model)
         with torch.no_grad():

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from selfless.cli import app
+from selfless.cli.parts import train_part
 from selfless.experiments import PAPER, experiment
 from selfless.experiments.base import EQUAL, Experiment
 from selfless.experiments.choosing import trials
@@ -53,14 +54,15 @@ def test_a_plan_fits_and_is_short(study: list[Experiment]) -> None:
     assert max(len(part.units) for part in tight) >= 1
 
 
-def test_the_cheapest_experiment_is_complete_first(study: list[Experiment]) -> None:
+def test_most_claims_per_second_come_first(study: list[Experiment]) -> None:
     """Parts follow one another: when a part is trained, what it completes can be recorded, and the last part completes the last."""
     parts = partition(study, 10, 3)
     done = completed(study, parts)
     assert sorted(name for names in done for name in names) == sorted(one.name for one in study)
     assert "locality" in done[0]
-    assert "fig-3a" in done[-1]
-    assert done[-1]
+    assert done[-1] == ["fig-3a-128"]  # it costs as much as fig-3a, and is named after it
+    silent = dataclasses.replace(study[0], claims=tuple(dataclasses.replace(claim, ours=True) for claim in study[0].claims))
+    assert completed([silent, *study[1:]], partition([silent, *study[1:]], 10, 3))[-1] == ["fig-3a"]  # it decides no claim of the paper
 
 
 def test_an_expensive_cell_reports_fewer_seeds(tmp_path: Path) -> None:
@@ -71,6 +73,17 @@ def test_an_expensive_cell_reports_fewer_seeds(tmp_path: Path) -> None:
     assert {len(cell["runs"]) for cell in record["cells"] if cell["status"] != "pending"} == {2}
     assert count([few], 4) == count([made], 4) - 2 * 3
     assert sum(unit.seconds for unit in units([few], 4)) == sum(unit.seconds for unit in units([few], 2))
+
+
+def test_a_record_counts_its_looks(tmp_path: Path) -> None:
+    """More seeds in the same folder are another look; the same number is not, and other seeds are another experiment."""
+
+    def looks(seeds: int, first: int = 0) -> list[int]:
+        found: list[int] = reproduce(small(), seeds=seeds, out=tmp_path, train=trainer(score), first_seed=first)["looks"]
+        return found
+
+    assert [looks(2), looks(2), looks(4), looks(4)] == [[2], [2], [2, 4], [2, 4]]
+    assert looks(4, first=10) == [4]
 
 
 @pytest.mark.slow
@@ -145,3 +158,17 @@ def test_the_plan_on_the_command_line() -> None:
     assert [part["part"] for part in value["parts"]] == [f"{i}/{len(value['parts'])}" for i in range(1, len(value["parts"]) + 1)]
     assert all(0 < part["seconds"] <= MOST for part in value["parts"])
     assert "SLNID (CIFAR 256)" in {cell for part in value["parts"] for cell in part["cells"]}
+    done = CliRunner().invoke(app, ["reproduce", "fig-2", "--quick", "--seeds", "2", "--plan", "--part", "1/2"], terminal_width=200)
+    assert done.exit_code == 0, done.output
+    assert "2 parts, 2 seeds; estimated seconds on one H200" in done.stdout
+    assert "2/2" in done.stdout
+
+
+def test_a_part_is_trained_and_says_what_comes_next(tmp_path: Path) -> None:
+    study, trained = [small()], list[tuple[str, int]]()
+    said = train_part(study, "1/2", 2, 0, tmp_path, trainer(score, trained))
+    assert said.startswith(f"part 1/2 is trained in {tmp_path}. When every part is: selfless results merge")
+    assert trained
+    assert train_part(study, "900/900", 2, 0, tmp_path, trainer(score)) == (
+        "part 900/900 is empty: there are fewer sets of runs than parts"
+    )

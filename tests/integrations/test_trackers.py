@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -168,3 +169,83 @@ def test_settings_of_a_run_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert seen[0][0] == tmp_path / "memory"
     assert seen[0][1].startswith(Run(seed=3).key)
     assert seen[0][2]["seed"] == "3"
+
+
+class Recorder:
+    """A stand-in for a library: keeps every call, and answers with itself."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls.append((name, given, named))
+            return None if name == "get_experiment_by_name" else self
+
+        return self if name in ("info", "run_id") else call
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "wanted"),
+    [
+        (
+            "tensorboard",
+            "torch.utils.tensorboard",
+            [
+                ("SummaryWriter", ("F/mine",), {}),
+                ("add_text", ("settings", "    lr = 0.1"), {}),
+                ("add_scalar", ("loss", 0.5, 3), {}),
+                ("add_image", ("omega", "picture", 3), {"dataformats": "HW"}),
+                ("close", (), {}),
+            ],
+        ),
+        (
+            "wandb",
+            "wandb",
+            [
+                (
+                    "init",
+                    (),
+                    {"project": "selfless", "dir": "F", "name": "mine", "config": {"lr": 0.1}, "mode": "offline", "reinit": "create_new"},
+                ),
+                ("define_metric", ("*",), {"step_metric": "step"}),
+                ("log", ({"loss": 0.5, "step": 3},), {}),
+                ("Image", ("picture",), {}),
+                ("log", ({"omega": None, "step": 3},), {}),
+                ("finish", (), {"exit_code": 0}),
+            ],
+        ),
+        (
+            "mlflow",
+            "mlflow.tracking",
+            [
+                ("MlflowClient", (), {"tracking_uri": "sqlite:///F/mlflow.db"}),
+                ("get_experiment_by_name", ("selfless",), {}),
+                ("create_experiment", ("selfless",), {"artifact_location": "file://F/artifacts"}),
+                ("create_run", (None,), {"run_name": "mine"}),
+                ("log_param", (None, "lr", 0.1), {}),
+                ("log_metric", (None, "loss", 0.5), {"step": 3}),
+                ("log_image", (None, "picture"), {"key": "omega", "step": 3}),
+                ("set_terminated", (None, "FINISHED"), {}),
+            ],
+        ),
+    ],
+)
+def test_calls_of_each_library(kind: str, module: str, wanted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in: which calls a tracker makes; the test above reads what the libraries themselves have written."""
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    library = Recorder()
+    for name in {module, module.partition(".")[0]} - {"torch"}:
+        monkeypatch.setitem(sys.modules, name, library)
+    with open_tracker(kind, tmp_path, "mine", {"lr": 0.1}) as tracker:
+        tracker.log({"loss": 0.5}, 3)
+        tracker.log_images({"omega": "picture"}, 3)  # type: ignore[dict-item]
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(one) for key, one in value.items()}
+        return None if value is library else value.replace(str(tmp_path), "F") if isinstance(value, str) else value
+
+    found = [(name, tuple(plain(one) for one in given), plain(named)) for name, given, named in library.calls]
+    assert found == wanted

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import selfless
 from selfless import EBLL, EWC, HAT, IMM, MAS, SI, LwF, OnlineEWC, PackNet, RWalk
 from selfless.keeper.counting import LiveBytes
+from selfless.keeper.footprint import Footprint
 from selfless.preserve import PRESERVERS
 from selfless.preserve.capabilities import ProjectsSteps
 
@@ -124,6 +125,39 @@ def test_it_prints_a_table() -> None:
     lines = str(keeper.footprint()).splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["omega", "anchor", "all", "consolidate"]
     assert lines[3].split()[3] == "2.00"
+
+
+def test_the_table_has_units_copies_and_what_comes_next() -> None:
+    found = Footprint({"omega": 512, "old": 1536}, {"omega": 3 * 2**20, "new": 5 * 2**30}, peak=2**20, model=1024)
+    assert (found.bytes, found.copies, found.copies_after, found.peak_copies) == (2048, 2.0, 5245952.0, 1024.0)
+    assert str(found).splitlines() == [
+        "                    now  copies   next task  copies",
+        "omega             512 B    0.50     3.0 MiB  3072.00",
+        "old             1.5 KiB    1.50         0 B    0.00",
+        "new                 0 B    0.00     5.0 GiB  5242880.00",
+        "all             2.0 KiB    2.00     5.0 GiB  5245952.00",
+        "consolidate                         1.0 MiB  1024.00",
+    ]
+
+
+@pytest.mark.parametrize(("term", "held"), [(MAS(0.1), 2), (LwF(1.0) + MAS(0.1), 3)])
+def test_what_is_predicted_is_held_afterwards(term: Any, held: int) -> None:
+    """On two layers: the groups to the byte, the peak nearly."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    data = [(torch.randn(4, 64), torch.randint(0, 4, (4,)))]
+    with LiveBytes() as count:
+        count.know(*model.parameters())
+        keeper = selfless.attach(model, term)
+        for _ in range(2):
+            train(model, keeper, data)
+            found, count.peak = keeper.footprint(), count.now
+            keeper.consolidate(data)
+            peak = count.peak
+            assert found.after == keeper.footprint().groups
+            assert found.peak == pytest.approx(peak, rel=0.15)
+    assert keeper.footprint().copies == pytest.approx(held, abs=0.3)
+    assert found.model == sum(p.numel() for p in model.parameters()) * 4
 
 
 TERMS = [MAS(0.1), selfless.LocalMAS(0.1), EWC(1.0), OnlineEWC(1.0), SI(1.0), RWalk(1.0)]

@@ -2,7 +2,8 @@
 
 python -m tests.mutants --plan-only                         # write build/mutants/plan.json, the list of all faults (needs mutmut)
 python -m tests.mutants --workers 2 --seconds 3600          # as many of them as fit, in random order; again to continue
-python -m tests.mutants --again survived --slow             # those that no test found, once more, with the slow tests, too
+python -m tests.mutants --again survived --slow             # those that no test found, once more, with the slow tests alone
+python -m tests.mutants --summary results/reliability/mutants.json      # the table of docs/reliability.md, from the record
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import random
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,20 @@ def main() -> int:
     if given.plan_only:
         print(f"{len(faults_)} faults")
         return 0
+    record = given.record or out / "mutants.json"
+    before = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {"faults": [], "controls": {"tried": 0, "failed": []}}
+    if given.summary:
+        summarise(given.summary, faults_, before)
+        return 0
     end = time.monotonic() + given.seconds
     for folder in ("src", "tests"):
         compileall.compile_dir(ROOT / folder, quiet=2, workers=given.workers)
     import_much()
     place = out / "work"
-    tests = _covered(out / "tests.json", place, given, end)
-    record = given.record or out / "mutants.json"
-    results = {one["id"]: one for one in json.loads(record.read_text(encoding="utf-8"))["faults"]} if record.exists() else {}
+    kept = out / "tests.json"
+    tests = _covered(out / "slow-tests.json" if given.slow else kept, place, given, end)
+    fast = set(json.loads(kept.read_text(encoding="utf-8"))["seconds"]) if given.slow and given.again and kept.exists() else set()
+    results = {one["id"]: one for one in before["faults"]}
     wanted = [f for f in faults_ if f["id"] in given.only] if given.only else faults_
     wanted = [f for f in wanted if not given.room or f["file"].startswith(tuple(given.room))]
     if given.again:
@@ -56,8 +63,8 @@ def main() -> int:
     else:
         wanted = [f for f in wanted if f["id"] not in results]
     random.Random(given.seed).shuffle(wanted)
-    controls, saved = {"tried": 0, "failed": []}, time.monotonic()
-    jobs = _jobs(wanted[: given.count], tests, results, _most(given.slow))
+    controls, saved = before["controls"], time.monotonic()
+    jobs = _jobs(wanted[: given.count], tests, results, MOST * (4 if given.slow else 1), fast)
     by_id = {f["id"]: f for f in wanted}
     for job, found, seconds in run_jobs(jobs, ROOT / "src", place, given.workers, end):
         if job.name == "control":
@@ -85,11 +92,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--record", type=Path, help="the record of the faults; default: mutants.json in --out")
     parser.add_argument("--plan", type=Path, help="the list of faults; default: plan.json in --out, made if it is missing")
     parser.add_argument("--plan-only", action="store_true")
-    parser.add_argument("--again", action="append", choices=("survived", "no test"), help="try these once more")
+    parser.add_argument("--again", action="append", choices=("survived", "no_test"), help="try these once more")
     parser.add_argument("--tests", action="append", help="a file or folder of tests; default: those of the rooms")
     parser.add_argument("--room", action="append", help="the beginning of a path in src, such as selfless/keeper/log")
     parser.add_argument("--only", action="append", help="the id of a fault")
     parser.add_argument("--slow", action="store_true", help="with the slow tests")
+    parser.add_argument("--summary", type=Path, help="write the numbers of each room, and what was not found, there; try nothing")
     given = parser.parse_args()
     given.plan = given.plan or Path(given.out, "plan.json")
     return given
@@ -104,6 +112,7 @@ def import_much() -> None:
 
     torch.set_num_threads(1)
     names = "numpy hypothesis.strategies safetensors.torch typer.testing rich.console PIL.Image torch.func torch.distributed torch._dynamo"
+    names += " torch.distributed.fsdp torch.distributed.checkpoint"
     for name in names.split():
         try:
             importlib.import_module(name)
@@ -138,11 +147,9 @@ def _covered(kept: Path, place: Path, given: argparse.Namespace, end: float) -> 
     return dict(json.loads(kept.read_text(encoding="utf-8")))
 
 
-def _most(slow: bool) -> float:
-    return MOST * (4 if slow else 1)
-
-
-def _jobs(wanted: list[dict[str, Any]], tests: Mapping[str, Any], results: dict[str, Any], most: float) -> Iterator[Job]:
+def _jobs(
+    wanted: list[dict[str, Any]], tests: Mapping[str, Any], results: dict[str, Any], most: float, without: Collection[str]
+) -> Iterator[Job]:
     for number, fault in enumerate(wanted):
         text = (ROOT / "src" / fault["file"]).read_text(encoding="utf-8")
         if text[fault["start"] : fault["end"]] != fault["old"]:
@@ -153,9 +160,9 @@ def _jobs(wanted: list[dict[str, Any]], tests: Mapping[str, Any], results: dict[
         except SyntaxError:
             results[fault["id"]] = fault | {"status": "no program"}
             continue
-        chosen, complete = _tests_of(fault, tests, most)
+        chosen, complete = _tests_of(fault, tests, most, without)
         if not chosen:
-            results[fault["id"]] = fault | {"status": "no test"}
+            results.setdefault(fault["id"], fault | {"status": "no_test"})
             continue
         limit = 20 + 5 * sum(tests["seconds"][name] for name in chosen)
         work = lambda _, chosen=chosen, complete=complete: run_tests(chosen) | ({} if complete else {"complete": False})  # noqa: E731
@@ -164,8 +171,8 @@ def _jobs(wanted: list[dict[str, Any]], tests: Mapping[str, Any], results: dict[
             yield Job("control", lambda _, chosen=chosen: run_tests(chosen), limit)  # type: ignore[misc]
 
 
-def _tests_of(fault: Mapping[str, Any], tests: Mapping[str, Any], most: float) -> tuple[list[str], bool]:
-    """Return the tests that run the line of a fault, the quickest first, and whether they are all of them.
+def _tests_of(fault: Mapping[str, Any], tests: Mapping[str, Any], most: float, without: Collection[str]) -> tuple[list[str], bool]:
+    """Return the tests that run the line of a fault, the quickest first, and whether they are all of them; `without` ran already.
 
     A line that runs when its module is imported is tested by all tests that run a line of the module.
     """
@@ -174,7 +181,7 @@ def _tests_of(fault: Mapping[str, Any], tests: Mapping[str, Any], most: float) -
     found = {number for one in here for number in one}
     if here and not found:
         found = {number for one in lines.values() for number in one}
-    names = [tests["names"][number] for number in found]
+    names = [name for number in found if (name := tests["names"][number]) not in without]
     chosen, seconds = [], 0.0
     for name in sorted(names, key=lambda name: (tests["seconds"][name], name)):
         seconds += tests["seconds"][name]
@@ -194,17 +201,39 @@ def _write(path: Path, results: Mapping[str, Any], all_: int, seed: int, control
 
 
 def _summary(results: Mapping[str, Any], all_: int) -> str:
-    rooms: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in results.values():
-        if one["status"] != "no program":
-            room = one["file"].removeprefix("selfless/").split("/")[0].removesuffix(".py")
-            for name in (room, "all"):
-                rooms[name][one["status"]] += 1
-    lines = [f"{sum(c['all'] for c in [Counter(all=len(results))])} of {all_} planned faults"]
-    for room, counts in rooms.items():
-        share = counts["killed"] / sum(counts.values())
-        lines.append(f"{room:12} {sum(counts.values()):6} tried {counts['killed']:6} found {share:7.1%}  {dict(counts)}")
-    return "\n".join(lines)
+    counts = Counter(one["status"] for one in results.values() if one["status"] != "no program")
+    return f"{len(results)} of {all_} planned faults: {counts['killed'] / max(counts.total(), 1):.1%} found, {dict(counts)}"
+
+
+def summarise(path: Path, planned: list[dict[str, Any]], record: Mapping[str, Any]) -> None:
+    """Write the record of docs/reliability.md. A fault that was found by a test that also failed without a fault is undecided."""
+    unsure = {test for test in record["controls"]["failed"] if test}
+    rooms = {room: {"planned": 0, "tried": 0, "found": 0, "undecided": 0} for room in sorted({_room(f) for f in planned})}
+    for fault in planned:
+        rooms[_room(fault)]["planned"] += 1
+    known, missed = {f["id"] for f in planned}, []
+    for fault in record["faults"]:
+        if fault["status"] == "no program" or fault["id"] not in known:
+            continue
+        room = rooms[_room(fault)]
+        room["tried"] += 1
+        if fault["status"] == "killed":
+            room["undecided" if fault.get("by") in unsure else "found"] += 1
+        else:
+            missed.append({"file": fault["file"], "line": fault["line"], "old": fault["old"][:100], "new": fault["new"][:100]})
+    rooms["all"] = {name: sum(room[name] for room in rooms.values()) for name in ("planned", "tried", "found", "undecided")}
+    about = {"date": time.strftime("%Y-%m-%d"), **{name: record[name] for name in ("seed", "python", "torch", "tests", "left_out")}}
+    failed = {"tried": record["controls"]["tried"], "failed": len(record["controls"]["failed"]), "tests": sorted(unsure)}
+    lines = json.dumps(about | {"rooms": rooms, "controls": failed, "not_found": missed}, indent=1, ensure_ascii=False)
+    path.write_text(lines + "\n", encoding="utf-8")
+    for room, one in rooms.items():
+        share = 100 * one["found"] / max(one["tried"] - one["undecided"], 1)
+        print(f"| {room} | {one['planned']:,} | {one['tried']:,} | {one['found']:,} | {one['undecided']} | {share:.0f} % |")
+
+
+def _room(fault: Mapping[str, Any]) -> str:
+    room = str(fault["file"]).removeprefix("selfless/").split("/")[0].removesuffix(".py")
+    return {"runner": "store"}.get(room, room)
 
 
 if __name__ == "__main__":

@@ -197,6 +197,13 @@ def test_what_cannot_go_on_is_said(parts: list[str], tmp_path: Path) -> None:
     digest = "0" * 12
     with pytest.raises(ValueError, match="was trained again since"):
         selfless.train(first.continued(parts[1], parent=f"{first.run.key}@{digest}"), out=tmp_path)
+    wide = tmp_path / "wide.npz"
+    third = dict(np.load(parts[1].removeprefix("arrays:")))
+    np.savez(wide, **third | {name: np.concatenate([third[name]] * 2, 3) for name in ("x_train", "x_test")})
+    with pytest.raises(ValueError, match=r"has images \(1, 6, 12\) uint8, but the network takes \(1, 6, 6\) uint8; convert them first"):
+        selfless.train(first.continued(f"arrays:{wide}"), out=tmp_path)
+    with pytest.raises(ValueError, match=r"has mean \(0\.3.*\), but the network was trained with .* and keeps it; leave mean out"):
+        selfless.train(first.continued(parts[1], stream_options={"mean": [0.3], "std": [0.2]}), out=tmp_path)
 
 
 def test_a_continued_run_has_no_two_tasks_of_one_name(tasks_npz: str, tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import pytest
 import selfless
 from selfless import Run
 from selfless.engine.progress import Event
+from selfless.files import write_json
 from selfless.runner import live, study
 from selfless.runner.live import FleetNote, announced
 from selfless.runner.store import Store
 from selfless.runner.study import StudyReader, estimate
+from tests.fabricated import result as made
 from tests.runner.small_runs import BASE
 
 
@@ -136,3 +138,43 @@ def test_the_time_left_of_a_study_is_that_of_a_steady_rate() -> None:
     assert estimate(10.0, [1.0, 0.5, 0.5, 0.0]) == 10.0
     assert estimate(10.0, [0.0, 0.0]) is None
     assert estimate(10.0, [1.0]) == 0.0
+
+
+def test_records_and_logs_that_cannot_be_read_are_shown_with_the_reason(tasks_npz: str, tmp_path: Path) -> None:
+    run = Run(stream=tasks_npz, **BASE)
+    Store(tmp_path).folder(run).mkdir(parents=True)
+    for text, method in (("{", "unreadable"), ("[]", "unreadable")):
+        (tmp_path / run.key / "metrics.json").write_text(text)
+        (found,) = StudyReader(tmp_path).look().runs
+        assert (found.state, found.method) == ("failed", method)
+        assert found.reason.startswith("its record cannot be read (")
+        assert found.reason.endswith("); train it again with --force")
+    (tmp_path / run.key / "metrics.json").unlink()
+    for text, reason in (
+        ('{"task": 2, "epoch": 5}\n', "its log ends after task 2, epoch 5"),
+        ("", "its log is empty"),
+        ('{"task": []}\n', "its log is empty"),
+    ):
+        (tmp_path / run.key / "log.jsonl").write_text(text)
+        (found,) = StudyReader(tmp_path).look().runs
+        assert (found.key, found.state, found.reason) == (run.key, "stopped", reason)
+
+
+def test_a_method_that_is_not_here_has_its_recorded_name(tmp_path: Path) -> None:
+    values = made(Run(), 0.9).as_dict()
+    for preserve, name in (({"name": "gone:Mine", "strength": 1.0}, "gone:Mine"), ({"sum": []}, "a sum of methods")):
+        write_json(tmp_path / "a" / "metrics.json", values | {"run": values["run"] | {"preserve": preserve}})
+        (found,) = StudyReader(tmp_path).look().runs
+        assert (found.method, found.stream, found.state) == (name, "permuted-mnist", "done")
+    write_json(tmp_path / "a" / "metrics.json", values)
+    assert StudyReader(tmp_path).look().runs[0].method == Run().method
+
+
+def test_a_record_of_before_the_study_does_not_count(tasks_npz: str, tmp_path: Path) -> None:
+    run, store = Run(stream=tasks_npz, **BASE), Store(tmp_path)
+    record(store, run, "done")
+    long_ago = time.time() - 1000
+    os.utime(store.folder(run) / "metrics.json", (long_ago, long_ago))
+    (tmp_path / "study-x.json").write_text("not a note")
+    with announced([run], store):
+        assert states(StudyReader(tmp_path)) == {0: "waiting"}

@@ -1,4 +1,7 @@
-"""Where the numbers of a member stopped being finite. It is looked up after an epoch or a task; no step waits for the device."""
+"""Where the numbers of a member stopped being finite. It is looked up after an epoch or a task; no step waits for the device.
+
+One step spreads NaN to all layers, so the steps before it are taken again to find the layer in which it began.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,28 @@ from selfless.spec import Run
 SHOWN = 3  # names of a message
 
 
-def loss_fault(fleet: Fleet, m: int, epoch: int, task: str) -> str:
-    """Return what is wrong with member m, whose loss was not finite in this epoch: the step, the parameters, the remedy."""
-    sums = fleet.loss_sums[:, m]
+def loss_fault(fleet: Fleet, m: int, task: int, epoch: int, name: str) -> str:
+    """Return what is wrong with member m, whose loss was not finite in the epoch that has just ended: the step, the layer, the remedy."""
+    sums = fleet.loss_sums[:, m].clone()
     step = int(torch.isfinite(sums).cumprod(0).sum()) + 1  # a sum that is not finite stays so
-    where = f"in epoch {epoch + 1} of {task}, from step {step} of {len(sums)} on"
-    bad = _not_finite(fleet.params, m)
-    return f"the loss was not finite {where}{f' (not finite after the epoch: {bad})' if bad else ''}; {_remedy(fleet.runs[m])}"
+    where = f"in epoch {epoch + 1} of {name}, from step {step} of {len(sums)} on"
+    return f"the loss was not finite {where}{_origin(fleet, m, task, epoch, step)}; {_remedy(fleet.runs[m])}"
+
+
+def _origin(fleet: Fleet, m: int, task: int, epoch: int, step: int) -> str:
+    """Return the place of the first number that was not finite, as the end of a sentence: a parameter, the data, a layer.
+
+    A gradient that is not finite spreads from a layer to those before it, so the last parameter is named.
+    """
+    with fleet.rewound(task, epoch, step - 1):
+        wrong = [name for name, p in fleet.params.items() if not bool(torch.isfinite(p[m].detach()).all())]
+        if wrong:
+            return f", first in {wrong[-1]!r} {f'after step {step - 1}' if step > 1 else 'before this epoch'}"
+        x, _ = fleet.step.batch(min(fleet.run.batch, fleet.step.data.n - (step - 1) * fleet.run.batch))
+        if not bool(torch.isfinite(x[m]).all()):
+            return ", first in the data"
+        layer = fleet.stack.first_not_finite(m, fleet.params, fleet.buffers, x)
+        return f", first in the output of layer {layer!r}" if layer else ""
 
 
 def state_faults(fleet: Fleet, task: str) -> dict[int, str]:
@@ -39,8 +57,6 @@ def state_faults(fleet: Fleet, task: str) -> dict[int, str]:
 def _not_finite(tensors: Mapping[str, Tensor], m: int) -> str:
     """Return the names of a member's tensors that are not finite: all, or the first few."""
     names = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor[m].detach()).all())]
-    if len(names) == len(tensors):
-        return "all parameters" if names else ""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 

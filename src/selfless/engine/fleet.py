@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from selfless.data import Augment
 from selfless.engine import rng
 from selfless.engine.batches import FleetData
-from selfless.engine.cuda_graph import capture
+from selfless.engine.cuda_graph import capture, undone
 from selfless.engine.importance import measure_fleet
 from selfless.engine.inhibition import slots
 from selfless.engine.inputs import add_activity, add_inputs
@@ -59,6 +60,7 @@ class Fleet:
         self.footprint = 0  # how many numbers the forward pass of one sample computes
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}  # (batch size, measures) → the captured step
         self.loss_sums = torch.empty(0, self.size, device=device)  # of the epoch so far, after each of its steps
+        self.before: list[Tensor] = []  # what a step changes, as it was at the start of the epoch
         self.step = Step(self)
 
     @property
@@ -141,6 +143,8 @@ class Fleet:
             self.graphs = {}  # they contain the addresses of the old state
             self.step.hold_in_update()
         self.step.begin_epoch(task, epoch)
+        self.before = []  # frees the last copy first
+        self.before = [t.detach().clone() for t in self.changing()]
 
     def starts_phase(self, epoch: int) -> bool:
         """Return True if a preserver starts a phase at this epoch."""
@@ -152,13 +156,19 @@ class Fleet:
         after_step   called after each step; on a GPU the step may still be running
         """
         self.begin_epoch(task, epoch)
-        self.stack.module.train()
         batch, n = self.run.batch, self.step.data.n
         self.loss_sums = torch.empty(math.ceil(n / batch), self.size, device=self.device)
+        self._take_steps(task, epoch, len(self.loss_sums), after_step)
+        return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
+
+    def _take_steps(self, task: int, epoch: int, count: int, after_step: Callable[[], object]) -> None:
+        """Take the first `count` steps of an epoch."""
+        batch, n = self.run.batch, self.step.data.n
+        self.stack.module.train()
         with torch.random.fork_rng(devices=[]):  # for dropout
             torch.manual_seed(rng.one_seed(self.runs[0].seed, "dropout", task, epoch))
             phase = max((e for e in range(epoch + 1) if self.starts_phase(e)), default=0)
-            for number, start in enumerate(range(0, n, batch), (epoch - phase) * math.ceil(n / batch)):
+            for number, start in enumerate(range(0, count * batch, batch), (epoch - phase) * math.ceil(n / batch)):
                 size, measures = min(batch, n - start), self.step.measures(number)
                 if self.capturable:
                     self._captured(size, measures).replay()
@@ -166,7 +176,25 @@ class Fleet:
                     self.step(size, measures)
                 self.loss_sums[start // batch].copy_(self.step.loss_sum)
                 after_step()
-        return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
+
+    @contextmanager
+    def rewound(self, task: int, epoch: int, steps: int) -> Iterator[None]:
+        """Inside `with`: the fleet as it was after the first `steps` steps of the epoch that has just ended. They are taken again."""
+        with undone(self.changing()):
+            with torch.no_grad():
+                for tensor, old in zip(self.changing(), self.before, strict=True):
+                    tensor.copy_(old)
+            self._take_steps(task, epoch, steps, lambda: None)
+            yield
+
+    def undo_epoch(self, m: int) -> None:
+        """Give member m, whose numbers are not finite, its state at the start of the epoch again, and stop it for the rest of the task."""
+        own = [*self.params.values(), *self.buffers.values(), *self.optimizer_tensors()]
+        own += [tensor for part in self.parts for tensor in part.step_tensors()]
+        with torch.no_grad():
+            for tensor, old in zip(own, self.before, strict=False):  # `changing` begins with them
+                tensor[m] = old[m]
+        self.set_lr(torch.where(torch.arange(self.size, device=self.device) == m, 0.0, self.lr))
 
     def _sample(self, data: FleetData) -> tuple[Tensor, Tensor]:
         """Return the first sample of every member twice, (F, 2, …): batch statistics need two."""

@@ -255,8 +255,10 @@ class Learner:
             for m in active:
                 entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: values[m] for name, values in (scores | penalties).items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
-                if not math.isfinite(loss[m]) and m not in progress.failed:
-                    progress.failed[m] = loss_fault(fleet, m, epoch, f"task {t + 1} ({task.name})")
+                if not math.isfinite(loss[m]):
+                    if m not in progress.failed:
+                        progress.failed[m] = loss_fault(fleet, m, t, epoch, f"task {t + 1} ({task.name})")
+                    fleet.undo_epoch(m)
             if chosen is not None:
                 self._keep_best(self._followed(scores) if chosen == "held_out" else scores[chosen])
             running = self._lower_rates(self._followed(scores)) if self.run.schedule in ON_HELD_OUT else True

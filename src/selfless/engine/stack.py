@@ -217,6 +217,26 @@ class Stack:
         finally:
             self._outputs = {}
 
+    def first_not_finite(self, m: int, params: Tensors, buffers: Tensors, x: Tensor) -> str:
+        """Return the first module of member m, in running order, whose output for x (F, B, …) is not finite; "" if there is none."""
+        found: list[str] = []
+        leaves = [(name, module) for name, module in self.module.named_modules() if not any(True for _ in module.children())]
+
+        def note(name: str, output: Any) -> None:
+            values = [t for t in torch.utils._pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+            if not all(bool(torch.isfinite(t).all()) for t in values):
+                found.append(name)
+
+        handles = [module.register_forward_hook(lambda _m, _i, output, name=name: note(name, output)) for name, module in leaves]
+        try:
+            with torch.no_grad():
+                own = ({n: t[m] for n, t in tensors.items()} for tensors in (params, buffers, self.gates))
+                self._run_member(next(own), next(own), x[m].float(), next(own))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found[0] if found else ""
+
     def load_member(self, m: int, params: Tensors, buffers: Tensors) -> None:
         """Copy one member's parameters and buffers into the module."""
         with torch.no_grad():

@@ -96,7 +96,7 @@ class Step:
     def __call__(self, size: int, measures: bool = False) -> None:
         """Take one optimizer step on the next `size` samples of every member. `measures`: measure the curvature of distillation first."""
         fleet = self.fleet
-        x, y = self._batch(size)
+        x, y = self.batch(size)
         other: Tensors = {}
         for part in fleet.parts:
             part.open_gates(self.cursor, (self.data.n - 1) // fleet.run.batch * fleet.run.batch)
@@ -142,7 +142,7 @@ class Step:
             self._advances[size] = torch.tensor([size, 1], device=self.fleet.device)
         return self._advances[size]
 
-    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+    def batch(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the next `size` samples of every member, x (F, B, …) and y (F, B)."""
         augment = self.fleet.augment
         ready = self.data.next(self.order, self.cursor, size, self.dtype, augment, self.noise_keys)

@@ -6,6 +6,7 @@ compute g_m for a few samples at a time, within a memory bound. `selfless.import
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,7 +70,10 @@ def embedding(module: nn.Embedding, a: Tensor, delta: Tensor, power: int, memory
     read, value = unique % rows, power_of(g, power)
     if module.padding_idx is not None:
         value = value * (read != module.padding_idx).unsqueeze(1)
-    yield "weight", torch.sparse_coo_tensor(read.unsqueeze(0), value, (rows, module.embedding_dim), check_invariants=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch 2.11 warns although the argument is given
+        found = torch.sparse_coo_tensor(read.unsqueeze(0), value, (rows, module.embedding_dim), check_invariants=False)
+    yield "weight", found
 
 
 def norm(module: nn.Module, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:

@@ -238,3 +238,88 @@ def test_continuum_scenarios() -> None:
     assert [(task.classes, len(task.train), len(task.test)) for task in made.tasks] == [(("0", "1"), 12, 4), (("2", "3"), 12, 4)]
     first = torch.from_numpy(x[:24][y[:24] < 2]).permute(0, 3, 1, 2) / 255
     assert torch.equal(inputs(made, 0), first), "as the scenario's transform, ToTensor, gives them"
+
+
+# ---- Hugging Face, by a stand-in; with the library itself above ------------------------------------------------------------------
+class Feature:
+    def __init__(self, dtype: str = "", names: list[str] | None = None) -> None:
+        self.dtype = dtype
+        if names is not None:
+            self.names = names
+
+
+class ClassLabel(Feature): ...
+
+
+class Hugging:
+    """A `datasets.Dataset` as far as it is read: columns, features, and a format."""
+
+    def __init__(self, columns: dict[str, Any], features: dict[str, Any], kind: str | None = None) -> None:
+        self.columns, self.features, self.format = columns, features, {"type": kind}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, i: Any) -> dict[str, Any]:
+        return {name: column[i] for name, column in self.columns.items()}
+
+    def select_columns(self, names: list[str]) -> Hugging:
+        return Hugging({name: self.columns[name] for name in names}, self.features, self.format["type"])
+
+    def with_format(self, kind: str | None) -> Hugging:
+        return Hugging({n: np.array(c) if kind == "numpy" else c for n, c in self.columns.items()}, self.features, kind)
+
+
+Hugging.__module__ = "datasets.arrow_dataset"
+PictureFeature = type("Image", (Feature,), {})
+
+
+def test_columns_are_found_by_their_kind_and_tokens_by_their_name() -> None:
+    y, x = [i % 2 for i in range(24)], images()
+    pictures = Hugging(
+        {"photo": [Image.fromarray(one) for one in x], "size": y, "kind": y},
+        {"photo": PictureFeature(), "size": Feature("int64"), "kind": ClassLabel("int64", ["ant", "bee"])},
+    )
+    made = selfless.stream([(pictures, pictures)])
+    assert made.tasks[0].classes == ("ant", "bee")
+    assert digest_stream(made) == digest_stream(selfless.stream([((Pictures(labels=(0, 1)),) * 2)]))
+    tokens = Hugging({"input_ids": [[i, 3] for i in range(24)], "label": y}, {"input_ids": Feature("int32"), "label": Feature("int64")})
+    plain = Hugging({"tokens": tokens.columns["input_ids"], "label": y}, {"tokens": Feature("int32"), "label": Feature("int64")}, "custom")
+    assert inputs(selfless.stream([(tokens, tokens)]), 0).flatten(1)[5].tolist() == [5.0, 3.0]
+    for one, options in ((tokens, {}), (plain, {"input": "tokens", "tokens": True})):
+        assert inputs(selfless.stream([(one, one)], **options), 0).flatten(1)[5].tolist() == [5.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "kinds", "options", "message"),
+    [
+        (
+            {"x": [1, 2], "y": ["a", "b"]},
+            {"y": Feature("string")},
+            {},
+            r"column 'y' holds text; number it with dataset.class_encode_column",
+        ),
+        ({"x": ["a", "b"], "y": [0, 1]}, {"x": Feature("string")}, {}, r"column 'x' holds text; tokenize it first, .* input='input_ids'"),
+        ({"x": np.array([[1], [1, 2]], dtype=object), "y": [0, 1]}, {}, {}, r"inputs in 'x' differ in shape; pad or cut them"),
+        ({"input_ids": [[1.5], [2.5]], "y": [0, 1]}, {}, {}, r"token ids must be integers up to 16777216, not torch.float64 up to 2.5"),
+        ({"x": [1, 2], "y": [0, 1]}, {}, {"label": "z"}, r"has no 'z' for label=; it has x, y"),
+        ({"a": [1, 2], "b": [1, 2], "y": [0, 1]}, {}, {}, r"which of a, b is the input\? Say so with input="),
+        ({"x": [], "y": []}, {}, {}, "train is empty; give it at least one sample"),
+    ],
+)
+def test_what_a_hugging_face_data_set_lacks(columns: Any, kinds: Any, options: Any, message: str) -> None:
+    given = Hugging(columns, {name: kinds.get(name, Feature("int64")) for name in columns})
+    with pytest.raises(ValueError, match=message):
+        selfless.stream([(given, given)], **options)
+
+
+def test_streamed_data_ragged_tokens_and_odd_inputs() -> None:
+    streamed = type("Streamed", (), {"__module__": "datasets.iterable", "features": {}})()
+    with pytest.raises(TypeError, match="is streamed, but training reads a task many times; load it without streaming=True"):
+        selfless.stream([(streamed, streamed)])
+    with pytest.raises(ValueError, match="sequences of tokens differ in length; pad them to one length"):
+        selfless.stream([(([[1, 2], [3]], [0, 1]),) * 2], tokens=True)
+    with pytest.raises(ValueError, match="an input is a object, not an image, an array or a list of numbers"):
+        selfless.stream([([(object(), 0), (object(), 1)],) * 2])
+    with pytest.raises(ValueError, match="train is empty; give it at least one sample"):
+        selfless.stream([([], [])])
