@@ -155,7 +155,7 @@ def cheap_weights() -> Iterator[None]:
             if layer.bias is not None:
                 layer.bias.zero_()
 
-    nn.Linear.reset_parameters = fill  # type: ignore[method-assign]
+    nn.Linear.reset_parameters = fill  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

@@ -33,7 +33,7 @@ def run(plan: Plan) -> Iterator[Row]:
             yield _engine_row(plan, workload, members, samples, limit)
     if plan.device.type == "cpu":
         yield from _eager_rows(plan, mlp(plan.eager_width), plan.eager_samples[0], 5 * plan.loop_samples, 1.5)
-        yield from _eager_rows(plan, cnn(), plan.eager_samples[1], plan.loop_samples, 4.0)
+        yield from _eager_rows(plan, cnn(), plan.eager_samples[1], plan.loop_samples, 1.3)
 
 
 def _engine_row(plan: Plan, workload: Workload, members: int, samples: int, limit: float) -> Row:
@@ -42,8 +42,8 @@ def _engine_row(plan: Plan, workload: Workload, members: int, samples: int, limi
     plan.say(title)
     try:  # two fleets, because the importance pass ends a task
         trains, measures = (EngineFleet(workload, members, samples, plan.device, batch=plan.batch) for _ in range(2))
-        limit = limit_of(workload, members, plan.batch, plan.device, updates=False)
-        functions = {"epoch": trains.train_epoch, "importance": measures.consolidate, "limit": limit}
+        products = limit_of(workload, members, plan.batch, plan.device, updates=False)
+        functions = {"epoch": trains.train_epoch, "importance": measures.consolidate, "limit": products}
         times = time_in_turn(functions, plan.rounds, plan.device)
     except torch.cuda.OutOfMemoryError:
         return make_row(title, says="out of memory", network=workload.model, members=members)
@@ -79,8 +79,8 @@ def _eager_rows(plan: Plan, workload: Workload, samples: int, loop_samples: int,
         "mas, per batch": lambda: importance.mas(model, batches, estimator="per-batch"),
         "ewc, per batch": lambda: importance.ewc(model, batches, estimator="per-batch"),
     }
-    limit = limit_of(workload, 1, plan.batch, plan.device, updates=False)
-    times = time_in_turn({**passes, **loops, "limit": limit}, plan.rounds, plan.device)
+    products = limit_of(workload, 1, plan.batch, plan.device, updates=False)
+    times = time_in_turn({**passes, **loops, "limit": products}, plan.rounds, plan.device)
     rows = []
     for name in passes:
         ratio, seconds = times.ratio(name, base), times.best(name)

@@ -55,7 +55,7 @@ def is_small_pool(layer: nn.Module, x: Tensor) -> bool:
 
 def has_mkl() -> bool:
     """Return True if PyTorch multiplies matrices on the CPU with MKL, which is equally fast for all layouts. OpenBLAS is not."""
-    return torch.backends.mkl.is_available()
+    return bool(torch.backends.mkl.is_available())
 
 
 def transposed(weight: Tensor) -> Tensor:
