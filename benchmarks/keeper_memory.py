@@ -24,7 +24,7 @@ from selfless.models import build, hidden_activations
 from selfless.preserve import PRESERVERS
 from selfless.runner.memory import Count
 
-OPTIONS: dict[str, dict[str, Any]] = {"ebll": {"steps": 2, "code": 2}, "replay": {"samples": 20}, "der++": {"samples": 20}}
+OPTIONS: dict[str, dict[str, Any]] = {"ebll": {"steps": 2, "code": 2}, "replay": {"samples": 20}, "der": {"samples": 20}}
 
 
 def measure(name: str, width: int, samples: int) -> dict[str, Any]:

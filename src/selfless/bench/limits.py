@@ -1,7 +1,8 @@
 """The limit of this machine for a piece of work: its matrix products alone, and a copy of as many bytes as it must move.
 
 A row of the benchmark says `of_limit` = seconds of the limit / seconds of the work, from the same rounds. It falls when the code gets
-slower, whatever the speed of the machine. It can exceed 1 where a library multiplies other layouts faster than these.
+slower, whatever the speed of the machine. It exceeds 1 where the work uses larger batches or faster layouts than these products: an
+importance pass of the engine reads up to 1,000 samples at a time, its limit is measured with those of a training batch.
 """
 
 from __future__ import annotations
