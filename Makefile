@@ -15,7 +15,7 @@ export SELFLESS_DATA ?= $(abspath ../shared/data)
 endif
 
 .PHONY: setup demo check test test-whole test-integrations test-wheel test-matrix dist lint snippets docs fuzz kills faults audit bench tables
-.PHONY: coverage mutants soak
+.PHONY: coverage mutants soak bench-history bench-check
 .PHONY: clean help
 help:           ## what the targets do
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,13 @@ audit: $(STAMP) ## known security holes of the installed packages, found by pip-
 
 bench: $(STAMP) ## the speed ratios of this machine
 	@$(BIN)/selfless bench
+
+BENCH := bench --quick --only steps,importance,penalty --device cpu --threads 1 --history benchmarks/history.jsonl
+bench-history: $(STAMP) ## add the ratios of this commit to benchmarks/history.jsonl
+	@$(BIN)/selfless $(BENCH)
+
+bench-check: $(STAMP) ## fail if a ratio is a third below its median in benchmarks/history.jsonl
+	@$(BIN)/selfless $(BENCH) --check
 
 RECORDED := results/reproduction
 tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JSON

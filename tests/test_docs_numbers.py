@@ -212,6 +212,30 @@ def test_speed_on_a_cpu_is_the_recorded_one() -> None:
     assert missing(wanted) == []
 
 
+def test_growth_of_cost_is_the_recorded_one() -> None:
+    rows, wanted = load("results/bench/neoverse/growth.json")["growth"], []
+    for axis in dict.fromkeys(row["axis"] for row in rows):
+        first, *_, last = (row for row in rows if row["axis"] == axis)
+        times = last["seconds"] / first["seconds"]
+        grown = f"{times:.0f}×" if times >= 10 else f"{times:.2f}×"
+        wanted.append(f"| {first['size']:,} | {last['size']:,} | {grown} | {number(last['exponent'])} |")
+    assert missing(wanted) == []
+
+
+def test_memory_of_a_keeper_is_the_recorded_one() -> None:
+    rows = {row["method"]: f"{row['held']:.2f}" for row in load("results/bench/neoverse/keeper-memory.json")["rows"]}
+    found = re.findall(r"^\| (`[\w-]+`(?:, `[\w-]+`)*) \| ([\d.]+) \|$", read("docs/performance.md"), re.M)
+    assert {name: held for names, held in found for name in re.findall(r"`([\w-]+)`", names)} == rows
+    assert all(float(rows[name]) <= 2.0 for name in ("mas", "ewc"))
+
+
+def test_speed_without_mkl_is_the_recorded_one() -> None:
+    _, mas, ewc = load("results/bench/neoverse/importance.json")["importance"]
+    titles = {"MAS per sample": mas, "EWC per sample": ewc}
+    assert missing([f"| {title} | {row['of_forward_backward']:.2f}× | ≤ 1.3× ✓ |" for title, row in titles.items()]) == []
+    assert max(row["of_forward_backward"] for row in titles.values()) <= 1.3
+
+
 def test_speed_beside_avalanche_is_the_recorded_one() -> None:
     found = {r["what"].removesuffix(", a task-epoch"): r for r in load("results/bench/peers-cpu/bench.json")["peers"]}
     rows = {

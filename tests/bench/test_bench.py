@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from selfless import functional
-from selfless.bench import importance, penalty, scaling, sequence, steps
+from selfless.bench import growth, importance, penalty, scaling, sequence, steps
 from selfless.bench.engine import EngineFleet, cnn, mlp, synthetic_source
 from selfless.bench.main import bench, choose_parts
 from selfless.bench.plan import PARTS, Plan, plan
@@ -42,6 +43,9 @@ def tiny() -> Plan:
         step_widths=(16, 32),
         tasks=2,
         sample_counts=(20, 40),
+        growth_widths=(16, 32),
+        growth_layers=(1, 3),
+        growth_samples=(20, 40),
         batch=10,
     )
 
@@ -160,6 +164,36 @@ def test_growth(tiny: Plan) -> None:
     assert [r["tasks"] for r in rows if r["kind"] == "tasks"] == [1, 2]
     assert [r["samples"] for r in rows if r["kind"] == "samples"] == [20, 40]
     positive(rows, "seconds")
+
+
+@pytest.mark.slow
+def test_growth_on_every_axis(tiny: Plan) -> None:
+    rows = list(growth.run(tiny))
+    sizes = {"layers": [1, 3], "tasks": [1, 2], "members": [1, 2], "samples": [20, 40], "width": [16, 32]}
+    assert {axis: [r["size"] for r in rows if r["axis"] == axis] for axis in growth.AXES} == sizes
+    positive(rows, "seconds")
+    found = figures({"growth": rows})
+    assert set(found) == {f"growth-{axis}" for axis in growth.AXES}
+    assert all("size^" in figure.axes[0].lines[0].get_label() for figure in found.values())
+
+
+def test_the_exponent_is_that_of_the_larger_half() -> None:
+    powers = [(n, 1e-6 * n**1.5) for n in (1, 2, 4, 8)]
+    assert growth.exponent(powers) == pytest.approx(1.5)
+    assert growth.exponent([(n / 100, 1.0) for n in (1, 2, 4, 8)] + powers) == pytest.approx(1.5)  # constant at first
+    assert math.isnan(growth.exponent(powers[:1]))
+
+
+def test_a_network_that_does_not_fit_ends_its_axis(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "free_bytes", lambda device: 300_000)
+    plan = dataclasses.replace(tiny, growth_widths=(8, 512, 16), growth_layers=(), growth_tasks=(), growth_fleets=(), growth_samples=())
+    assert [(r["size"], r["seconds"] is None) for r in growth.run(plan)] == [(8, False), (512, True)]
+
+
+def test_images_in_a_file_are_those_in_memory(tmp_path: Path) -> None:
+    (mapped, labels), (kept, _) = (source.train for source in (growth.mapped_source(1_500, tmp_path / "x"), synthetic_source(mlp(), 1_500)))
+    assert torch.equal(mapped, kept)
+    assert torch.bincount(labels).tolist() == [150] * 10
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,12 +48,16 @@ def cnn(width: int = 256) -> Workload:
     return Workload(f"cnn-{width}", "split-cifar-100", "cifar-100", (3, 32, 32), 100)
 
 
-def synthetic_source(workload: Workload, samples: int) -> Source:
-    """Return `samples` images per task: 1,000 random images, repeated, with four fifths of the bytes 0 as in MNIST; balanced classes."""
+def small_images(workload: Workload) -> torch.Tensor:
+    """Return 1,000 random images, with four fifths of the bytes 0 as in MNIST."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (1_000, *workload.shape), generator=generator, dtype=torch.uint8)
-    images *= torch.rand(images.shape, generator=generator) < 0.2
-    classes = workload.outputs
+    return images.mul_(torch.rand(images.shape, generator=generator) < 0.2)
+
+
+def synthetic_source(workload: Workload, samples: int) -> Source:
+    """Return `samples` images per task: 1,000 random images, repeated; balanced classes."""
+    images, classes = small_images(workload), workload.outputs
 
     def labelled(n: int) -> tuple[torch.Tensor, torch.Tensor]:
         return images[torch.arange(n) % len(images)], torch.arange(n) % classes
@@ -63,7 +68,10 @@ def synthetic_source(workload: Workload, samples: int) -> Source:
 
 
 class EngineFleet:
-    """A fleet in the middle of a task, after `tasks_before` tasks. All tasks have the same images; what is learnt does not matter here."""
+    """A fleet in the middle of a task, after `tasks_before` tasks. All tasks have the same images; what is learnt does not matter here.
+
+    layers: hidden layers of an MLP. source: other images. budget: bytes of images to keep on the device; the others stay where they are.
+    """
 
     def __init__(
         self,
@@ -76,18 +84,23 @@ class EngineFleet:
         sparsify: Sparsifier | None = None,
         batch: int = 200,
         tasks_before: int = 1,
+        layers: int = 2,
+        source: Source | None = None,
+        budget: int | None = None,
     ) -> None:
         preserve = MAS(0.1) if preserve is None else preserve
         sparsify = SLNID(1e-3) if sparsify is None else sparsify
         lr = 1e-3  # small enough that no measurement diverges
-        runs = [Run(workload.stream, workload.model, preserve, sparsify, tasks=1, batch=batch, lr=lr, seed=seed) for seed in range(members)]
+        run = Run(workload.stream, workload.model, preserve, sparsify, tasks=1, batch=batch, lr=lr)
+        run = run if layers == 2 else dataclasses.replace(run, model_options={"layers": layers})
+        runs = [dataclasses.replace(run, seed=seed) for seed in range(members)]
         data_dir = f"made-up/{samples}"  # a folder that does not exist: the images are offered under its name
-        source = synthetic_source(workload, samples)
+        source = synthetic_source(workload, samples) if source is None else source
         offer(source, data_dir=data_dir)
         self.learner = Learner(runs, device=device, data_dir=data_dir)  # type: ignore[arg-type]  # only compared, never opened
         self.fleet, self.epochs, self.task = self.learner.fleet, 0, 0
         self.steps = math.ceil(samples / batch)
-        self.data = FleetData([stream.tasks[0].train for stream in self.learner.streams], device)
+        self.data = FleetData([stream.tasks[0].train for stream in self.learner.streams], device, budget)
         self._begin_task()
         for _ in range(tasks_before):
             self.begin_next_task()

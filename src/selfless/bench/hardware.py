@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from selfless.bench.timing import uses_processor_time
+
 
 def describe_hardware(device: torch.device) -> dict[str, Any]:
     """Return the description of the machine in bench.json: hardware, threads, load, versions, commit, time."""
@@ -23,6 +25,7 @@ def describe_hardware(device: torch.device) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "clock": "processor time" if uses_processor_time(device) else "wall",
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
         "load": [round(x, 2) for x in os.getloadavg()] if hasattr(os, "getloadavg") else None,
         "torch": torch.__version__,

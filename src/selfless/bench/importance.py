@@ -15,6 +15,7 @@ from torch import Tensor
 from selfless import importance
 from selfless.bench.eager import build_network, forward_backward, loop_over_samples, random_batches, random_samples
 from selfless.bench.engine import EngineFleet, Workload, cnn, mlp
+from selfless.bench.limits import limit_of
 from selfless.bench.plan import Plan
 from selfless.bench.table import Row, format_number, make_row, make_target
 from selfless.bench.timing import time_in_turn
@@ -32,7 +33,7 @@ def run(plan: Plan) -> Iterator[Row]:
             yield _engine_row(plan, workload, members, samples, limit)
     if plan.device.type == "cpu":
         yield from _eager_rows(plan, mlp(plan.eager_width), plan.eager_samples[0], 5 * plan.loop_samples, 1.5)
-        yield from _eager_rows(plan, cnn(), plan.eager_samples[1], plan.loop_samples, 4.0)
+        yield from _eager_rows(plan, cnn(), plan.eager_samples[1], plan.loop_samples, 1.3)
 
 
 def _engine_row(plan: Plan, workload: Workload, members: int, samples: int, limit: float) -> Row:
@@ -41,7 +42,9 @@ def _engine_row(plan: Plan, workload: Workload, members: int, samples: int, limi
     plan.say(title)
     try:  # two fleets, because the importance pass ends a task
         trains, measures = (EngineFleet(workload, members, samples, plan.device, batch=plan.batch) for _ in range(2))
-        times = time_in_turn({"epoch": trains.train_epoch, "importance": measures.consolidate}, plan.rounds, plan.device)
+        products = limit_of(workload, members, plan.batch, plan.device, updates=False)
+        functions = {"epoch": trains.train_epoch, "importance": measures.consolidate, "limit": products}
+        times = time_in_turn(functions, plan.rounds, plan.device)
     except torch.cuda.OutOfMemoryError:
         return make_row(title, says="out of memory", network=workload.model, members=members)
     ratio = times.ratio("importance", "epoch")
@@ -56,6 +59,7 @@ def _engine_row(plan: Plan, workload: Workload, members: int, samples: int, limi
         samples=samples,
         epoch_seconds=times.best("epoch"),
         of_an_epoch=ratio,
+        of_limit=times.best("limit") * trains.steps / times.best("importance"),
         of_an_epoch_median=times.median_ratio("importance", "epoch"),
         rounds=times.rounds,
     )
@@ -75,12 +79,14 @@ def _eager_rows(plan: Plan, workload: Workload, samples: int, loop_samples: int,
         "mas, per batch": lambda: importance.mas(model, batches, estimator="per-batch"),
         "ewc, per batch": lambda: importance.ewc(model, batches, estimator="per-batch"),
     }
-    times = time_in_turn({**passes, **loops}, plan.rounds, plan.device)
+    products = limit_of(workload, 1, plan.batch, plan.device, updates=False)
+    times = time_in_turn({**passes, **loops, "limit": products}, plan.rounds, plan.device)
     rows = []
     for name in passes:
         ratio, seconds = times.ratio(name, base), times.best(name)
         says = "" if name == base else f"{ratio:.2f} of {base}"
         figures: dict[str, Any] = {"of_forward_backward": ratio, "of_forward_backward_median": times.median_ratio(name, base)}
+        figures["of_limit"] = times.best("limit") * len(batches) / seconds
         if name in LOSSES:
             loop = times.best(f"loop: {name}") * samples / loop_samples
             says += f", {format_number(loop / seconds)}× as fast as a loop over samples"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from selfless.bench import importance, peers, penalty, scaling, sequence, steps
+from selfless.bench import growth, importance, peers, penalty, scaling, sequence, steps
 from selfless.bench.engine import training_settings
 from selfless.bench.hardware import describe_hardware
 from selfless.bench.plan import DEFAULT_PARTS, PARTS, Plan, Unavailable
@@ -20,6 +20,7 @@ MEASURE: dict[str, Callable[[Plan], Iterable[Row]]] = {
     "importance": importance.run,
     "penalty": penalty.run,
     "fleet": scaling.run,
+    "growth": growth.run,
     "sequence": sequence.run,
     "peers": peers.run,
 }

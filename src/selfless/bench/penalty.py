@@ -11,6 +11,7 @@ from torch import Tensor
 from selfless import functional
 from selfless.bench.eager import make_step
 from selfless.bench.engine import EngineFleet, mlp
+from selfless.bench.limits import copy_of
 from selfless.bench.plan import Plan
 from selfless.bench.table import Row, format_number, format_size, make_row, make_target
 from selfless.bench.timing import Times, free_bytes, measure_memory, time_in_turn
@@ -41,7 +42,13 @@ def _formula_row(plan: Plan, n: int) -> Row:
             h.grad = None
             functional.slnid(h, alpha).backward()
 
-    functions: dict[str, Callable[[], object]] = {"slnid": slnid}
+    copy = copy_of(2 * h.numel(), plan.device)  # at the limit: h is read, its gradient is written
+
+    def limit() -> None:
+        for _ in range(repeats):
+            copy()
+
+    functions: dict[str, Callable[[], object]] = {"slnid": slnid, "limit": limit}
     _, slnid_bytes = measure_memory(slnid, plan.device)  # of the first call, which makes and keeps constants
     dense_bytes = None
     if 4 * 4 * n * n < free_bytes(plan.device) / 2:  # four float32 matrices: the kernel and the steps to compute it
@@ -66,6 +73,7 @@ def _formula_row(plan: Plan, n: int) -> Row:
         memory=slnid_bytes,
         n=n,
         kind="formula",
+        of_limit=times.ratio("limit", "slnid"),
         **figures,
         rounds=times.rounds,
         repeats=repeats,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-PARTS = ("steps", "importance", "penalty", "fleet", "sequence", "peers")
-DEFAULT_PARTS = PARTS[:4]  # the other two need real data, a GPU, or another Python environment
+PARTS = ("steps", "importance", "penalty", "fleet", "growth", "sequence", "peers")
+DEFAULT_PARTS = PARTS[:4]  # the others take minutes, or need real data, a GPU, or another Python environment
 
 
 class Unavailable(Exception):
@@ -37,6 +37,12 @@ class Plan:
     step_widths: tuple[int, ...]  # layer widths in the part "fleet"
     tasks: int  # tasks learnt one after another in the part "fleet"
     sample_counts: tuple[int, ...]  # samples of the importance passes in the part "fleet"
+    growth_widths: tuple[int, ...]  # the sizes of the part "growth"
+    growth_layers: tuple[int, ...]
+    growth_tasks: tuple[int, ...]
+    growth_fleets: tuple[int, ...]
+    growth_samples: tuple[int, ...]
+    growth_rounds: int = 3
     batch: int = 200
     quick: bool = False
     data_dir: Path | None = None
@@ -65,6 +71,11 @@ def plan(device: torch.device, quick: bool = False, data_dir: Path | None = None
         step_widths=widths[:5],
         tasks=10,
         sample_counts=(1_000, 2_000, 4_000, 8_000),
+        growth_widths=widths[:6],
+        growth_layers=(1, 2, 5, 10, 20, 50, 100),
+        growth_tasks=(1, 2, 5, 10, 20, 50, 100),
+        growth_fleets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+        growth_samples=(1_000, 10_000, 100_000, 1_000_000),
         data_dir=data_dir,
         say=say,
     )
@@ -84,6 +95,12 @@ def plan(device: torch.device, quick: bool = False, data_dir: Path | None = None
             step_widths=(128, 256),
             tasks=3,
             sample_counts=(250, 500),
+            growth_widths=(128, 256),
+            growth_layers=(2, 4),
+            growth_tasks=(1, 2),
+            growth_fleets=(1, 2),
+            growth_samples=(250, 500),
+            growth_rounds=1,
             batch=50,
             quick=True,
         )
@@ -96,5 +113,7 @@ def plan(device: torch.device, quick: bool = False, data_dir: Path | None = None
             fleet_sizes=(1, 2, 4, 8, 16, 32, 64),
             step_widths=widths[:6],
             sample_counts=(3_750, 7_500, 15_000, 30_000, 60_000),
+            growth_widths=(*widths, 32_768, 65_536),
+            growth_samples=(1_000, 10_000, 100_000, 1_000_000, 10_000_000),
         )
     return cpu

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from selfless.bench.growth import AXES, exponent
 from selfless.bench.table import Row, format_duration
 from selfless.files import write_text
 from selfless.report.drawing import COLOURS, MARKERS, save_png, style, svg
@@ -42,7 +43,15 @@ def figures(found: dict[str, Any]) -> dict[str, Figure]:
             "The importance pass by the number of samples",
         ),
     }
+    grown = found.get("growth", [])
+    content |= {f"growth-{axis}": (_growth_line(grown, axis), label, f"Time by {label}") for axis, (label, _) in AXES.items()}
     return {name: _draw(lines, label, alt, log=name != "cost-tasks") for name, (lines, label, alt) in content.items() if lines}
+
+
+def _growth_line(rows: Iterable[Row], axis: str) -> list[Line]:
+    """Return the times of one axis of the part "growth"; the label says the exponent of the larger half."""
+    points = [(r["size"], r["seconds"]) for r in _with_times(rows) if r["axis"] == axis]
+    return [(f"{AXES[axis][1]} ∝ size^{exponent(points):.2f} in the larger half", points)] if len(points) > 1 else []
 
 
 def _with_times(rows: Iterable[Row]) -> list[Row]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from selfless.bench.engine import EngineFleet, mlp
+from selfless.bench.limits import limit_of
 from selfless.bench.plan import Plan
 from selfless.bench.table import Row, format_number, make_row
 from selfless.bench.timing import free_bytes, time_call, time_in_turn
@@ -36,7 +37,8 @@ def _rows_by_width(plan: Plan) -> Iterator[Row]:
                 continue
             try:
                 fleet = EngineFleet(mlp(n), members, samples, plan.device, batch=plan.batch)
-                times = time_in_turn({"step": fleet.train_epoch}, plan.rounds, plan.device)
+                limit = limit_of(mlp(n), members, plan.batch, plan.device)
+                times = time_in_turn({"step": fleet.train_epoch, "limit": limit}, plan.rounds, plan.device)
             except torch.cuda.OutOfMemoryError:
                 yield make_row(title, says="out of memory", kind="width", n=n, members=members)
                 continue
@@ -45,8 +47,9 @@ def _rows_by_width(plan: Plan) -> Iterator[Row]:
             growth = format_number(_parameters(n) / _parameters(plan.step_widths[0]))
             says = f"{format_number(step / first)}× that of width {plan.step_widths[0]}, with {growth}× the parameters"
             figures: dict[str, Any] = {"n": n, "members": members, "steps": fleet.steps, "rounds": times.rounds}
+            figures["of_limit"] = times.best("limit") / step
             yield make_row(title, step, rate=f"{format_number(members / step)} run-steps/s", says=says, kind="width", **figures)
-            del fleet  # before the next, larger one is made
+            del fleet, limit  # before the next, larger ones are made
 
 
 def _parameters(n: int) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from selfless.bench.eager import Loop
 from selfless.bench.engine import EngineFleet, Workload, cnn, mlp
+from selfless.bench.limits import limit_of
 from selfless.bench.plan import Plan
 from selfless.bench.table import Row, format_number, make_row, make_target
 from selfless.bench.timing import measure_memory, time_in_turn
@@ -30,7 +31,8 @@ def _network_rows(plan: Plan, workload: Workload, samples: int) -> Iterator[Row]
         plan.say(f"{title}: steps of a fleet of {members}")
         try:
             fleet, fleet_bytes = measure_memory(lambda n=members: _warm_fleet(plan, workload, n, samples), plan.device)  # type: ignore[misc]
-            times = time_in_turn({**eager, "fleet": fleet.train_epoch}, plan.rounds, plan.device)
+            limit = limit_of(workload, members, plan.batch, plan.device)
+            times = time_in_turn({**eager, "fleet": fleet.train_epoch, "limit": limit}, plan.rounds, plan.device)
         except torch.cuda.OutOfMemoryError:
             yield make_row(f"{title}, fleet of {members}", says="out of memory", network=workload.model, members=members)
             break
@@ -52,12 +54,13 @@ def _network_rows(plan: Plan, workload: Workload, samples: int) -> Iterator[Row]
             run_step_seconds=step / members,
             eager_step_seconds=eager_step,
             times_eager=ratio,
+            of_limit=times.best("limit") / step,
             steps=fleet.steps,
             eager_steps=steps,
             batch=plan.batch,
             rounds=times.rounds,
         )
-        del fleet  # before the next, larger one is made
+        del fleet, limit  # before the next, larger ones are made
 
 
 def _eager_row(workload: Workload, title: str, rounds: list[float], steps: int, memory: int) -> Row:

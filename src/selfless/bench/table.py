@@ -15,6 +15,7 @@ TITLES = {
     "importance": "exact importance",
     "penalty": "SLNID by width",
     "fleet": "how cost grows",
+    "growth": "how cost grows, to the largest sizes",
     "sequence": "whole sequences",
     "peers": "other libraries",
 }
@@ -69,8 +70,8 @@ def table(found: dict[str, Any]) -> Table:
     about = found["hardware"]
     title = f"{about['hardware']}, {about['threads']} threads, torch {about['torch']}, selfless {about['selfless']} {about['commit']}"
     shown = Table(title=title + ("; --quick: a look, not a result" if found["quick"] else ""), title_justify="left")
-    for column in ("", "time", "a second", "which is", "memory", "to reach"):
-        shown.add_column(column, justify="right" if column in ("time", "memory") else "left")
+    for column in ("", "time", "a second", "which is", "of the limit", "memory", "to reach"):
+        shown.add_column(column, justify="right" if column in ("time", "of the limit", "memory") else "left")
     for part in PARTS:
         if part in found:
             shown.add_row(f"[bold]{TITLES[part]}[/bold]")
@@ -87,6 +88,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         format_duration(row["seconds"]) if row["seconds"] is not None else "–",
         row["rate"],
         row["says"],
+        f"{100 * row['of_limit']:.0f} %" if row.get("of_limit") else "",
         format_size(row["memory_bytes"]) if row["memory_bytes"] is not None else "",
         f"{target['text']} [{'green' if target['met'] else 'red'}]{'✓' if target['met'] else '✗'}[/]" if target else "",
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from selfless.activations import Maxout
 from selfless.engine.lanes import Lanes
 from selfless.engine.native.forward import apply_gates, forward, inhibited, is_native
+from selfless.engine.native.hardware import prefers_native
 from selfless.engine.native.options import ForwardOptions, Penalty
 from selfless.network.calling import evaluating
 from selfless.network.roles import layer_before, nodes, output_layer, output_width
@@ -28,7 +29,7 @@ class Stack:
 
     native   The layers run on stacked tensors (`selfless.engine.native`).
     bound    There is one member, and it is the module itself: its tensors are views of the stack. Used for one member of a network that
-             is not native, and on a CPU also of a native one, where it has no overhead.
+             is not native, and on a CPU also of a native one, where it has no overhead (but see `prefers_native`).
     in turn  The module runs with the parameters of one member after the other, on a GPU each on a stream of its own (`Lanes`). Used on a
              GPU for a network that fills it or that `vmap` cannot run. If `compiles`, the pass of a member is compiled; this is off.
     else     The module is mapped over the members with `vmap`.
@@ -59,7 +60,7 @@ class Stack:
             {n: torch.stack([p[n].detach() for p in params]).to(device) for n in params[0]},
             {n: torch.stack([b[n] for b in buffers]).to(device) for n in buffers[0]},
         )
-        self.bound = len(modules) == 1 and not (self.native and device.type == "cuda")
+        self.bound = len(modules) == 1 and not (self.native and prefers_native(self.module, device))
         self.in_turn = not self.bound and not self.native and device.type == "cuda" and (not self.is_mapped or self._fills_a_gpu())
         if self.bound:
             for named, group in ((self.module.named_parameters(), stacks[0]), (self.module.named_buffers(), stacks[1])):

@@ -39,7 +39,7 @@ def transposed_linear(module: Any, a: Tensor, delta: Tensor, power: int, memory:
 
 
 def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tensor, power: int, memory: int) -> Iterator[tuple[str, Tensor]]:
-    """g_m = Σ_p δ_mp ⊗ patch_p(a_m) over positions p: δ times the unfolded input, by group, for 1, 2 or 3 spatial dimensions."""
+    """g_m = Σ_p patch_p(a_m) ⊗ δ_mp over positions p: the unfolded input times δ, by group, for 1, 2 or 3 spatial dimensions."""
     groups, out = module.groups, module.out_channels
     positions, fan_in = delta[0, 0].numel(), module.weight[0].numel()
     size = groups * fan_in * positions + module.weight.numel()  # the unfolded input and g_m
@@ -47,10 +47,12 @@ def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tensor, po
     def part(s: slice) -> Tensor:
         patches = unfold(module, a[s])  # (m, groups·fan_in, positions)
         rows = len(patches) * groups
-        g = delta[s].reshape(rows, out // groups, positions) @ patches.reshape(rows, fan_in, positions).mT
-        return sum_powers(g.view(len(patches), *module.weight.shape), power)
+        turned = delta[s].reshape(rows, out // groups, positions).mT.contiguous()  # a CPU multiplies this layout twice as fast
+        g = patches.reshape(rows, fan_in, positions) @ turned
+        return sum_powers_(g.view(len(patches), groups, fan_in, -1), power)
 
-    yield "weight", sum_in_chunks(part, len(a), size * a.element_size(), memory)
+    total = sum_in_chunks(part, len(a), size * a.element_size(), memory)  # (groups, fan_in, out/groups)
+    yield "weight", total.mT.reshape(module.weight.shape)
     if module.bias is not None:
         yield "bias", sum_powers(delta.flatten(2).sum(2), power)
 

@@ -162,7 +162,7 @@ def _update(
 ):  # fmt: skip
     """The formulas of `update_` for one block of parameters of member f."""
     f = tl.program_id(1).to(tl.int64)
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # a layer of 65,536 neurons has more than 2³¹ weights
     live = e < N
     at = f * N + e
     speed = tl.load(u + at, mask=live) * (momentum * tl.load(ratio + f)) + tl.load(g + at, mask=live).to(tl.float32)

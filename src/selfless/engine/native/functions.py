@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.engine.native.hardware import kernels, memory_of
+from selfless.engine.native.hardware import kernels, memory_of, transposed
 from selfless.engine.native.options import Measure, Penalty, bmm_wide
 from selfless.importance import closed
 from selfless.importance.reducer import MEMORY
@@ -29,7 +29,8 @@ class StackedLinear(torch.autograd.Function):
         if fast is not None and bias is not None:
             y = fast.bias_(torch.bmm(rows, low.mT), bias, relu)
         else:
-            y = torch.bmm(rows, low.mT) if bias is None else torch.baddbmm(bias.to(x.dtype).unsqueeze(1), rows, low.mT)
+            turned = transposed(low)
+            y = torch.bmm(rows, turned) if bias is None else torch.baddbmm(bias.to(x.dtype).unsqueeze(1), rows, turned)
             y = y.relu_() if relu else y
         ctx.save_for_backward(rows, low, y if relu else None)
         ctx.shape, ctx.positive, ctx.measure = x.shape, positive, measure
