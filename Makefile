@@ -114,7 +114,7 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@if test -d results/equal; then cd results/equal && \
 	  ../../$(BIN)/selfless report . --format md > tables.md && ../../$(BIN)/python -m selfless.report.claims . > claims.md && \
 	  ../../$(BIN)/python -m selfless.report.claims . --values > values.md && ../../$(BIN)/selfless report . --figures figures && rm figures/*.pdf; fi
-	@$(BIN)/python -m selfless.report.results $(RECORDED) results/equal --again results/again/against.md > docs/results.md
+	@$(BIN)/python -m selfless.report.results $(RECORDED) results/equal --again ours=results/again/against.md equal=results/equal/again.md > docs/results.md
 	@$(BIN)/python docs/recommended.py
 
 clean:          ## remove .venv and caches

@@ -1,11 +1,13 @@
-"""Make the table of measured rows and its page from the records: src/selfless/recommendation/measured.json and docs/choosing.md.
+"""Make the table of measured rows and two pages from the records: src/selfless/recommendation/measured.json, choosing.md, recipe.md.
 
-    python docs/recommended.py            # write both
+    python docs/recommended.py            # write all of them
     python docs/recommended.py --check    # change nothing; exit status 1 if one of them is out of date
 
 Rows come from the cells of every record results/*/experiments/*-ours.json whose run belongs to a case of
 `selfless.recommendation.cases`, and from the runs of TRIALS. For each case and preserver the row with the highest average is kept; a trial
 only where no record has that preserver in that case. Time and forgetting are those of the recorded runs, memory is that of a keeper.
+
+The page of the recipe has every pair of three preservers and two sparsifiers, from records and trials with the same training (SAME).
 """
 
 from __future__ import annotations
@@ -34,8 +36,11 @@ from selfless.runner import Store
 from selfless.terms import parse
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "choosing.md"
+PAGE, RECIPE = ROOT / "docs" / "choosing.md", ROOT / "docs" / "recipe.md"
 TRIALS = ("results/trials/sums", "results/trials/distillation")  # single runs with held-out data
+SAME = {"epochs": 50, "lr": 0.03, "schedule": "cosine"}  # the training of all entries of the recipe's tables
+RECORDS = ("wide", "rivals-projection")  # experiments whose averages the recipe's page shows
+KEPT, LEFT = {"lwf": "LwF", "packnet": "PackNet", "mas": "MAS"}, {"none": "alone", "slnid": "with SLNID", "decov": "with DeCov"}
 AGAIN = "again"  # results/again repeats results/reproduction; its records are not counted twice
 
 
@@ -191,12 +196,75 @@ def with_tables(page: str, values: dict[str, Any]) -> str:
     return page
 
 
+def pairs(root: Path = ROOT) -> dict[tuple[str, str, str], str]:
+    """Return {(case, preserver, sparsifier): the best average}: of a record, else of one held-out seed, in italics."""
+    recorded = [(cell["run"], cell["mean"], f"{cell['mean']:.2f} ± {cell['std']:.2f}") for _, cell in recorded_cells(root)]
+    tried: list[tuple[dict[str, Any], float, str]] = []
+    for result in (result for folder in TRIALS for result in Store(root / folder).all()):
+        if result.status == "done" and result.held_out is not None:
+            score = 100 * float(result.held_out[-1].mean())
+            tried.append((result.run.as_dict(), score, f"*{score:.1f}*"))
+    found: dict[tuple[str, str, str], str] = {}
+    for some in (recorded, tried):
+        best: dict[tuple[str, str, str], tuple[float, str]] = {}
+        for run, score, text in some:
+            case, parsed = case_of(run), Run.from_dict(run)
+            fits = all(run[name] == value for name, value in SAME.items()) and not parsed.stream.startswith("joint-")
+            if case is None or not fits or (parsed.sparsify.is_on and parsed.layers != "all"):
+                continue
+            place = (case.name, str(parsed.preserve.name), str(parsed.sparsify.name))
+            best[place] = max(best.get(place, (0.0, "")), (score, text))
+        found = {place: text for place, (_, text) in best.items()} | found
+    return found
+
+
+def with_pairs(page: str, found: dict[tuple[str, str, str], str]) -> str:
+    """Return the page of the recipe with its tables between <!-- pairs-CASE --> and <!-- /pairs-CASE -->."""
+    for case in ("cifar-aug", "cifar"):
+        lines = [f"| | {' | '.join(LEFT.values())} |", "| --- |" + " ---: |" * len(LEFT)]
+        lines += [f"| {title} | {' | '.join(found.get((case, name, other), '–') for other in LEFT)} |" for name, title in KEPT.items()]
+        block = "\n".join(lines)
+        page, count = re.subn(rf"(<!-- pairs-{case} -->\n).*?(<!-- /pairs-{case} -->)", rf"\g<1>{block}\n\g<2>", page, flags=re.S)
+        assert count == 1, f"docs/recipe.md has no block pairs-{case}"
+    return page
+
+
+def with_records(page: str, root: Path = ROOT) -> str:
+    """Return the page of the recipe with the averages of RECORDS between <!-- record-NAME --> and <!-- /record-NAME -->."""
+    for name in RECORDS:
+        block = record_table(name, root)
+        page, count = re.subn(rf"(<!-- record-{name} -->\n).*?(<!-- /record-{name} -->)", rf"\g<1>{block}\n\g<2>", page, flags=re.S)
+        assert count == 1, f"docs/recipe.md has no block record-{name}"
+    return page
+
+
+def record_table(name: str, root: Path = ROOT) -> str:
+    """Return the averages of an experiment as Markdown, with published ones in brackets; a sentence if it is not recorded."""
+    found = [path for path in sorted(root.glob(f"results/*/experiments/{name}-ours.json")) if AGAIN not in path.parts]
+    if not found:
+        return f"Not run yet: `python benchmarks/beyond.py --experiment {name}`."
+    cells = [cell for cell in json.loads(found[0].read_text(encoding="utf-8"))["cells"] if cell["value"] == "average"]
+    rows, columns = (list(dict.fromkeys(cell[axis] for cell in cells)) for axis in ("row", "column"))
+    shown = {(cell["row"], cell["column"]): _entry(cell) for cell in cells}
+    lines = [f"| | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
+    lines += [f"| {row} | {' | '.join(shown.get((row, column), '–') for column in columns)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _entry(cell: dict[str, Any]) -> str:
+    if cell["mean"] is None:
+        return "failed"
+    std = "" if cell["std"] is None else f" ± {cell['std']:.2f}"
+    return f"{cell['mean']:.2f}{std}" + ("" if cell["published"] is None else f" ({cell['published']:.2f})")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 if the table or the page is out of date")
     options = parser.parse_args(arguments)
     values = table()
     wanted = {FILE: json.dumps(values, indent=1, ensure_ascii=False) + "\n", PAGE: with_tables(PAGE.read_text(encoding="utf-8"), values)}
+    wanted[RECIPE] = with_records(with_pairs(RECIPE.read_text(encoding="utf-8"), pairs()))
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{'out of date' if options.check else 'written'}: {path.relative_to(ROOT)}")

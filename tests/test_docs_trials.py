@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from selfless.capacity import forecast
 from selfless.capacity.trend import fitted
@@ -42,11 +43,13 @@ def test_the_table_of_replay_is_that_of_the_recorded_runs() -> None:
         assert ("uses old data" in row) == ("`replay:" in row or "`der:" in row)
 
 
-def test_the_table_of_forecasts_is_that_of_the_record() -> None:
-    """What was said, what happened, and how often it was right."""
-    record = json.loads((ROOT / "results/trials/capacity/forecast.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("path", sorted((ROOT / "results/trials/capacity").glob("forecast*.json")), ids=lambda path: path.stem)
+def test_the_table_of_forecasts_is_that_of_the_record(path: Path) -> None:
+    """What was said, what happened, and how often it was right; the block of forecast-128.json is called forecasts-128."""
+    record = json.loads(path.read_text(encoding="utf-8"))
     page = (ROOT / "docs/lab-notes/capacity.md").read_text(encoding="utf-8")
-    found = re.search(r"^<!-- forecasts -->\n(.*?)\n<!-- /forecasts -->$", page, re.S | re.M)
+    block = f"forecasts{path.stem.removeprefix('forecast')}"
+    found = re.search(rf"^<!-- {block} -->\n(.*?)\n<!-- /{block} -->$", page, re.S | re.M)
     assert found is not None
     rows = [row.strip("| ").split(" | ") for row in found.group(1).splitlines()[2:]]
     recorded = [one for one in record["forecasts"] if not one["lost_before"]]

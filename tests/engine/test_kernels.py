@@ -49,14 +49,15 @@ def test_convolutions(k: Any, size: int, inputs: int, outputs: int, padding: int
     w, bias = (drawn(MEMBERS, outputs, inputs, 3, 3) / (9 * inputs) ** 0.5).to(dtype), drawn(MEMBERS, outputs)
     taps = w.permute(0, 3, 4, 1, 2).flatten(1, 2).contiguous()
     wide = [(x[f].double(), w[f].double()) for f in range(MEMBERS)]
-    y = k.conv(x, taps, bias, padding, relu=True)
+    columns = k.columns_of(x, padding)
+    y = k.conv(x, taps, bias, padding, relu=True, columns=columns)
     close(y, torch.stack([F.conv2d(a, b, bias[f].double(), padding=padding).relu() for f, (a, b) in enumerate(wide)]), tolerance)
 
     g = torch.randn_like(y)
     each = torch.stack([torch.stack([_weight_gradient(a[m], b, g[f, m], padding) for m in range(BATCH)]) for f, (a, b) in enumerate(wide)])
     shift = g.double().sum((3, 4))
     for power, reduced in ((0, lambda t: t.sum(1)), (1, lambda t: t.abs().sum(1)), (2, lambda t: t.square().sum(1))):
-        weight, offset = k.weight_sums(x, g, padding, power)
+        weight, offset = k.weight_sums(x, g, padding, power, columns)
         close(weight, reduced(each), tolerance)
         close(offset, reduced(shift), tolerance)
 
@@ -64,6 +65,32 @@ def test_convolutions(k: Any, size: int, inputs: int, outputs: int, padding: int
     dx = k.conv(g, back, None, 2 - padding, mask=x, flip=True)
     want = [torch.nn.grad.conv2d_input(a.shape, b, g[f].double(), padding=padding) for f, (a, b) in enumerate(wide)]
     close(dx, torch.stack(want) * (x > 0), tolerance)
+
+
+@pytest.mark.parametrize(
+    ("size", "inputs", "outputs", "padding"), [(32, 3, 32, 1), (32, 32, 32, 0), (15, 32, 64, 1), (15, 64, 64, 0), (70, 40, 48, 2)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_many_pixels(k: Any, size: int, inputs: int, outputs: int, padding: int, dtype: torch.dtype) -> None:
+    """Many steps of each program: a tile that is overwritten while a product still reads it shows only then."""
+    x, w = drawn(MEMBERS, 64, inputs, size, size).relu().to(dtype), drawn(MEMBERS, 9, outputs, inputs).to(dtype)
+    columns = k.columns_of(x, padding)
+    g = torch.randn_like(k.conv(x, w, None, padding, columns=columns))
+    w = w.unflatten(1, (3, 3)).permute(0, 3, 4, 1, 2).double()
+    sums = torch.stack(
+        [torch.stack([_weight_gradient(x[f, m].double(), w[f], g[f, m], padding) for m in range(64)]) for f in range(MEMBERS)]
+    )
+    close(k.weight_sums(x, g, padding, 0, columns)[0], sums.sum(1), 1e-4)
+    close(k.weight_sums(x, g, padding, 1, columns)[0], sums.abs().sum(1), 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_covariances_over_many_rows(k: Any, dtype: torch.dtype) -> None:
+    h = drawn(MEMBERS, 45_000, 64).relu().to(dtype)
+    wide = h.double()
+    want = wide.mT @ wide / 45_000 - wide.mean(1).unsqueeze(2) * wide.mean(1).unsqueeze(1)
+    matrix, _ = k.covariance_matrix(h, torch.ones(MEMBERS, device="cuda"), None)
+    close(matrix, want * (1 - torch.eye(64, device="cuda")) * 2 / 45_000, 1e-3 if dtype == torch.float32 else 4e-3)
 
 
 def _weight_gradient(x: Tensor, w: Tensor, g: Tensor, padding: int) -> Tensor:

@@ -186,6 +186,23 @@ def test_reported_runs_of_tiny_imagenet_use_all_training_images() -> None:
     assert {run.held_out for cell in experiment("fig-3b", "ours").cells for run in cell.candidates} == {0.1}  # as recorded
 
 
+def test_variants_share_runs_and_choose_alike() -> None:
+    """Rows that are compared with the paper's layers are the same runs; with a rate of its own, each row has every rate and schedule."""
+    shared = {cell.place: cell for name in ("fig-3a", "fig-3a-128", "fig-3b") for cell in experiment(name, "equal").cells}
+    for name in ("all-layers", "tiny-variants"):
+        same = [cell for cell in experiment(name, "equal").cells if cell.row in ("No-Reg", "SLNID")]
+        assert same
+        assert all((cell.candidates, cell.choice) == (shared[cell.place].candidates, shared[cell.place].choice) for cell in same)
+    for cell in experiment("rates", "equal").cells:
+        strengths = [(run.preserve.strength, run.sparsify.strength) for run in cell.candidates]
+        settings = collections.Counter((run.lr, run.schedule) for run in cell.candidates)
+        assert len(settings) == 6
+        assert set(settings.values()) == {len(set(strengths))}
+    for name in ("all-layers", "augmented", "tiny-variants", "rates"):
+        assert experiment(name, "ours").pending
+        assert not any(cell.candidates for cell in experiment(name, "ours").cells)
+
+
 def test_rows_of_table_2_have_nine_candidates_and_every_pair_is_compared() -> None:
     from selfless.experiments.table_2 import Here, table_2
 

@@ -54,14 +54,15 @@ def test_a_plan_fits_and_is_short(study: list[Experiment]) -> None:
     assert max(len(part.units) for part in tight) >= 1
 
 
-def test_the_cheapest_experiment_is_complete_first(study: list[Experiment]) -> None:
+def test_most_claims_per_second_come_first(study: list[Experiment]) -> None:
     """Parts follow one another: when a part is trained, what it completes can be recorded, and the last part completes the last."""
     parts = partition(study, 10, 3)
     done = completed(study, parts)
     assert sorted(name for names in done for name in names) == sorted(one.name for one in study)
     assert "locality" in done[0]
-    assert "fig-3a" in done[-1]
-    assert done[-1]
+    assert done[-1] == ["fig-3a-128"]  # it costs as much as fig-3a, and is named after it
+    silent = dataclasses.replace(study[0], claims=tuple(dataclasses.replace(claim, ours=True) for claim in study[0].claims))
+    assert completed([silent, *study[1:]], partition([silent, *study[1:]], 10, 3))[-1] == ["fig-3a"]  # it decides no claim of the paper
 
 
 def test_an_expensive_cell_reports_fewer_seeds(tmp_path: Path) -> None:
@@ -72,6 +73,17 @@ def test_an_expensive_cell_reports_fewer_seeds(tmp_path: Path) -> None:
     assert {len(cell["runs"]) for cell in record["cells"] if cell["status"] != "pending"} == {2}
     assert count([few], 4) == count([made], 4) - 2 * 3
     assert sum(unit.seconds for unit in units([few], 4)) == sum(unit.seconds for unit in units([few], 2))
+
+
+def test_a_record_counts_its_looks(tmp_path: Path) -> None:
+    """More seeds in the same folder are another look; the same number is not, and other seeds are another experiment."""
+
+    def looks(seeds: int, first: int = 0) -> list[int]:
+        found: list[int] = reproduce(small(), seeds=seeds, out=tmp_path, train=trainer(score), first_seed=first)["looks"]
+        return found
+
+    assert [looks(2), looks(2), looks(4), looks(4)] == [[2], [2], [2, 4], [2, 4]]
+    assert looks(4, first=10) == [4]
 
 
 @pytest.mark.slow

@@ -107,7 +107,8 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
     return value
 
 
-LONG = ("beyond", "rivals", "rivals-projection")  # every preserver of the library
+# many runs, or no run in `ours`
+LONG = ("beyond", "rivals", "rivals-projection", "wide", "all-layers", "augmented", "tiny-variants", "rates")
 
 
 @pytest.mark.slow
@@ -117,7 +118,7 @@ LONG = ("beyond", "rivals", "rivals-projection")  # every preserver of the libra
 )
 def test_every_experiment_runs(name: str, out: Path) -> None:
     need(name)
-    light = not any(word in name for word in ("3", "table-1", "rivals", "beyond"))
+    light = not any(word in name for word in ("3", "table-1", "rivals", "beyond", "wide"))
     made = experiment(name, quick=True)
     if not any(c.candidates for c in made.cells):  # table 2 without object sets
         refused = runner.invoke(app, ["reproduce", name, "--quick", "--out", str(out)])
@@ -160,6 +161,18 @@ def test_the_authors_settings_run_too(name: str, out: Path) -> None:
     record = quick(name, out, "--seeds", "1", "--profile", "paper")
     assert all(c["on_test"] for c in record["cells"])
     assert (out / "experiments" / f"{name}-paper-quick.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.whole
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["all-layers", "augmented", "rates", "table-1", "table-3", "fig-3a"])
+def test_equal_chances_run_too(name: str, out: Path) -> None:
+    need(name, "equal")
+    record = quick(name, out, "--seeds", "1", "--profile", "equal", "--no-checkpoints")
+    assert all(c["status"] == "done" for c in record["cells"])
+    assert record["looks"] == [1]
+    assert all(choice["rounds"] for choice in record["choices"] if choice["by"] == "held-out")
 
 
 @pytest.mark.slow

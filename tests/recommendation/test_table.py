@@ -48,3 +48,5 @@ def test_the_page_has_the_table() -> None:
 @pytest.mark.whole
 def test_times_memory_and_trials_are_the_recorded_ones() -> None:
     assert recommended.table() == values(), "run: python docs/recommended.py"
+    page = recommended.RECIPE.read_text(encoding="utf-8")
+    assert recommended.with_records(recommended.with_pairs(page, recommended.pairs())) == page, "run: python docs/recommended.py"

@@ -10,7 +10,7 @@ import pytest
 from selfless.experiments.base import at_least, at_most
 from selfless.experiments.claims import judge
 from selfless.report.claims import claims_table
-from selfless.report.families import correct, what_would_change
+from selfless.report.families import correct, what_would_change, why_undecided
 from selfless.report.records import tally
 
 A, B = ("SLNID", "x"), ("No-Reg", "x")
@@ -41,6 +41,16 @@ def test_a_family_is_the_claims_of_an_experiment() -> None:
     assert verdicts(own) == ["holds", "holds"]  # the paper's and ours are two families
     paper = record("fig-2", claim("2", 0.04)) | {"profile": "paper"}
     assert verdicts(record("fig-2", claim("1", 0.03)), paper) == ["holds", "holds"]
+
+
+def test_every_look_at_more_seeds_counts() -> None:
+    claims = claim("1", 0.01), claim("2", 0.04)
+    assert verdicts(record("fig-2", *claims, looks=[10])) == ["holds", "holds"]
+    twice = record("fig-2", *claims, looks=[10, 60])
+    assert verdicts(twice) == ["holds", "undecided"]  # 2 · 2 · 0.01 and 2 · 0.04
+    found = correct([twice])[0]["claims"]
+    assert [one["adjusted"] for one in found] == [0.04, 0.08]
+    assert [one["level"] for one in found] == pytest.approx([1 - 0.05 / 4, 1 - 0.05 / 2])
 
 
 def test_what_was_not_tested_or_is_quick_is_left_alone() -> None:
@@ -80,6 +90,20 @@ def test_what_is_said_to_change_a_verdict_does(mean: float, relation: str) -> No
     assert judged(number - side).verdict == "undecided"
     seeds = int(said.split()[0])
     assert judged(mean, copies=-(-seeds // 6) + 1).verdict != "undecided"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "alone", "reason"),
+    [
+        (-0.3, 0.4, "undecided", "margin"),
+        (-0.3, 0.6, "undecided", "noise"),
+        (0.1, 0.4, "holds", "correction"),
+        (None, None, "undecided", "noise"),
+    ],
+)
+def test_an_undecided_claim_has_a_reason(low: float | None, high: float | None, alone: str, reason: str) -> None:
+    made = claim("1", 0.2, "undecided", alone=alone)
+    assert why_undecided(made, made["parts"][0] | {"margin": 2.0} | {k: v and 2 + v for k, v in (("low", low), ("high", high))}) == reason
 
 
 def test_one_seed_asks_for_a_second_and_many_comparisons_for_more() -> None:

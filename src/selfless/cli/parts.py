@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from selfless.experiments.reproduce import Train
 
 
-def show_plan(experiments: Sequence[Experiment], seeds: int, part: str | None, as_json: bool) -> None:
-    """Print the parts with their estimated seconds on one H200: as many as --part says, or as few as fit into 25 minutes each."""
+def show_plan(experiments: Sequence[Experiment], seeds: int, part: str | None, most: float, as_json: bool) -> None:
+    """Print the parts with their estimated seconds on one H200: as many as --part says, or as few as fit into `most` seconds each."""
     from selfless.experiments.parts import completed, partition, plan, read_part
 
-    parts = partition(experiments, seeds, read_part(part)[1]) if part else plan(experiments, seeds)
+    parts = partition(experiments, seeds, read_part(part)[1]) if part else plan(experiments, seeds, most)
     rows = [
         {"part": f"{p.number}/{p.of}", "seconds": round(p.seconds), "completes": names, "cells": [row for u in p.units for row in u.rows]}
         for p, names in zip(parts, completed(experiments, parts), strict=True)

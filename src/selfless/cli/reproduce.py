@@ -31,7 +31,7 @@ EXAMPLES = """[bold]Examples[/bold]
   selfless reproduce table-1 --profile paper       [dim]# the authors' settings[/dim]
   selfless reproduce rivals                        [dim]# not in the paper, so not in `all`: rivals-published, rivals-projection[/dim]
   selfless reproduce all --seeds 5 --out results/reproduction && selfless report results/reproduction
-  selfless reproduce all --profile equal --seeds 10 --plan [dim]# parts of at most 25 minutes on one H200[/dim]
+  selfless reproduce all --profile equal --seeds 10 --plan --most 500 [dim]# its parts, on one H200[/dim]
   selfless reproduce all --profile equal --seeds 10 --part 2/6 --out part-2
   selfless reproduce all --judge --out results/reproduction [dim]# after a claim was added or reworded: nothing is trained[/dim]"""
 
@@ -47,6 +47,7 @@ def reproduce(
     first_seed: Annotated[int, typer.Option(min=0, help="The first of the reported seeds; choosing has its own.")] = 0,
     part: Annotated[str | None, typer.Option(metavar="I/N", help="Train one of N parts, and write no record; see results merge.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show the parts and their estimated seconds on one H200, and stop.")] = False,
+    most: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="With --plan: how long a part may take.")] = 1500,
     judge: Annotated[bool, typer.Option("--judge", help="Train nothing; decide the current claims by the recorded results.")] = False,
     out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results"),
     data_dir: DataDir = None,
@@ -84,7 +85,7 @@ def reproduce(
             return
         wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=not plan) for name in chosen]
         if plan:
-            show_plan(wanted, count, part, as_json)
+            show_plan(wanted, count, part, most, as_json)
             return
         if not any(cell.candidates for one in wanted for cell in one.cells):
             raise ValueError("nothing can be run: " + "; ".join(f"{one.name}: {one.pending}" for one in wanted))

@@ -34,6 +34,8 @@ from selfless.experiments.rule import rule_of_thumb
 from selfless.experiments.table_1 import table_1
 from selfless.experiments.table_2 import table_2, table_2_of
 from selfless.experiments.table_3 import table_3
+from selfless.experiments.variants import all_layers, augmented, rates, tiny_variants
+from selfless.experiments.wide import wide
 
 __all__ = ["EXPERIMENTS", "NAMES", "PAPER", "Experiment", "experiment"]
 
@@ -57,6 +59,11 @@ OTHER_EXPERIMENTS: dict[str, Callable[[Profile], Experiment]] = {
     "rivals-published": rivals_published,
     "rivals-projection": rivals_projection,
     "beyond": beyond,
+    "all-layers": all_layers,
+    "augmented": augmented,
+    "tiny-variants": tiny_variants,
+    "rates": rates,
+    "wide": wide,
 }
 EXPERIMENTS = PAPER_EXPERIMENTS | OTHER_EXPERIMENTS
 DEPENDING_ON_DATA = {"table-2": table_2_of}  # their cells depend on the data on this machine, or on a record

@@ -15,14 +15,14 @@ def _at(width: int, anchor: float) -> str:
 
 
 def _curve(width: int) -> tuple[Cell, ...]:
-    """Return EWC alone and with SLNID at each λ_Ω; λ is chosen at each of them."""
+    """Return EWC alone and with SLNID at each λ_Ω, by ten seeds; λ is chosen at each of them."""
     plain = with_ewc(width, "equal")
     return tuple(
         cell
         for anchor in EWC_ANCHORS
         for cell in dataclasses.replace(
             plain, column=_at(width, anchor), grids={"No-Reg": Grid((anchor,)), "SLNID": Grid((anchor,), EWC_INHIBITION)}
-        ).cells(("No-Reg", "SLNID"))
+        ).cells(("No-Reg", "SLNID"), most_seeds=10)
     )
 
 

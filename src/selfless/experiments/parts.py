@@ -1,15 +1,15 @@
 """Cutting experiments into parts that can be trained one by one on different machines, and what each costs.
 
 A unit is a set of cells that share runs: it does all of its rounds of choosing and all of its reported runs, so that no part waits for
-another, and no run is trained in two parts. Units are taken experiment by experiment, those with the least work first, so that every part
-completes figures. The same experiments, seeds and number of parts give the same parts.
+another, and no run is trained in two parts. Units are taken experiment by experiment: next is the one that decides the most claims of the
+paper per second, then those without such claims, the shortest first. The same experiments, seeds and number of parts give the same parts.
 
 Costs are seconds on one H200, by a model of recorded times (`results/again/fleets.txt`):
 
     seconds(run) = tasks · epochs · EPOCH[stream, model] · METHOD[preserver] · (EVERYWHERE, if it acts in all layers) · (AUGMENTED)
 
-where the time of a fleet is divided among its members. A part adds START for loading and compiling, and a share SPARE for grids that are
-extended and for fleets that are smaller than the recorded ones.
+where the time of a fleet is divided among its members. The later rounds of choosing have small fleets, in which a run costs LATER times as
+much (`results/equal`: 357 s for 857 runs). A part adds START for loading and compiling, and a share SPARE for grids that are extended.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from selfless.spec import Run
 from selfless.terms import Term
 
 MOST = 25 * 60.0  # seconds of one part
+OTHERS = "not in the paper"
 START, SPARE = 60.0, 0.25
 EPOCH = {  # seconds of an epoch of one task: by stream, and by the beginning of the network's name
     ("permuted-mnist", "mlp"): 0.003,
     ("permuted-mnist", "mlp-2000"): 0.05,
     ("joint-permuted-mnist", "mlp"): 0.010,
     ("split-cifar-100", "cnn"): 0.006,
-    ("joint-split-cifar-100", "cnn"): 0.010,
-    ("blurred-cifar-100", "cnn"): 0.08,
+    ("joint-split-cifar-100", "cnn"): 0.007,
+    ("blurred-cifar-100", "cnn"): 0.07,
     ("split-tiny-imagenet", "vgg"): 0.18,
     ("objects", "alexnet"): 0.35,
 }
 OTHER = 0.5  # of a stream or network that is not in the table
 METHOD = {"lwf": 2.0, "ebll": 3.5, "hat": 1.8, "rwalk": 2.0, "si": 1.6, "mas-local": 1.5}
 ON_OBJECTS = {"lwf": 2.0, "ebll": 13.0}  # an autoencoder of 4,096 features
-EVERYWHERE = {"cnn": 2.2}  # between channels; 1.3 for other networks
-AUGMENTED = 1.5
+EVERYWHERE = 1.3  # between channels (docs/lab-notes/speed-gpu.md)
+AUGMENTED = 1.2
+LATER = {"mlp": 5.0}  # of other networks a run fills the GPU: 1.2
 
 
 def seconds(run: Run) -> float:
@@ -52,7 +54,7 @@ def seconds(run: Run) -> float:
     fits = {name: cost for (kind, name), cost in EPOCH.items() if kind == stream and run.model.startswith(name)}
     cost = fits[max(fits, key=len)] if fits else OTHER
     cost *= (ON_OBJECTS if stream == "objects" else METHOD).get(run.preserve.name, 1.0)
-    wide = EVERYWHERE.get(run.model.partition("-")[0], 1.3) if run.layers == "all" else 1.0
+    wide = EVERYWHERE if run.layers == "all" else 1.0
     return (run.tasks or 5) * run.epochs * cost * wide * (AUGMENTED if run.augment != "none" else 1.0)
 
 
@@ -125,7 +127,7 @@ def _cost(cells: Sequence[Cell], seeds: int) -> float:
     """Return the seconds of all rounds of choosing and of the reported runs; shared runs count once."""
     total = math.fsum(map(seconds, {run for cell in cells for run in trials(cell)}))
     later = {(cell.candidates, cell.choice): later_trials(cell) for cell in cells}
-    total += math.fsum(count * _mean(runs) for (runs, _), count in later.items() if count)
+    total += math.fsum(count * _mean(runs) * LATER.get(runs[0].model[:3], 1.2) for (runs, _), count in later.items() if count)
     reported = {tuple(final(cell, run, 0) for run in cell.candidates): report_seeds(cell, seeds) for cell in cells}
     return total + math.fsum(count * _mean(runs) for runs, count in reported.items())
 
@@ -138,7 +140,7 @@ def partition(experiments: Sequence[Experiment], seeds: int, parts: int) -> list
     """Return the parts, of about the same length; the last are empty if there are more parts than units."""
     if parts < 1:
         raise ValueError(f"a study is cut into one part or more, not {parts}")
-    made = units(_cheapest_first(experiments, seeds), seeds)
+    made = units(_best_first(experiments, seeds), seeds)
     low, high = max((unit.seconds for unit in made), default=0.0), sum(unit.seconds for unit in made)
     while high - low > 1.0:  # the shortest limit at which the units fit into so many parts
         limit = (low + high) / 2
@@ -152,7 +154,7 @@ def plan(experiments: Sequence[Experiment], seeds: int, most: float = MOST) -> l
     made = units(experiments, seeds)
     longest = max((unit.seconds for unit in made), default=0.0)
     limit = max((most - START) / (1 + SPARE), longest)
-    least = len(_cut(units(_cheapest_first(experiments, seeds), seeds), limit))
+    least = len(_cut(units(_best_first(experiments, seeds), seeds), limit))
     return partition(experiments, seeds, max(1, least))
 
 
@@ -167,8 +169,22 @@ def completed(experiments: Sequence[Experiment], parts: Sequence[Part]) -> list[
     return found
 
 
-def _cheapest_first(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
-    return sorted(experiments, key=lambda one: sum(unit.seconds for unit in units([one], seeds)))
+def _best_first(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
+    """Order by claims of the paper per second; what an experiment shares with those before it costs nothing."""
+    made = units(experiments, seeds)
+    home = {id(cell): number for number, unit in enumerate(made) for cell in unit.cells}
+    needs = {one.name: {home[id(cell)] for cell in one.cells if cell.candidates} for one in experiments}
+    left, order, done = list(experiments), list[Experiment](), set[int]()
+
+    def rate(one: Experiment) -> tuple[float, float]:
+        cost = sum(made[number].seconds for number in needs[one.name] - done)
+        return sum(not (claim.ours or claim.repeats) for claim in one.claims) / (cost + 1e-9) if one.source != OTHERS else 0.0, -cost
+
+    while left:
+        order.append(max(left, key=rate))
+        left.remove(order[-1])
+        done |= needs[order[-1].name]
+    return order
 
 
 def _cut(made: Sequence[Unit], limit: float) -> list[list[Unit]]:

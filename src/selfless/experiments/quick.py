@@ -13,6 +13,7 @@ from selfless.spec import Run
 
 LIMIT = {"permuted-mnist": 200, "split-cifar-100": 20, "blurred-cifar-100": 20, "split-tiny-imagenet": 4, "objects": 6}  # images per task
 
+WIDE = "selfless.experiments.wide_networks:"
 STEPS = 20  # of a preserver that fits something between tasks
 
 
@@ -47,6 +48,9 @@ def _run(run: Run, tasks: int | None) -> Run:
         narrow["model_options"] = {**run.model_options, "fc_units": 16}
     if run.model == "alexnet":
         narrow["model_options"] = {**run.model_options, "fc": "random", "fc_units": 16}
+    if run.model.startswith(WIDE):
+        name = run.model.removeprefix(WIDE)
+        narrow["model_options"] = {"width": 8} | ({"depth": 1} if name != "resnet18" else {}) | ({"steps": 2} if name == "lora_vit" else {})
     if "steps" in {field.name for field in dataclasses.fields(run.preserve)}:
         narrow["preserve"] = dataclasses.replace(run.preserve, **{"steps": STEPS})
     return dataclasses.replace(run, **narrow)  # type: ignore[arg-type]

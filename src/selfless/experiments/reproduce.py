@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def reproduce(
     filled = [fill_cell(cell, chosen[cell.place], runs[cell.place], results, out, data_dir) for cell in cells]
     if experiment.quick:  # its numbers mean nothing beside published ones
         filled = [cell | {"difference": None} for cell in filled]
+    wanted_seeds = list(reported[: max((report_seeds(cell, seeds) for cell in cells), default=seeds)])
     record = {
         "format": FORMAT,
         "name": experiment.name,
@@ -97,7 +99,8 @@ def reproduce(
         "quick": experiment.quick,
         "figure": experiment.figure,
         "pending": experiment.pending,
-        "seeds": list(reported[: max((report_seeds(cell, seeds) for cell in cells), default=seeds)]),
+        "seeds": wanted_seeds,
+        "looks": count_looks(record_file(out, experiment), wanted_seeds),
         "cells": filled,
         "choices": list_choices(experiment, chosen),
         "claims": judge_claims(experiment, filled),
@@ -106,6 +109,17 @@ def reproduce(
     }
     write_json(record_file(out, experiment), record)
     return record
+
+
+def count_looks(path: Path, seeds: Sequence[int]) -> list[int]:
+    """Return the numbers of seeds by which the claims of a record were judged, this time included.
+
+    Who adds seeds until a claim is decided looks at it several times; the correction of verdicts divides the level by the number of looks.
+    """
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    if before.get("seeds", [])[:1] != list(seeds[:1]):  # other seeds: another experiment, judged for the first time
+        return [len(seeds)]
+    return list(dict.fromkeys([*before.get("looks", [len(before["seeds"])]), len(seeds)]))
 
 
 def check_together(experiments: Sequence[Experiment], options: TrainOptions) -> None:

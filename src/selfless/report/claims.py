@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfless.report.families import correct, what_would_change
+from selfless.report.families import correct, what_would_change, why_undecided
 from selfless.report.quotes import WORDS
 from selfless.report.records import VERDICTS, Record, by_place, is_ours, judged, load, rows_and_columns
 from selfless.report.tables import line_of
@@ -28,10 +28,12 @@ PROFILES = ("equal", "ours", "paper")
 WORST_FIRST = ("fails", "missing", "undecided", "holds")
 EXPLANATION = """\
 Differences are in points, with their 95 % interval over seeds by the paired t test. Of several comparisons the worst is
-shown. `ours` chooses strengths on held-out data; `paper` has the authors' settings and chooses on test data.
+shown. `ours` chooses strengths on held-out data; `equal` does so from equal grids for all rows, by five seeds; `paper`
+has the authors' settings and chooses on test data.
 
 Verdicts are corrected for the number of claims of an experiment (Holm, 5 % for all of them together), so that an
-interval which excludes the margin is not always enough. A claim that two experiments make is counted once.
+interval which excludes the margin is not always enough. If seeds were added after a first verdict, p-values are
+multiplied by the number of looks. A claim that two experiments make is counted once.
 
 - ✓ holds: the corrected test shows the claimed side of the margin
 - ✗ fails: it shows the other side
@@ -81,6 +83,16 @@ class ClaimRow(NamedTuple):
     def verdict(self) -> str:
         """The verdict in the leading profile."""
         return "not tested" if self.leading["verdict"] == "missing" else str(self.leading["verdict"])
+
+    @property
+    def reason(self) -> str:
+        """Why the claim is undecided in the leading profile: correction, margin or noise; "" if it is decided or not tested."""
+        return why_undecided(self.leading, decisive(self.leading)) if self.verdict == "undecided" else ""
+
+    @property
+    def change(self) -> str:
+        """What would change the verdict in the leading profile."""
+        return change_of(self.leading)
 
 
 def profiles_of(records: Sequence[Record]) -> list[str]:
@@ -194,13 +206,15 @@ def _verdict(claims: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _change(claims: Mapping[str, Mapping[str, Any]]) -> str:
     """Return what would change the verdict in each profile."""
-    found = {
-        profile: what_would_change(part, claim["verdict"], claim.get("level", 0.95), len(claim["parts"]) * part.get("of", 1))
-        for profile, claim in claims.items()
-        for part in [decisive(claim)]
-        if claim["verdict"] != "missing"
-    }
+    found = {profile: change_of(claim) for profile, claim in claims.items()}
     return "; ".join(f"`{profile}`: {change}" if len(claims) > 1 else change for profile, change in found.items() if change)
+
+
+def change_of(claim: Mapping[str, Any]) -> str:
+    """Return what would change the verdict of a claim in one profile; "" if it was not tested."""
+    part = decisive(claim)
+    among = len(claim["parts"]) * part.get("of", 1)
+    return "" if claim["verdict"] == "missing" else what_would_change(part, claim["verdict"], claim.get("level", 0.95), among)
 
 
 def value_beside(cell: Mapping[str, Any] | None) -> str:

@@ -3,6 +3,9 @@
 A family is the claims of one experiment in one profile: the paper's, or ours. Of many true nulls one in twenty is decided by chance, so a
 claim is decided only if its p-value, corrected for the number of claims in its family, is at most 5 %. A claim that repeats another
 experiment's is no member: it is counted there. `as_one_family` is stricter: all claims of a profile are one family.
+
+Whoever adds seeds until a claim is decided has tested it several times. A record lists its numbers of seeds so far (`looks`), and p-values
+are multiplied by their count.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from selfless.report.records import Record, is_ours, judged
 from selfless.report.wording import text
 
 ALPHA = 0.05
+NEAR = 0.5  # points: an interval that lies this close to its margin needs no more seeds to be understood
 
 
 def correct(records: Sequence[Record], *, as_one_family: bool = False) -> list[Record]:
@@ -31,7 +35,8 @@ def correct(records: Sequence[Record], *, as_one_family: bool = False) -> list[R
                 families.setdefault((name, record["profile"], is_ours(record, claim)), []).append((r, c))
     changed: dict[tuple[int, int], dict[str, Any]] = {}
     for places in families.values():
-        p = [records[r]["claims"][c]["p"] for r, c in places]
+        looks = [len(records[r].get("looks") or [0]) for r, _ in places]
+        p = [min(1.0, n * records[r]["claims"][c]["p"]) for n, (r, c) in zip(looks, places, strict=True)]
         adjusted, order = holm(p), sorted(range(len(p)), key=lambda i: p[i])
         for rank, i in enumerate(order):
             claim = records[places[i][0]]["claims"][places[i][1]]
@@ -40,12 +45,25 @@ def correct(records: Sequence[Record], *, as_one_family: bool = False) -> list[R
                 "alone": claim["verdict"],
                 "verdict": claim["verdict"] if decided else "undecided",
                 "adjusted": float(adjusted[i]),
-                "level": 1 - ALPHA / (len(p) - rank),
+                "level": 1 - ALPHA / (len(p) - rank) / looks[i],
             }
     return [
         record | {"claims": [claim | changed.get((r, c), {}) for c, claim in enumerate(record["claims"])]}
         for r, record in enumerate(records)
     ]
+
+
+def why_undecided(claim: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+    """Return why a claim is undecided, by its decisive comparison.
+
+    correction   its own test decides, the corrected one does not
+    margin       the whole interval lies within half a point of the margin: the effect is known, and it is about the margin
+    noise        the interval is wider
+    """
+    if claim.get("alone", "undecided") != "undecided":
+        return "correction"
+    known = part["low"] is not None and max(abs(part["low"] - part["margin"]), abs(part["high"] - part["margin"])) <= NEAR
+    return "margin" if known else "noise"
 
 
 def what_would_change(part: Mapping[str, Any], verdict: str, level: float = 1 - ALPHA, among: int = 1) -> str:

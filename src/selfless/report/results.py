@@ -13,7 +13,7 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,10 @@ from selfless.report.wording import text, value
 
 Profiles = dict[str, dict[str, Record]]  # experiment → profile → record, the leading profile first
 VERDICTS = ("holds", "fails", "undecided")
+EXPLANATION = (
+    "A difference has a 95 % interval by the paired t test. Verdicts are [corrected for the number of claims](experiments.md#verdicts) of "
+    "each experiment."
+)
 
 
 class Topic(NamedTuple):
@@ -59,17 +63,22 @@ OTHERS = {  # shown by a figure and a link to their values
     "locality": "Locality",
     "rule-of-thumb": "The rule of thumb for λ",
     "rivals": "Every preserver with and without SLNID",
+    "all-layers": "SLNID, SNID and DeCov in all layers",
+    "augmented": "Every row with crops and flips",
+    "rates": "Rate and schedule chosen on held-out data",
 }
 FIGURE = {
     "table-1-ours": "table-1-ours-3",
     "table-3-ours": "table-3-ours-2",
     "locality-ours": "locality-ours-2",
+    "table-1-equal": "table-1-equal-3",
+    "table-3-equal": "table-3-equal-2",
     "ewc-equal": "ewc-equal-3",
 }  # the panel to show
 
 
-def results_page(records: Sequence[Record], again: str = "") -> str:
-    """Return docs/results.md. `again` is the summary of a second run (`report --against`)."""
+def results_page(records: Sequence[Record], again: Mapping[str, tuple[str, str]] | None = None) -> str:
+    """Return docs/results.md. `again` has for each profile the summary of a second run (`report --against`), and its file."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -78,39 +87,88 @@ def results_page(records: Sequence[Record], again: str = "") -> str:
     content = {
         "leading": profiles_of(records)[0],
         "counts": _counts(records),
+        "explanation": _wrap(f"{_seeds(records)} {EXPLANATION} {_looks(records)}"),
+        "undecided": _undecided([row for row in rows if row.verdict == "undecided" and not row.leading.get("repeats")]),
+        "recorded": {name: next(iter(profiles)) for name, profiles in by_name.items()},
         "claims": _claims(rows, profiles_of(records)),
         "topics": [_topic(topic, by_name) for topic in TOPICS if any(name in by_name for name in topic.names)],
-        "others": [_figure(_leading(by_name, name), title) for name, title in OTHERS.items() if name in by_name],
-        "failed": [_failure(row) for row in rows if row.verdict == "fails"],
-        "alone": _alone([row for row in rows if row.verdict == "undecided" and row.leading.get("alone") == "fails"]),
-        "gap": lambda name, a, b, column: _gap(by_name, name, a, b, column),
-        "again": again,
+        "others": list(_in_lines([_figure(_leading(by_name, name), title) for name, title in OTHERS.items() if name in by_name])),
+        "failed": _failures([row for row in rows if row.verdict == "fails" and not row.leading.get("repeats")]),
+        "gap": lambda names, a, b, column: _gap(by_name, names, a, b, column),
+        "again": again or {},
     }
     return templates.get_template("results.md.jinja").render(content)
 
 
+def _in_lines(found: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
+    """Return the figures in lines of three."""
+    return [found[i : i + 3] for i in range(0, len(found), 3)]
+
+
 def _counts(records: Sequence[Record]) -> list[list[str]]:
-    """Return for each profile how many of the paper's claims hold, fail and are undecided: corrected, and each claim alone."""
+    """Return for each profile how many of the paper's claims hold, fail and are undecided.
+
+    Corrected by experiment; in brackets each claim alone, and all of the profile as one family.
+    """
     rows = []
     for profile in PROFILES:
         own = [record for record in records if record["profile"] == profile and not record["quick"]]
         if own:
-            ways = {"": correct(own), ", each alone": own}
-            for way, those in ways.items():
-                found = tally(those, ours=False)
-                rows.append([f"`{profile}`{way}", *(str(found[verdict]) for verdict in VERDICTS)])
+            ways = [tally(those, ours=False) for those in (correct(own), own, correct(own, as_one_family=True))]
+            rows.append([f"`{profile}`", *("{} ({}, {})".format(*(way[verdict] for way in ways)) for verdict in VERDICTS)])
     return rows
+
+
+def _seeds(records: Sequence[Record]) -> str:
+    """Return a sentence on what a value is, with the numbers of seeds that the experiments of each profile report."""
+    whole = [record for record in records if not record["quick"]]
+    found = {p: sorted({len(r["seeds"]) for r in whole if r["profile"] == p and r["claims"]}) for p in PROFILES}
+    said = ", ".join(f"{' or '.join(map(str, counts))} in `{profile}`" for profile, counts in found.items() if counts)
+    return f"A value is the average accuracy after the last task in %, mean ± standard deviation over seeds ({said})."
+
+
+def _looks(records: Sequence[Record]) -> str:
+    """Return a sentence on experiments that were judged by several numbers of seeds; "" if there are none."""
+    found: dict[str, list[int]] = {f"`{r['name']}`": r["looks"] for r in records if len(r.get("looks") or ()) > 1}
+    if not found:
+        return ""
+    longest = max(found.values(), key=len)
+    times = " and ".join(map(str, longest))
+    return f"{', '.join(found)} were judged with {times} seeds; their p-values are multiplied by how often."
+
+
+def _undecided(rows: Sequence[ClaimRow]) -> str:
+    """Return a sentence on why claims are undecided, with their numbers."""
+    causes = [row.reason for row in rows]
+    counts = {cause: causes.count(cause) for cause in ("correction", "margin", "noise")}
+    return _wrap(
+        f"Of the {len(rows)} undecided, {counts['correction']} are decided by their own test but not by the corrected one, "
+        f"{counts['margin']} lie within half a point of their margin, and {counts['noise']} are too noisy for these seeds."
+    )
 
 
 def _claims(rows: Sequence[ClaimRow], profiles: Sequence[str]) -> str:
     """Return the table of claims; one that is counted elsewhere is left out."""
-    head = ["claim", "the paper's words", "where", "published", *(f"`{profile}`" for profile in profiles), "verdict"]
+    profile_heads = [f"`{profile}`" for profile in profiles]
+    head = ["claim", "the paper's words", "where", "published", *profile_heads, "verdict", "what would change it"]
     shown = [
-        [row.text, f"“{row.words}”" if row.words else "its numbers", row.where, row.published, *row.shown.values(), row.verdict]
+        [
+            row.text,
+            f"“{row.words}”" if row.words else "its numbers",
+            row.where,
+            row.published,
+            *row.shown.values(),
+            _verdict(row),
+            row.change,
+        ]
         for row in rows
         if not row.leading.get("repeats")
     ]
     return table(head, shown)
+
+
+def _verdict(row: ClaimRow) -> str:
+    return f"{row.verdict}: {row.reason}" if row.reason else row.verdict
 
 
 def _topic(topic: Topic, by_name: Profiles) -> dict[str, Any]:
@@ -151,41 +209,44 @@ def _brief(cell: dict[str, Any] | None) -> str:
     return value(cell) + (f" ({text(cell['published'])})" if cell["published"] is not None else "")
 
 
-def _alone(rows: Sequence[ClaimRow]) -> str:
-    """Return one paragraph on the claims that fail only if each is taken alone; "" if there are none."""
-    names = dict.fromkeys(row.name for row in rows)
-    counts = ", ".join(f"`{name}` ({sum(row.name == name for row in rows)})" for name in names)
-    return _wrap(f"{len(rows)} more fail only if each is taken alone: {counts}; above, “alone: fails”.") if rows else ""
-
-
-def _failure(row: ClaimRow) -> str:
-    """Return "- claim (`fig-2`): −1.04 [−1.45, −0.64]" in the leading profile, with its worst comparison."""
-    part = decisive(row.leading)
-    span = f" [{text(part['low'], 2, True)}, {text(part['high'], 2, True)}]" if part["low"] is not None else ""
-    what = f", {part['text']}" if len(row.leading["parts"]) > 1 else ""
-    return _wrap(f"- {row.text} (`{row.name}`): {text(part['mean'], 2, True)}{span}{what}", "  ")
+def _failures(rows: Sequence[ClaimRow]) -> str:
+    """Return a table of the claims that fail, in the leading profile of each: the difference of the worst comparison."""
+    shown: dict[str, list[str]] = {}
+    for row in rows:
+        part = decisive(row.leading)
+        span = f" [{text(part['low'], 2, True)}, {text(part['high'], 2, True)}]" if part["low"] is not None else ""
+        found = f"{text(part['mean'], 2, True)}{span}: {part['text']} (`{row.name}`, `{row.leading_profile}`)"
+        shown.setdefault(row.text, []).append(found)
+    return table(["claim", "what was found, and the comparison that fails"], [[claim, "; ".join(found)] for claim, found in shown.items()])
 
 
 def _wrap(line: str, indent: str = "") -> str:
     return textwrap.fill(line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _gap(by_name: Profiles, name: str, a: str, b: str, column: str) -> str:
-    """Return "+5.00 [+4.08, +5.91]", a − b in the leading profile, by the paired t interval."""
+def _gap(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str) -> str:
+    """Return "+5.00 [+4.08, +5.91] (`ours`)", a − b by the paired t interval, in the first of the experiments that has both rows."""
     from selfless.metrics import paired_t_interval, spread
 
-    cells = by_place(_leading(by_name, name))
+    found = [record for name in names for record in by_name.get(name, {}).values()]
+    record = next(record for record in found if {(a, column), (b, column)} <= by_place(record).keys())
+    cells = by_place(record)
     x, y = ({run["seed"]: run["value"] for run in cells[row, column]["runs"]} for row in (a, b))
     seeds = sorted(x.keys() & y.keys())
     pairs = [x[s] for s in seeds], [y[s] for s in seeds]
     low, high = paired_t_interval(*pairs)
     mean, _ = spread([u - v for u, v in zip(*pairs, strict=True)])
-    return f"{text(mean, 2, True)} [{text(low, 2, True)}, {text(high, 2, True)}]"
+    return f"{text(mean, 2, True)} [{text(low, 2, True)}, {text(high, 2, True)}] (`{record['profile']}`)"
 
 
-def same_verdicts(against: Path) -> str:
-    """Return "39 of 46 verdicts are the same", from a file made by `selfless report DIR --against OTHER`."""
-    return str(re.findall(r"\d+ of \d+ verdicts are the same", against.read_text(encoding="utf-8"))[0])
+def second_runs(given: Sequence[str], root: Path) -> dict[str, tuple[str, str]]:
+    """Return profile → ("39 of 46 verdicts are the same", file), from "PROFILE=FILE"; files that are not there are left out.
+
+    A file is made by `selfless report DIR --against OTHER`.
+    """
+    files = {profile: file for profile, _, file in (one.partition("=") for one in given) if (root / file).is_file()}
+    texts = {profile: (root / file).read_text(encoding="utf-8") for profile, file in files.items()}
+    return {profile: (re.findall(r"\d+ of \d+ verdicts are the same", said)[0], files[profile]) for profile, said in texts.items()}
 
 
 def relative_to(records: Sequence[Record], root: Path) -> list[Record]:
@@ -197,12 +258,12 @@ def main() -> None:
     """Print the page."""
     parser = argparse.ArgumentParser(prog="python -m selfless.report.results", description="Print docs/results.md.")
     parser.add_argument("folders", type=Path, nargs="+", help="folders of results; those that do not exist are skipped")
-    parser.add_argument("--again", type=Path, help="a file made by selfless report DIR --against OTHER")
+    parser.add_argument("--again", nargs="*", default=[], metavar="PROFILE=FILE", help="files made by selfless report DIR --against OTHER")
     given = parser.parse_args()
     records = [record for folder in given.folders if folder.is_dir() for record in load(folder)]
     if not records:
         sys.exit(f"{given.folders[0]} holds no record of an experiment. Make one: selfless reproduce fig-2 --out {given.folders[0]}")
-    sys.stdout.write(results_page(relative_to(records, Path.cwd()), same_verdicts(given.again) if given.again else ""))
+    sys.stdout.write(results_page(relative_to(records, Path.cwd()), second_runs(given.again, Path.cwd())))
 
 
 if __name__ == "__main__":

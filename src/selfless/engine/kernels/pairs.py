@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from selfless.engine.kernels.shapes import precision, tile
+
 WIDEST = 64  # the most channels here: more would not fit into the shared memory of smaller GPUs
 FEWEST = 1024  # the fewest rows M: for less, as in fully connected layers, the products of cuBLAS are as fast
 PARTIAL = 2**20  # a sum over rows is split into programs, over all members, whose partial sums are about so many numbers …
-PROGRAMS = 1024  # … but into at most so many, which fill a large GPU
+PROGRAMS = 512  # … but into at most so many, which fill a large GPU
 
 
 def is_map(h: Tensor) -> bool:
@@ -77,16 +79,17 @@ def covariance_matrix(h: Tensor, weight: Tensor, pairs: Tensor | None) -> tuple[
     S is `pairs` (F, N, N); None: S = 1. C is E[hhᵀ] − h̄h̄ᵀ: products of bf16 are exact in float32, and float32 is not rounded to TF32.
     """
     members, rows, n = h.shape
-    tile, block = _tile(n), 128 if h.dtype == torch.bfloat16 else 64
-    programs = min(PROGRAMS, PARTIAL // tile**2)
+    side, block = tile(n), 128 if h.dtype == torch.bfloat16 else 64
+    programs = min(PROGRAMS, PARTIAL // side**2)
     length = triton.cdiv(triton.cdiv(rows, max(1, programs // members)), block) * block
     count = triton.cdiv(rows, length)
-    parts = torch.empty(count, members, tile * tile + tile, device=h.device)
+    parts = torch.empty(count, members, side * side + side, device=h.device)
     exact = "tf32x3" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    _moments[(count, members)](h, parts, rows, length, N=n, TILE=tile, ROWS=block, PREC=exact, num_warps=4 if tile <= 64 else 8)
+    # Two warps: with four, products are asynchronous, and Triton 3.6 overwrites rows that they still read (docs/lab-notes/pitfalls.md).
+    _moments[(count, members)](h, parts, rows, length, N=n, TILE=side, ROWS=block, PREC=exact, num_warps=2)
     matrix, shift = torch.empty(members, n, n, device=h.device), torch.empty(members, n, device=h.device)
-    _covariance[(tile // 16, members)](
-        parts, weight, weight if pairs is None else pairs, matrix, shift, rows, count, N=n, TILE=tile, ROWS=16, S=pairs is not None,
+    _covariance[(side // 16, members)](
+        parts, weight, weight if pairs is None else pairs, matrix, shift, rows, count, N=n, TILE=side, ROWS=16, S=pairs is not None,
         LOW=h.dtype == torch.bfloat16,
     )  # fmt: skip
     return matrix, shift
@@ -121,13 +124,8 @@ def add_product(g: Tensor, h: Tensor, matrix: Tensor, shift: Tensor | None, scal
     """
     members, rows, n = h.shape
     out, block = torch.empty_like(g), 128
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     _add_product[(triton.cdiv(rows, block), members)](
-        g, h, matrix, matrix if shift is None else shift, out, rows, scale, N=n, TILE=_tile(n), ROWS=block, SHIFT=shift is not None,
-        MASK=mask, PREC=precision, num_warps=4 if n <= 64 else 8,
+        g, h, matrix, matrix if shift is None else shift, out, rows, scale, N=n, TILE=tile(n), ROWS=block, SHIFT=shift is not None,
+        MASK=mask, PREC=precision(), num_warps=4 if n <= 64 else 8,
     )  # fmt: skip
     return out
-
-
-def _tile(n: int) -> int:
-    return max(16, triton.next_power_of_2(n))

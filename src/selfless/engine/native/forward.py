@@ -73,7 +73,8 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
                 x = apply(StackedLinear, _rectify(x, owed), weight, bias, fused, options.measure, positive)
                 owed, skip = False, following[0] if fused else ""
             elif runs_in_triton(layer, x):
-                x = apply(TritonConv, x, weight, bias, layer.padding[0], fused, owed, options.measure, pending)
+                trains = torch.is_grad_enabled()
+                x = apply(TritonConv, x, weight, bias, layer.padding[0], fused, owed, options.measure, pending, trains)
                 pending = None
                 owed, skip = fused, following[0] if fused else ""
             else:

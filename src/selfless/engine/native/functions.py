@@ -73,6 +73,7 @@ class TritonConv(torch.autograd.Function):
     relu      apply a ReLU to the output; the layer after it masks the gradient
     owed      x is the output of such a convolution: mask the gradient of x where x is 0
     penalty   a penalty on x, whose gradient is added to that of x
+    trains    a backward pass will follow
     """
 
     @staticmethod
@@ -86,18 +87,20 @@ class TritonConv(torch.autograd.Function):
         owed: bool,
         measure: Measure | None,
         penalty: Penalty | None,
+        trains: bool,
     ) -> Tensor:
         fast = kernels(x)
         assert fast is not None
-        ctx.save_for_backward(x, weight)
+        columns = fast.columns_of(x, padding) if trains else None
+        ctx.save_for_backward(x, weight, columns)
         ctx.padding, ctx.owed, ctx.measure, ctx.penalty = padding, owed, measure, penalty
         kernel = _flatten_kernel(weight.permute(0, 3, 4, 1, 2), x.dtype)
-        y: Tensor = fast.conv(x, kernel, bias, padding, relu=relu)
+        y: Tensor = fast.conv(x, kernel, bias, padding, relu=relu, columns=columns)
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, columns = ctx.saved_tensors
         fast, measure = kernels(g), ctx.measure
         assert fast is not None
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
@@ -110,8 +113,8 @@ class TritonConv(torch.autograd.Function):
             dx = fast.conv(g, kernel, None, 2 - ctx.padding, mask=x if ctx.owed else None, flip=True, pairs=pairs)
         if wants_w or wants_b:
             weighted = g if measure is None else measure.weighted(g)
-            dw, db = fast.weight_sums(x, weighted, ctx.padding, 0 if measure is None else measure.power)
-        return dx, dw if wants_w else None, db if wants_b else None, None, None, None, None, None
+            dw, db = fast.weight_sums(x, weighted, ctx.padding, 0 if measure is None else measure.power, columns)
+        return dx, dw if wants_w else None, db if wants_b else None, None, None, None, None, None, None
 
 
 def _flatten_kernel(kernel: Tensor, dtype: torch.dtype) -> Tensor:

@@ -22,7 +22,7 @@ from selfless.experiments.protocols.cifar_100 import (
     cifar,
     cifar_best,
 )
-from selfless.experiments.protocols.mnist import EWC_ANCHORS, EWC_INHIBITION, permuted_mnist, permuted_mnist_best, with_ewc
+from selfless.experiments.protocols.mnist import EWC_ANCHORS, EWC_INHIBITION, PMNIST_ANCHORS, permuted_mnist, permuted_mnist_best, with_ewc
 from selfless.experiments.protocols.protocol import ALL_LAYERS, COMPETITORS, DECADES, INHIBITION, KINDS, Grid, Protocol, over
 from selfless.experiments.protocols.tiny import (
     TINY_ANCHORS,
@@ -48,6 +48,7 @@ __all__ = [
     "EWC_INHIBITION",
     "INHIBITION",
     "KINDS",
+    "PMNIST_ANCHORS",
     "TINY_ANCHORS",
     "TINY_ASIDE",
     "TINY_IMPLICIT",
