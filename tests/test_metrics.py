@@ -174,6 +174,14 @@ def test_students_distribution_is_the_integral_of_its_density(dof: int) -> None:
     assert (metrics.student_cdf(math.inf, dof), metrics.student_cdf(-math.inf, dof)) == (1.0, 0.0)
 
 
+def test_a_far_tail_is_a_probability() -> None:
+    """Sums of the series end 1e-16 above 1 or below; a p-value below 0 would stop the correction of a family."""
+    tails = [metrics.student_cdf(-t, dof) for dof in range(1, 100) for t in (20.0, 35.0, 80.0, 1e6)]
+    assert min(tails) >= 0.0
+    assert max(metrics.student_cdf(t, dof) for dof in range(1, 100) for t in (20.0, 35.0, 80.0, 1e6)) <= 1.0
+    assert metrics.holm(tails).max() <= 1.0
+
+
 def test_the_t_interval_is_the_formula_and_covers_as_often_as_it_says() -> None:
     a, b = [5.0, 7.0, 6.0, 8.0, 4.0], [1.0, 2.0, 3.0, 2.0, 2.0]
     d = np.subtract(a, b)

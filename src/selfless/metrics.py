@@ -159,7 +159,7 @@ def student_cdf(t: float, dof: int) -> float:
         total += term
         term *= math.cos(theta) ** 2 * (2 * k / (2 * k + 1) if odd else (2 * k - 1) / (2 * k))
     inside = 2 / math.pi * (theta + math.sin(theta) * total) if odd else math.sin(theta) * total
-    return (1 + inside) / 2
+    return min(1.0, max(0.0, (1 + inside) / 2))  # rounding may leave the range by 1e-16
 
 
 @functools.lru_cache(maxsize=1024)

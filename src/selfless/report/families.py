@@ -36,7 +36,7 @@ def correct(records: Sequence[Record], *, as_one_family: bool = False) -> list[R
     changed: dict[tuple[int, int], dict[str, Any]] = {}
     for places in families.values():
         looks = [len(records[r].get("looks") or [0]) for r, _ in places]
-        p = [min(1.0, n * records[r]["claims"][c]["p"]) for n, (r, c) in zip(looks, places, strict=True)]
+        p = [min(1.0, max(0.0, n * records[r]["claims"][c]["p"])) for n, (r, c) in zip(looks, places, strict=True)]
         adjusted, order = holm(p), sorted(range(len(p)), key=lambda i: p[i])
         for rank, i in enumerate(order):
             claim = records[places[i][0]]["claims"][places[i][1]]

@@ -123,7 +123,7 @@ def _seeds(records: Sequence[Record]) -> str:
     """Return a sentence on what a value is, with the numbers of seeds that the experiments of each profile report."""
     whole = [record for record in records if not record["quick"]]
     found = {p: sorted({len(r["seeds"]) for r in whole if r["profile"] == p and r["claims"]}) for p in PROFILES}
-    said = ", ".join(f"{' or '.join(map(str, counts))} in `{profile}`" for profile, counts in found.items() if counts)
+    said = ", ".join(f"{'/'.join(map(str, counts))} in `{profile}`" for profile, counts in found.items() if counts)
     return f"A value is the average accuracy after the last task in %, mean ± standard deviation over seeds ({said})."
 
 
@@ -134,7 +134,7 @@ def _looks(records: Sequence[Record]) -> str:
         return ""
     longest = max(found.values(), key=len)
     times = " and ".join(map(str, longest))
-    return f"{', '.join(found)} were judged with {times} seeds; their p-values are multiplied by how often."
+    return f"{', '.join(found)} were judged with {times} seeds, so their p-values are multiplied by {len(longest)}."
 
 
 def _undecided(rows: Sequence[ClaimRow]) -> str:
@@ -142,8 +142,8 @@ def _undecided(rows: Sequence[ClaimRow]) -> str:
     causes = [row.reason for row in rows]
     counts = {cause: causes.count(cause) for cause in ("correction", "margin", "noise")}
     return _wrap(
-        f"Of the {len(rows)} undecided, {counts['correction']} are decided by their own test but not by the corrected one, "
-        f"{counts['margin']} lie within half a point of their margin, and {counts['noise']} are too noisy for these seeds."
+        f"Undecided: {len(rows)}. Decided by their own test but not by the corrected one: {counts['correction']}; within half a point of "
+        f"their margin: {counts['margin']}; too noisy for these seeds: {counts['noise']}."
     )
 
 
@@ -260,6 +260,8 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+", help="folders of results; those that do not exist are skipped")
     parser.add_argument("--again", nargs="*", default=[], metavar="PROFILE=FILE", help="files made by selfless report DIR --against OTHER")
     given = parser.parse_args()
+    if any("=" not in one for one in given.again):
+        parser.error("--again takes PROFILE=FILE, for example ours=results/again/against.md")
     records = [record for folder in given.folders if folder.is_dir() for record in load(folder)]
     if not records:
         sys.exit(f"{given.folders[0]} holds no record of an experiment. Make one: selfless reproduce fig-2 --out {given.folders[0]}")
