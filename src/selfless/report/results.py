@@ -134,7 +134,7 @@ def _looks(records: Sequence[Record]) -> str:
         return ""
     longest = max(found.values(), key=len)
     times = " and ".join(map(str, longest))
-    return f"{', '.join(found)} were judged with {times} seeds, so their p-values are multiplied by {len(longest)}."
+    return f"{', '.join(found)} were tested with {times} seeds, so their p-values are multiplied by {len(longest)}."
 
 
 def _undecided(rows: Sequence[ClaimRow]) -> str:
