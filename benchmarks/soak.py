@@ -100,7 +100,7 @@ def soak_tasks(given: argparse.Namespace) -> dict[str, Any]:
 def soak_study(given: argparse.Namespace) -> dict[str, Any]:
     """Widths and weight decays cannot share a fleet, so each pair of them is one, of ten seeds.
 
-    There are only five widths: torch keeps what it prepared for the shapes of a matrix product, which is not growth of ours.
+    There are only five widths: memory grows a little with each new shape, which is not growth with runs.
     """
     with tempfile.TemporaryDirectory(prefix="selfless-soak-") as place:
         stream = write_arrays(Path(place), 3)

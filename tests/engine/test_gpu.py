@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
+import selfless
 from selfless import EBLL, EWC, HAT, MAS, SGP, SI, SLNID, DeCov, L1Rep, LwF, NoSparsifier, PackNet, Run, RWalk
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Event, Learner
@@ -189,6 +191,15 @@ def test_members_may_differ_in_sigma_and_in_epochs(tasks_npz: str) -> None:
         alone.learn()
         for name, p in alone.fleet.params.items():
             assert_close(learner.fleet.params[name][m], p[0], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_deterministic_runs_have_the_same_bits(tasks_npz: str, tmp_path: Path, precision: Any) -> None:
+    runs = [small(tasks_npz, seed=seed, precision=precision) for seed in range(3)]
+    found = [selfless.train(runs, out=tmp_path / name, device="cuda", deterministic=True) for name in ("one", "two")]
+    for one, two in zip(*found, strict=True):
+        first, second = (load_file(result.weights) for result in (one, two))
+        assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_stopped_run_goes_on(tasks_npz: str, tmp_path: Path) -> None:

@@ -107,8 +107,8 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
     return value
 
 
-# many runs, or no run in `ours`
-LONG = ("beyond", "rivals", "rivals-projection", "wide", "all-layers", "augmented", "tiny-variants", "rates")
+# many runs, no run in `ours`, or a large network
+LONG = ("fig-3b", "beyond", "rivals", "rivals-projection", "wide", "all-layers", "augmented", "tiny-variants", "rates")
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def toml(world: World, rng: random.Random) -> None:
 
     from selfless import Run
 
-    names = [f.name for f in dataclasses.fields(Run)] + ["seeds", "out", "device", "workers", "data_dir", "budget", "checkpoints"]
+    names = [f.name for f in dataclasses.fields(Run)] + "seeds out device workers data_dir budget checkpoints deterministic".split()
     values = [
         *WORDS,
         "true",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from selfless.inputs import check_experiment, check_result
+from selfless.inputs.records import check_note
 from selfless.report.records import read
 from selfless.runner.archive import read_archive
 from selfless.runner.store import Store
@@ -99,3 +100,38 @@ def test_a_file_with_a_wrong_record_is_named(result: Any, tmp_path: Path) -> Non
         file.write_text(json.dumps(record | change), encoding="utf-8")
         with pytest.raises(ValueError, match=rf"fig.json is not a record of this version \({next(iter(change))}"):
             read(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("image_shape", [1, 28], r"data.image_shape is \[1, 28\]; it must be three sizes"),
+        ("mean", [0.1, 0.2], "data.mean has 2 numbers, and images have 1 channels"),
+        ("std", [0.0], r"data.std is \[0.0\]; it must be positive"),
+        (
+            "tasks",
+            [{"name": "a", "classes": ["x", "y"], "columns": [0, 3], "transform": ""}],
+            r"data.tasks\[0\].columns is \[0, 3\]; .* of its 2 classes",
+        ),
+    ],
+)
+def test_a_description_of_data_fits_itself(result: Any, name: str, value: Any, message: str) -> None:
+    plain = {"image_shape": [1, 28, 28], "input_shape": [1, 28, 28], "dtype": "uint8", "mean": [0.1], "std": [0.3], "outputs": 10}
+    plain |= {"tasks": [{"name": "a", "classes": ["x", "y"], "columns": [0, 2], "transform": ""}]}
+    data = (result.get("data") or plain) | {name: value}
+    with pytest.raises(ValueError, match=message):
+        check_result(result | {"data": data})
+
+
+def test_a_note_and_an_experiment_fit_themselves() -> None:
+    run = {"key": "k", "method": "m", "stream": "s", "model": "n", "seed": 0}
+    event = {"task": 0, "tasks": 1, "name": "a", "epoch": 1, "epochs": 2, "loss": [], "accuracy": [], "average": [0.5], "evaluated": False}
+    event |= {"resumed": False, "passing": True, "stage": "training", "share": 0.5, "speed": None, "seconds_left": None}
+    note = {"host": "h", "process": 1, "updated": 1.0, "runs": [run], "event": event}
+    check_note(note, of_fleet=True)
+    with pytest.raises(ValueError, match=r"event.average must have a number for each run"):
+        check_note(note | {"runs": [run, run]}, of_fleet=True)
+    values = json.loads(EXPERIMENT.read_text(encoding="utf-8"))
+    choice = values["choices"][0] | {"cells": [["only a row"]]}
+    with pytest.raises(ValueError, match=r"choices\[0\].cells must be pairs of a row and a column"):
+        check_experiment(values | {"choices": [choice]})

@@ -9,7 +9,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 FLOOR = 92.0
 OUT = Path("build/coverage").resolve()
@@ -26,7 +28,16 @@ def main(words: list[str]) -> int:
     subprocess.run([*coverage, "report", "--sort=cover", "--skip-covered"], check=True)
     found = json.loads((OUT / "coverage.json").read_text(encoding="utf-8"))["totals"]
     print(f"{found['percent_covered']:.1f} % of {found['num_statements']} statements and {found['num_branches']} branches")
+    (OUT / "summary.json").write_text(json.dumps(summary(found, words), indent=1) + "\n", encoding="utf-8")
     return tested or (1 if found["percent_covered"] < FLOOR else 0)
+
+
+def summary(found: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    """Return what results/reliability/coverage.json holds, from the totals of a report."""
+    numbers = {"statements": found["num_statements"], "branches": found["num_branches"]}
+    missed = {"missing_statements": found["missing_lines"], "missing_branches": found["missing_branches"]}
+    about = {"date": time.strftime("%Y-%m-%d"), "python": sys.version.split()[0], "pytest": words}
+    return about | {"percent": round(found["percent_covered"], 2)} | numbers | missed
 
 
 if __name__ == "__main__":

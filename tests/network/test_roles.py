@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+import selfless
 from selfless.activations import LWTA
-from selfless.network import roles
+from selfless.network import calling, roles
 from selfless.network.wiring import chain
 
 
@@ -85,3 +89,58 @@ def test_the_two_ends_of_every_weight() -> None:
     assert wiring.rows["5.bias"].tolist() == [9, 9]
     with pytest.raises(ValueError, match="the hidden layer '0' has no activation module"):
         chain(model, {"4": model[4]})
+
+
+class Wrapped(nn.Module):
+    """Its output is an object, as those of transformers are."""
+
+    def __init__(self, output: object) -> None:
+        super().__init__()
+        self.layer, self.output = nn.Linear(2, 2), output
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.output
+
+
+def test_a_model_is_called_and_what_it_returns_must_be_logits() -> None:
+    logits = torch.ones(3, 2)
+    for output in ({"logits": logits}, SimpleNamespace(logits=logits)):
+        assert calling.run_batch(Wrapped(output), torch.ones(3, 2)) is logits
+    with pytest.raises(TypeError, match=r"output is not a tensor and has no \.logits; pass forward=lambda model, batch"):
+        calling.run_batch(Wrapped(3), torch.ones(3, 2))
+    assert calling.run_batch(Wrapped(torch.ones(3)), torch.ones(3, 2)).shape == (3, 1)
+    assert calling.run_batch(Wrapped(torch.tensor(1.0)), torch.ones(3, 2)).shape == (1, 1)
+    with pytest.raises(RuntimeError) as error:
+        calling.run_batch(nn.Linear(2, 2), torch.ones(3, 5))
+    assert "to call the model in another way, pass forward=lambda model, batch" in error.value.__notes__[0]
+    calling.check_batches([torch.ones(1, 2)], None)
+    calling.check_batches([torch.ones(1, 2)], print)
+    for wrong, message in ((lambda: 0, r"but yours takes \(\)"), (3, "not 3")):
+        with pytest.raises(TypeError, match=rf"forward= must be a function of \(model, batch\), {message}; write"):
+            calling.check_batches([torch.ones(1, 2)], wrong)  # type: ignore[arg-type]
+    calling.check_labels(torch.tensor([-100, -100]), 2)
+    with pytest.raises(ValueError, match="2"):
+        calling.check_labels(torch.tensor([0, 2]), 2)
+
+
+@pytest.mark.parametrize(
+    ("layers", "kind", "message"),
+    [
+        (3, TypeError, "layers= takes names, globs, modules, 'auto' or 'all', not 3"),
+        ([3], TypeError, "layers= takes names, globs or modules, not 3"),
+        ([nn.ReLU()], ValueError, "layers= contains a ReLU that is not part of the model; pass one of the model's modules"),
+        ("relu", ValueError, "layer 'relu' is not in the model; its layers are 0, 1, 2, 3, 4, 5"),
+        ("x*", ValueError, "layer 'x\\*' is not in the model"),
+    ],
+)
+def test_layers_that_are_not_there(layers: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        selfless.attach(convolutional(), "mas:1", "slnid:1", layers=layers)
+
+
+def test_a_module_or_a_pattern_stands_for_its_layers() -> None:
+    model = convolutional()
+    assert set(selfless.attach(model, "mas:1", "slnid:1", layers=model[4]).taps) == {"4"}
+    assert set(selfless.attach(convolutional(), "mas:1", "slnid:1", layers="[14]").taps) == {"1", "4"}
+    with pytest.raises(ValueError, match=r"layers='auto' found no hidden nn.Linear in the model .* layers=\['act1', …\]"):
+        selfless.attach(nn.Sequential(nn.Linear(2, 2)), "mas:1", "slnid:1")

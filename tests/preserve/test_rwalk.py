@@ -66,3 +66,21 @@ def test_random_walk_takes_single_numbers() -> None:
         optimizer.step()
     keeper.consolidate([(x, y)])
     assert float(keeper.state["omega"]["scale"]) > 0
+
+
+def test_a_parameter_that_comes_later_starts_its_own_path() -> None:
+    """Observed from the second step on, `b` has the state of a method that knew only its own steps."""
+    term = RWalk(1.0, every=2)
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0])
+    state = term.init({"a": a})
+    state = term.observe(state, {"a": a}, {"a": a - 0.1}, {"a": torch.ones(2)})
+    both = term.observe(state, {"a": a - 0.1, "b": b}, {"a": a - 0.2, "b": b - 0.3}, {"a": torch.ones(2), "b": torch.full((1,), 2.0)})
+    alone = term.observe(term.init({"b": b}), {"b": b}, {"b": b - 0.3}, {"b": torch.full((1,), 2.0)})
+    for group in ("path", "fisher", "score", "start", "window"):
+        torch.testing.assert_close(both[group]["b"], alone[group]["b"])
+    ended = term.consolidate(alone, {"b": b - 0.3, "new": torch.zeros(2)}, {})
+    assert ended["omega"].keys() == ended["anchor"].keys() == {"b"}
+    assert ended["path"].keys() == {"b", "new"}
+    with pytest.raises(ValueError, match=r"RWalk: average is 1\.5; it is the weight of the newest gradient, at most 1"):
+        RWalk(1.0, average=1.5)
+    assert term.consolidate(term.init({}), {}, {})["omega"] == {}

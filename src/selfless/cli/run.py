@@ -36,8 +36,8 @@ def run(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget, checkpoints, engine, "
-            "address; flags override it.",
+            help="TOML file with the flags of What and Training, seeds, out, data_dir, device, workers, budget, checkpoints, "
+            "deterministic, engine, address; flags override it.",
             rich_help_panel=HOW,
         ),
     ] = None,
@@ -56,6 +56,10 @@ def run(
     checkpoints: Annotated[
         bool | None,
         typer.Option(help="Record the trained networks too; they are a few times as large as the parameters.", rich_help_panel=HOW),
+    ] = None,
+    deterministic: Annotated[
+        bool | None,
+        typer.Option("--deterministic", help="The same bits in every training on one GPU; slower.", rich_help_panel=HOW),
     ] = None,
     log: Annotated[
         str | None,
@@ -77,7 +81,8 @@ def run(
         from selfless.runner.plan import plan
 
         how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget, "checkpoints": checkpoints}
-        planned = plan(config, {**fields, "seeds": seeds, **how, "engine": engine, "address": address}, force=force)
+        how |= {"deterministic": deterministic, "engine": engine, "address": address}
+        planned = plan(config, {**fields, "seeds": seeds, **how}, force=force)
         if planned.recommended is not None:
             open_console(stderr=True, quiet=as_json).print(
                 f"recommended: {planned.recommended}", soft_wrap=True, highlight=False, markup=False

@@ -65,6 +65,7 @@ def shared_fields(runs: Sequence[Run], store: Store, options: TrainOptions) -> d
         "data_dir": str(options.data_dir or ""),
         "parents": str(options.parents.resolve()) if options.parents else "",
         "budget": options.budget,
+        "deterministic": options.deterministic,
         "force": options.force,
         "path": [entry for entry in sys.path if entry],
         "trusted": sorted({kind.spelling() for run in runs for kind in term_kinds(run) if kind.is_custom()}),

@@ -23,6 +23,7 @@ import torch
 
 from selfless.data import holding, name_stream
 from selfless.engine.build import CannotShareFleet
+from selfless.engine.determinism import deterministic as exact
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
 from selfless.network.given import is_unnamed, name_network
@@ -57,6 +58,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     budget: int | None = None,
     force: bool = False,
     checkpoints: bool = True,
+    deterministic: bool = False,
     watch: Watch | None = None,
     follow: Watch | None = None,
     waiting: Callable[[Run], None] | None = None,
@@ -78,6 +80,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
     budget        bytes of data to keep in memory; larger data is read from a memory map
     force         train runs again that are already recorded
     checkpoints   also record trained parameters and importances
+    deterministic   the same bits in every training on one GPU, with slower algorithms; on a CPU they are the same anyway
     watch         called with (runs of the fleet, Event) after every epoch and task
     follow        called as `watch`, and also at the start of every epoch and about twice a second within one (Event.passing)
     waiting       called with a run that another process is training, before waiting for it
@@ -93,6 +96,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         budget=budget,
         force=force,
         checkpoints=checkpoints,
+        deterministic=deterministic,
         watch=watch,
         follow=follow,
         waiting=waiting,
@@ -265,7 +269,7 @@ def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOp
                 store.log(run, line | ({"loss": event.loss[m] if math.isfinite(event.loss[m]) else None} if event.loss else {}))
         options.tell(runs, event)
 
-    with suitable_threads(runs[0], options.device), FleetNote(runs, store) as note:
+    with suitable_threads(runs[0], options.device), exact(options.deterministic), FleetNote(runs, store) as note:
         report(Event(0, 0, "", 0, 0, [], [], passing=True, stage="loading the data"))
         learner = Learner(
             runs,

@@ -26,6 +26,7 @@ class TrainOptions:
     budget        bytes of data to keep in memory; larger data is read from a memory map
     force         train runs again that are already recorded
     checkpoints   also record trained parameters and importances
+    deterministic   the same bits in every training on one GPU, with slower algorithms; on a CPU they are the same anyway
     watch         called with (runs of the fleet, Event) after every epoch and task
     follow        called as `watch`, and also at the start of every epoch and about twice a second within one (Event.passing)
     waiting       called with a run that another process is training, before waiting for it
@@ -41,6 +42,7 @@ class TrainOptions:
     budget: int | None = None
     force: bool = False
     checkpoints: bool = True
+    deterministic: bool = False
     watch: Watch | None = None
     follow: Watch | None = None
     waiting: Callable[[Run], None] | None = None

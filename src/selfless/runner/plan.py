@@ -26,7 +26,7 @@ from selfless.spec import ON_HELD_OUT, Run
 
 MOST_SEEDS = 100_000
 # Fields of TrainOptions that are also keys of the TOML file.
-HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints", "engine", "address")
+HOW = ("out", "device", "workers", "data_dir", "budget", "checkpoints", "deterministic", "engine", "address")
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,10 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
         _check_whole("workers", how.get("workers"))
     with collecting(problems):
         how["budget"] = parse_size(how.get("budget"))
-    with collecting(problems):
-        if not isinstance(how.get("checkpoints", True), bool):
-            raise ValueError(f"checkpoints is {show(how['checkpoints'])}; it must be true or false")
+    for name in ("checkpoints", "deterministic"):
+        with collecting(problems):
+            if not isinstance(how.get(name, True), bool):
+                raise ValueError(f"{name} is {show(how[name])}; it must be true or false")
     for name in ("out", "data_dir", "device", "engine", "address"):
         with collecting(problems):
             if name in how and not (isinstance(how[name], str | Path) and str(how[name]).isprintable()):

@@ -37,6 +37,7 @@ def train_job(job: dict[str, Any], send: Send) -> None:
             data_dir=job["data_dir"],
             parents=job["parents"],
             budget=job["budget"],
+            deterministic=job["deterministic"],
             force=job["force"],
             follow=follow,
             waiting=lambda run: send(waiting=runs.index(run)),
