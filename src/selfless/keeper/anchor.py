@@ -196,7 +196,8 @@ def _move(bucket: Sequence[_Entry]) -> None:
     """θ ← θ + share · (θ* − θ) for some pieces at once, in place; share = cΩ / (1 + cΩ), as in `functional.anchor_share`."""
     thetas, omegas, stars, cs = (list(column) for column in zip(*bucket, strict=True))
     omegas, stars = ([wide(t.to(p.device)) for t, p in zip(ts, thetas, strict=True)] for ts in (omegas, stars))
-    if any(isinstance(c, Tensor) for c in cs) or any(p.dtype != star.dtype for p, star in zip(thetas, stars, strict=True)):
+    is_mixed = any(len({t.dtype for t in some}) > 1 for some in zip(thetas, omegas, stars, strict=True))
+    if is_mixed or any(isinstance(c, Tensor) for c in cs):
         for p, omega, star, c in zip(thetas, omegas, stars, cs, strict=True):
             p.copy_(torch.lerp(p.to(star.dtype), star, anchor_share(omega, torch.as_tensor(c, device=p.device)).to(star.dtype)))
         return

@@ -302,8 +302,9 @@ class Keeper(OldNames):
 
         forwards   the forward= of each consolidate() so far, for a preserver that distils or replays
         """
-        self.follow_model()
-        saving.load(self, state, forwards)
+        with torch.inference_mode(False):  # else no later task could change the loaded tensors
+            self.follow_model()
+            saving.load(self, state, forwards)
 
     def detach(self) -> None:
         """Remove every hook. The model and its optimizers are then as before `attach`."""
