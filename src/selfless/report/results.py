@@ -250,8 +250,8 @@ def second_runs(given: Sequence[str], root: Path) -> dict[str, tuple[str, str]]:
 
 def _same_verdicts(said: str) -> str:
     """Return the sentence on verdicts of a comparison, with the number of experiments that it compares where that is given."""
-    experiments = re.findall(r"\d+ experiments(?= in both)", said)
-    return re.findall(r"\d+ of \d+ verdicts are the same", said)[0] + "".join(f", {number}" for number in experiments[:1])
+    patterns = (r"\d+ of \d+ verdicts are the same", r"\d+ experiments(?= in both)")
+    return ", ".join(found.group() for pattern in patterns if (found := re.search(pattern, said)))
 
 
 def relative_to(records: Sequence[Record], root: Path) -> list[Record]:
