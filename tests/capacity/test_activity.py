@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from selfless.capacity import Activity, observe
 from selfless.capacity.activity import EVERY_POSITION, rows_of
+from selfless.capacity.rooms import SETS, rooms, rooms_of_members, task_sets
 from tests import oracles
 
 
@@ -97,3 +98,19 @@ def test_the_measures_of_all_members_at_once_are_those_of_each() -> None:
             one = sums.of_member(m)
             want = [float((one.rate == 0).sum()), float(one.rate.mean()), one.lifetime(), one.population(), one.correlation(), one.rank()]
             assert [values[m] for values in found.values()] == pytest.approx(want, nan_ok=True)
+
+
+def test_the_rooms_of_all_members_at_once_are_those_of_each() -> None:
+    """Members whose earlier tasks were recorded with sets, or were not: a run may be continued from an older record."""
+    h = torch.stack([drawn(seed) for seed in range(3)])
+    sums, width = observe(h), h.shape[-1]
+    sets = task_sets({"a": h.mean(1)}, {"a": sums})
+    counts = [{}, {kind: {"a": torch.ones(width, dtype=torch.int32)} for kind in SETS}, {}]
+    found = rooms_of_members(sets, counts, [0, 2, 1], {"a": sums})
+    for m, (known, earlier) in enumerate(zip(counts, [0, 2, 1], strict=True)):
+        own = {kind: {"a": sets[kind]["a"][m]} for kind in SETS}
+        want = rooms(own, known, earlier, {"a": sums.of_member(m)})["a"].as_dict()
+        got = found[m]["a"].as_dict()
+        assert got.keys() == want.keys()
+        for name, value in want.items():
+            assert got[name] == (pytest.approx(value, nan_ok=True) if value is not None else None), name

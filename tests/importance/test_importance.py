@@ -319,6 +319,14 @@ def test_dicts_and_sequence_labels() -> None:
         assert_close(got[name], want[name], **CLOSE)
 
 
+def test_one_token_of_a_sample_needs_no_axis() -> None:
+    model = fill(nn.Sequential(nn.Embedding(5, 4), nn.Tanh(), nn.Linear(4, 3)))
+    ids = torch.tensor([0, 3, 3, 1])
+    got, want = importance.mas(model, [ids]), oracles.omega(model, [ids], oracles.mas_loss, 1)
+    for name in want:
+        assert_close(got[name], want[name], **CLOSE)
+
+
 def test_activation_checkpointing() -> None:
     from torch.utils.checkpoint import checkpoint
 

@@ -118,3 +118,20 @@ def test_schedulers_and_groups_are_read_at_every_step() -> None:
     held = model.fc1.weight.detach().clone()
     opt.step()
     assert_close(model.fc1.weight.detach(), held)
+
+
+def test_a_model_that_changes_its_precision_between_tasks_is_still_anchored() -> None:
+    """Ω of the first task stays in float64, θ* of the second is in float32."""
+    model = seeded().double()
+    keeper = selfless.attach(model, MAS(1.0))
+    keeper.consolidate([(x.double(), y) for x, y in batches()])
+    model.float()
+    keeper.consolidate(batches())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keeper.anchor_with(optimizer)
+    star = model.fc1.weight.detach().clone()
+    with torch.no_grad():
+        model.fc1.weight.add_(1.0)
+    optimizer.step()
+    share = 0.2 * keeper.state["omega"]["fc1.weight"].double()
+    assert_close(model.fc1.weight.detach().double(), star.double() + 1 / (1 + share), rtol=1e-5, atol=1e-6)

@@ -27,6 +27,8 @@ def test_bad_input_at_attach() -> None:
         selfless.attach(model, "mas:0.1", "slni d:1")
     with pytest.raises(ValueError, match="no trainable parameters"):
         selfless.attach(seeded().requires_grad_(False), MAS())
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        selfless.attach(nn.Sequential(nn.ReLU()), MAS())
     with pytest.raises(ValueError, match="discount"):
         SLNID(1e-3, discount="sum")  # type: ignore[arg-type]
 

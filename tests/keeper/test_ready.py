@@ -12,6 +12,8 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import MAS, SLNID, functional
+from selfless.functional import Anchor
+from selfless.keeper.anchor import Pull
 from selfless.keeper.roster import Roster
 
 
@@ -130,3 +132,82 @@ def test_a_roster_follows_its_model() -> None:
         assert {found.names[p] for p in now.values()} == set(now)
     assert roster.has(torch.optim.SGD([model[2].weight], lr=0.1))
     assert not roster.has(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+
+
+def test_a_prepared_penalty_notices_a_new_alpha_and_frozen_layers() -> None:
+    model, plain = make((12, 12)), make((12, 12))
+    keeper, x = selfless.attach(model, None, SLNID(0.1), layers=["1", "3"]), torch.randn(9, 6, dtype=torch.float64)
+    keeper.consolidate([(x, torch.zeros(9, dtype=torch.int64))])
+    for change in ("none", "none", "alpha", "none", "frozen"):
+        if change == "alpha":
+            keeper.alpha["1"] = torch.linspace(0, 3, 12, dtype=torch.float64)
+        if change == "frozen":
+            model[:4].requires_grad_(False)
+        want = slow_penalty(plain, keeper, x, 0.1)
+        model(x)
+        penalty = keeper.penalty()
+        assert_close(penalty.detach(), want.detach(), msg=change)
+        penalty.backward()  # also if no activation has a gradient
+        torch.optim.SGD(model.parameters(), lr=0.0).step()
+
+
+def pulled(*kinds: str) -> list[Tensor]:
+    """Return an embedding, a weight and a bias, divided by θ*, after some steps of the implicit anchor.
+
+    A kind of step: "none" without any gradient, "sparse" and "dense" with gradients 0 of two rows or all, "swap" with the other layer in
+    the optimizer, "drift" as "dense" after a move of all rows; "Adam" first makes one. Steps begin 1 away from θ*, before "sparse" at θ*.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 3)).double()
+    keeper = selfless.attach(model, MAS(1.0))
+    keeper.consolidate([(torch.arange(6), torch.arange(6) % 3)])
+    named = dict(model.named_parameters())
+    optimizer: torch.optim.Optimizer = torch.optim.SGD([model[0].weight] if "swap" in kinds else model.parameters(), lr=0.1)
+    with torch.no_grad():
+        for p in named.values() if kinds[0] != "sparse" else ():
+            p.add_(1.0)
+    for kind in kinds:
+        if kind == "Adam":
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+            continue
+        if kind == "swap":
+            optimizer.param_groups[0]["params"] = [model[1].weight]
+        keeper.anchor_with(optimizer)
+        for p in named.values():
+            p.grad = None if kind == "none" else torch.zeros_like(p)
+        if kind == "sparse":
+            model[0].weight.grad = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.zeros(2, 4).double(), (6, 4))
+        if kind == "drift":
+            model[0].weight.data.add_(1.0)
+        optimizer.step()
+    return [p.detach() / keeper.state["anchor"][n] for n, p in named.items()]
+
+
+def test_a_prepared_anchor_notices_what_an_optimizer_gets_later() -> None:
+    """Adam has a second moment from the first gradient on: with v = 0 the pull is total."""
+    for found in pulled("Adam", "none", "dense"):
+        assert_close(found, torch.ones_like(found), atol=1e-3, rtol=0.0)
+
+
+def test_a_prepared_anchor_notices_other_parameters_in_a_group() -> None:
+    embedding, weight, bias = pulled("dense", "swap")
+    once = pulled("dense")
+    assert_close(embedding, once[0])
+    assert_close(weight, once[1])
+    assert not torch.allclose(bias, once[2])  # it is in no group
+
+
+def test_rows_that_dense_steps_change_are_pulled_by_sparse_ones() -> None:
+    assert_close(pulled("sparse", "drift", "sparse")[0], pulled("sparse", "drift", "dense")[0])
+
+
+def test_each_of_two_optimizers_keeps_what_was_prepared() -> None:
+    model, pull = make((8,)), Pull()
+    names = {p: n for n, p in model.named_parameters()}
+    anchor = Anchor({n: torch.ones_like(p) for p, n in names.items()}, {n: torch.zeros_like(p) for p, n in names.items()})
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
+    for turn in range(3):
+        for optimizer in optimizers:
+            assert pull.is_ready(optimizer, names, anchor) == (turn > 0)
+            with torch.no_grad():
+                pull(optimizer, names, anchor, 0.5)

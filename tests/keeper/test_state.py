@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import EWC, MAS, SI, SLNID, SNI, functional
-from tests.keeper.nets import batches, seeded, sequential
+from tests.keeper.nets import batches, seeded, sequential, train
 from tests.small_nets import made, mlp, rand
 
 
@@ -157,3 +157,15 @@ def test_si_mid_task_state_round_trips() -> None:
         ends.append(keeper.state["omega"])
     for name in ends[0]:
         assert_close(ends[1][name], ends[0][name])
+
+
+def test_a_state_that_is_loaded_in_inference_mode_can_be_trained_on() -> None:
+    model, task = seeded(), batches()
+    keeper = selfless.attach(model, MAS(0.1), SLNID(1e-3), layers=["fc1"])
+    keeper.consolidate(task)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.inference_mode():
+        keeper.anchor_with(optimizer).load_state_dict(keeper.state_dict())
+    train(model, keeper, optimizer, task, epochs=1)
+    keeper.consolidate(task)
+    assert keeper.tasks == 2

@@ -62,13 +62,19 @@ def test_the_page_is_in_its_order_and_names_its_profile(recorded: list[Record]) 
 
 def test_the_page_is_made_of_every_experiment_in_profile_equal(recorded: list[Record]) -> None:
     """Records of all experiments as if they were made with equal chances, judged twice: no row of another profile is needed."""
-    equal = [record | {"profile": "equal", "looks": [5, 10]} for record in recorded if record["profile"] == "ours"]
+    looks = {"fig-2": [5, 10, 60], "fig-2-64": [5, 10, 60]}
+    ours = [record for record in recorded if record["profile"] == "ours"]
+    equal = [record | {"profile": "equal", "looks": looks.get(record["name"], [5, 10])} for record in ours]
     narrow = [record | {"cells": [c for c in record["cells"] if "all layers" not in c["row"]]} for record in equal]
     rates = next(record for record in narrow if record["name"] == "table-1")
     page = results_page([*recorded, *narrow, rates | {"name": "rates"}], {"equal": ("12 of 12 verdicts are the same", "x.md")})
     assert "] (`ours`) points to SLNID" in page  # the all-layers row is in `ours` alone, and the sentence says so
     assert "If No-Reg and SLNID choose rate and schedule" in page
-    assert "tested with 5 and 10 seeds" in page
+    said = page.replace("\n", " ")
+    assert "tested with 5 and 10 seeds, so their p-values are multiplied by 2." in said
+    assert re.search(
+        r"`(fig-2|fig-2-64)`, `(fig-2|fig-2-64)` were tested with 5 and 10 and 60 seeds, so their p-values are multiplied by 3", said
+    )
     assert "**A second run** in `equal`: 12 of 12 verdicts are the same ([differences](../x.md))" in page
     assert "Grids are unequal" not in page
     assert len(page.splitlines()) <= 165

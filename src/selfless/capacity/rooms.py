@@ -98,8 +98,10 @@ def rooms(sets: Sets, counts: Sets, earlier: int, activity: Mapping[str, Activit
     return found
 
 
-def rooms_of_members(sets: Sets, counts: Sequence[Sets], earlier: int, activity: Mapping[str, Activity]) -> list[dict[str, LayerRoom]]:
-    """Return `rooms` of every member of a fleet, for sets (F, N), the counts of each member, and sums with a leading axis F."""
+def rooms_of_members(
+    sets: Sets, counts: Sequence[Sets], earlier: Sequence[int], activity: Mapping[str, Activity]
+) -> list[dict[str, LayerRoom]]:
+    """Return `rooms` of every member of a fleet, for sets (F, N), the counts and the number of earlier tasks of each, and sums (F, …)."""
     found: list[dict[str, LayerRoom]] = [{} for _ in counts]
     for name in dict.fromkeys((*activity, *sets["importance"])):
         uses = {}

@@ -14,6 +14,7 @@ c_i counts the earlier tasks that use neuron i. It has a fixed size, whatever th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,11 +100,11 @@ class Use:
 
 def compare(now: Tensor, counts: Tensor, earlier: int) -> Use:
     """Return how this task's set `now` (N,) of bool lies among those of `earlier` tasks, by the counts c (N,) of their sets."""
-    return compare_members(now.unsqueeze(0), counts.unsqueeze(0), earlier)[0]
+    return compare_members(now.unsqueeze(0), counts.unsqueeze(0), [earlier])[0]
 
 
-def compare_members(now: Tensor, counts: Tensor, earlier: int) -> list[Use]:
-    """Return `compare` of every member, for sets and counts (F, N)."""
+def compare_members(now: Tensor, counts: Tensor, earlier: Sequence[int]) -> list[Use]:
+    """Return `compare` of every member, for sets and counts (F, N), and the number of earlier tasks of each."""
     now, c = now.bool().cpu(), counts.double().cpu()
     total, after = now.shape[1], c + now
     counted = [column.double().sum(1) for column in (after > 0, after > 1, now, now & (c == 0), c * now)]
@@ -115,10 +116,10 @@ def compare_members(now: Tensor, counts: Tensor, earlier: int) -> list[Use]:
             shared=int(shared),
             now=int(n),
             new=int(new),
-            earlier=earlier,
+            earlier=tasks,
             hits=hits,
             expected=n * mean,
             variance=n * variance * (total - n) / (total - 1) if total > 1 else 0.0,
         )
-        for used, shared, n, new, hits, mean, variance in sums
+        for tasks, (used, shared, n, new, hits, mean, variance) in zip(earlier, sums, strict=True)
     ]

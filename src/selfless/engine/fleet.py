@@ -198,7 +198,10 @@ class Fleet:
             yield
 
     def undo_epoch(self, m: int) -> None:
-        """Give member m, whose numbers are not finite, its state at the start of the epoch again, and stop it for the rest of the task."""
+        """Give member m, whose numbers are not finite, its state at the start of the epoch again, and the learning rate 0.
+
+        It keeps this rate for the rest of the task, except in a cosine schedule, which sets the rate in every step.
+        """
         own = [*self.params.values(), *self.buffers.values(), *self.optimizer_tensors()]
         own += [tensor for part in self.parts for tensor in part.step_tensors()]
         with torch.no_grad():
@@ -261,7 +264,7 @@ class Fleet:
     # -------------------------------------------------------------------------------------------------------- after the epochs
     def consolidate(self) -> None:
         """End a task: measure Ω and α of every member in one pass over its training data, and set θ*."""
-        data = self.step.data
+        data, self.before = self.step.data, []  # no epoch is undone from here on: its memory is free for the importances
         for part in self.parts:
             part.close_gates(None, self.tasks)
         head = self.step.head_columns

@@ -66,11 +66,12 @@ class Ahead:
         self.drop()
         if key != (task, epoch):
             return None
-        torch.cuda.current_stream().wait_stream(self._stream)
         for tensor in found:
             tensor.record_stream(torch.cuda.current_stream())
         return found
 
     def drop(self) -> None:
-        """Forget them."""
+        """Forget them. What follows waits until they are computed, because it may free what they are computed from."""
+        if self._key is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
         self._key, self._found = None, []

@@ -27,7 +27,7 @@ def add_capacity(fleet: Fleet, entries: list[list[dict[str, Any]]]) -> None:
     omega = importance_of([part.term for part in fleet.parts], fleet.states) or {}
     activity, alpha = measure_activity(fleet), fleet.task_alpha
     sets = task_sets(alpha, activity)
-    earlier = sum("sets" in entry for entry in entries[0])
+    earlier = [sum("sets" in entry for entry in recorded) for recorded in entries]  # a continued run may have tasks without sets
     layers = rooms_of_members(sets, [counts_of(recorded) for recorded in entries], earlier, activity)
     parameters = {n: count_free_of_members(o) for n, o in omega.items()}
     neurons = {n: count_free_of_members(a) for n, a in fleet.alpha.items()}

@@ -61,8 +61,8 @@ class Step:
 
     def begin_task(self, data: FleetData, heads: tuple[range, ...], outputs: int, past: tuple[range, ...]) -> None:
         """Set the data and the heads of a task; `past` are the heads of earlier tasks."""
+        self.ahead.drop()  # it reads the data of the last task
         self.data, self.heads, self.past, self.allowed = data, heads, past, None
-        self.ahead.drop()
         if len(heads) > 1:  # joint training: each sample is classified among the columns of its own head
             self.allowed = torch.zeros(outputs, outputs, dtype=torch.bool, device=self.fleet.device)
             for head in heads:

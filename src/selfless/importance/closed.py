@@ -62,7 +62,7 @@ def embedding(module: nn.Embedding, a: Tensor, delta: Tensor, power: int, memory
 
     The sum is sparse: a batch reads few rows of a large table.
     """
-    tokens, rows = a.flatten(1), module.num_embeddings
+    tokens, rows = a.reshape(len(a), -1), module.num_embeddings  # one token of a sample may come without an axis
     pairs = (torch.arange(len(a), device=a.device)[:, None] * rows + tokens).flatten()
     unique, inverse = pairs.unique(return_inverse=True)
     delta = delta.reshape(-1, module.embedding_dim)

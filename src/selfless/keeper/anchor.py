@@ -15,9 +15,10 @@ implicit anchor does not enter v̂, so the two agree only as λ → 0.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -46,23 +47,28 @@ class Pull:
 
     def __init__(self) -> None:
         self._away: dict[str, Tensor] = {}  # rows of a parameter that may differ from θ*
-        self._plan: _Plan | None = None
+        self._plans: WeakKeyDictionary[torch.optim.Optimizer, _Plan] = WeakKeyDictionary()  # a model may have several optimizers
 
     def forget(self) -> None:
         """Forget which rows were read: θ* is another one now."""
-        self._away, self._plan = {}, None
+        self._away = {}
+        self._plans.clear()
 
     def is_ready(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor) -> bool:
         """Return True if nothing has changed since the last step but the learning rates. Call this before each move."""
-        if self._plan is not None and not self._plan.fits(optimizer, names, anchor):
-            self._plan = None
-        return self._plan is not None
+        if optimizer in self._plans and not self._plans[optimizer].fits(optimizer, names, anchor):
+            del self._plans[optimizer]
+        return optimizer in self._plans
 
     def __call__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor, strength: float) -> None:
         """Move every parameter of the optimizer that has an Ω."""
-        self._plan = self._plan or _prepare(optimizer, names, anchor)
-        if self._plan is not None:
-            self._plan.move(strength)
+        plan = self._plans.get(optimizer)
+        if plan is None and (plan := _prepare(optimizer, names, anchor)) is not None:
+            self._plans[optimizer] = plan
+            for name in plan.names:
+                self._away.pop(name, None)  # these steps change all rows
+        if plan is not None:
+            plan.move(strength)
             return
         bucket: list[_Entry] = []
         for group, parameter, name in _parameters_of(optimizer, names):
@@ -112,7 +118,9 @@ class _Plan:
         anchor: Anchor,
         entries: Sequence[tuple[int, str, Tensor, Tensor, Tensor]],
     ) -> None:
-        self._optimizer, self._names, self._groups = weakref.ref(optimizer), names, [(g, len(g["params"])) for g in optimizer.param_groups]
+        self._parameter_names, self._groups = names, [(group, list(group["params"])) for group in optimizer.param_groups]
+        self._states = len(optimizer.state)  # it grows when a parameter gets its first gradient
+        self.names = [name for _, name, *_ in entries]
         self._entries = [(name, p, p.data_ptr(), omega, star, omega._version) for _, name, p, omega, star in entries]
         self._largest = _largest([omega for *_, omega, _ in entries])
         self._buckets: list[tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]] = []  # groups, θ, Ω, θ*
@@ -130,12 +138,14 @@ class _Plan:
                 stars.append(piece_of(star, piece))
 
     def fits(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], anchor: Anchor) -> bool:
-        """Return True if the model, the optimizer and the anchor are the same tensors as before, and no gradient is sparse."""
+        """Return True if the model, this optimizer and the anchor have the same tensors as before, and no gradient is sparse."""
         groups = optimizer.param_groups
-        if self._optimizer() is not optimizer or self._names is not names or len(groups) != len(self._groups):
+        if self._parameter_names is not names or len(groups) != len(self._groups) or len(optimizer.state) != self._states:
             return False
-        for group, (old, count) in zip(groups, self._groups, strict=True):
-            if group is not old or len(group["params"]) != count or not isinstance(group["lr"], float | int):
+        for group, (old, params) in zip(groups, self._groups, strict=True):
+            if group is not old or len(group["params"]) != len(params) or not all(map(is_, group["params"], params)):
+                return False
+            if not isinstance(group["lr"], float | int):
                 return False
         for name, p, place, omega, star, version in self._entries:
             if anchor.omega.get(name) is not omega or anchor.star.get(name) is not star or p.data_ptr() != place:
@@ -186,7 +196,8 @@ def _move(bucket: Sequence[_Entry]) -> None:
     """θ ← θ + share · (θ* − θ) for some pieces at once, in place; share = cΩ / (1 + cΩ), as in `functional.anchor_share`."""
     thetas, omegas, stars, cs = (list(column) for column in zip(*bucket, strict=True))
     omegas, stars = ([wide(t.to(p.device)) for t, p in zip(ts, thetas, strict=True)] for ts in (omegas, stars))
-    if any(isinstance(c, Tensor) for c in cs) or any(p.dtype != star.dtype for p, star in zip(thetas, stars, strict=True)):
+    is_mixed = any(len({t.dtype for t in some}) > 1 for some in zip(thetas, omegas, stars, strict=True))
+    if is_mixed or any(isinstance(c, Tensor) for c in cs):
         for p, omega, star, c in zip(thetas, omegas, stars, cs, strict=True):
             p.copy_(torch.lerp(p.to(star.dtype), star, anchor_share(omega, torch.as_tensor(c, device=p.device)).to(star.dtype)))
         return

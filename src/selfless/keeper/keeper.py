@@ -148,7 +148,7 @@ class Keeper(OldNames):
         parameters = self.begin_penalty(trainable)
         training = torch.is_grad_enabled() and self.model.training
         self.notices.check_mode(self.model)
-        found = self.collector.take()
+        passes, found = self.collector.passes, self.collector.take()
         self.notices.check_sign(found)
         costs = inhibition(self.sparsifiers, self.collector, found, self.alpha, trainable, training, self.step_log, self.ranks)
         for part in self.parts:
@@ -164,7 +164,7 @@ class Keeper(OldNames):
                 part.path.note_penalty(total, cost)
             if part.gates is not None:
                 total.register_hook(part.gates.note_scale)
-        self._ready = prepare(self, found) if training else None
+        self._ready = prepare(self, found, passes) if training else None
         return total
 
     def begin_penalty(self, trainable: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -302,8 +302,9 @@ class Keeper(OldNames):
 
         forwards   the forward= of each consolidate() so far, for a preserver that distils or replays
         """
-        self.follow_model()
-        saving.load(self, state, forwards)
+        with torch.inference_mode(False):  # else no later task could change the loaded tensors
+            self.follow_model()
+            saving.load(self, state, forwards)
 
     def detach(self) -> None:
         """Remove every hook. The model and its optimizers are then as before `attach`."""

@@ -6,14 +6,15 @@ of the same shape are computed together. Every other step takes the general way 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from selfless.functional.gaussian import is_ordinary
 from selfless.functional.pairs import Operands, StackedForm
+from selfless.keeper.inhibition import as_leaf_sum
 from selfless.keeper.part import Part
 from selfless.preserve.capabilities import Anchored, Distils, Gated, Observes, Replays
 
@@ -33,7 +34,7 @@ class Ready:
             (names, StackedForm([layers[name][1] for name in names], strength, len(layers[names[0]][0]))) for names in groups.values()
         ]
         self._case = (keeper.alpha, keeper.collector.taps, keeper.tasks, keeper.implicit)
-        self._alpha = [(a, a._version) for a in keeper.alpha.values()]
+        self._alpha = [(name, a, a._version) for name, a in keeper.alpha.items()]
 
     def read(self, keeper: Keeper) -> dict[str, Tensor] | None:
         """Return the activations since the last call, if this step is as the one before; else None, and they stay where they are."""
@@ -42,18 +43,18 @@ class Ready:
             return None
         if keeper.alpha is not alpha or collector.taps is not taps or keeper.tasks != tasks or keeper.implicit is not implicit:
             return None
-        hs = {}
+        h, hs = None, dict[str, Tensor]()
         for name, parts in collector.passes.items():
-            h, activation, counted = parts[0]
-            if activation is not None or counted is not None or len(parts) > 1 or type(h) is not Tensor:
-                return None
-            if self._like.get(name) != (h.shape, h.dtype, h.device):
+            h = _plain(parts)
+            if h is None or self._like.get(name) != (h.shape, h.dtype, h.device):
                 return None
             hs[name] = h
-        if not is_ordinary(h) or torch.is_autocast_enabled(h.device.type) or not keeper.ranks.is_alone:
+        if h is None or not is_ordinary(h) or torch.is_autocast_enabled(h.device.type) or not keeper.ranks.is_alone:
             return None
-        for a, version in self._alpha:
-            if a._version != version:
+        if len(alpha) != len(self._alpha):
+            return None
+        for name, a, version in self._alpha:
+            if alpha.get(name) is not a or a._version != version:
                 return None
         collector.drop()
         return hs
@@ -70,11 +71,20 @@ class Ready:
         assert total is not None
         if keeper.check_finite:
             keeper.check_penalty(hs, total)
-        return total
+        return as_leaf_sum(total, total, is_hooked=False)
 
 
-def prepare(keeper: Keeper, found: Mapping[str, Tensor]) -> Ready | None:
-    """Return what the next steps need if they are ordinary ones; `found` are the activations of this step."""
+def _plain(parts: Sequence[tuple[Tensor, Any, Any]]) -> Tensor | None:
+    """Return the activations of a layer if it had one pass and they are (samples, neurons) as they are; else None."""
+    h, activation, counted = parts[0]
+    is_plain = len(parts) == 1 and activation is None and counted is None and type(h) is Tensor and h.dim() == 2
+    return h if is_plain else None
+
+
+def prepare(keeper: Keeper, found: Mapping[str, Tensor], passes: Mapping[str, Sequence[tuple[Tensor, Any, Any]]]) -> Ready | None:
+    """Return what the next steps need if they are ordinary ones; `found` are the activations of this step, from its `passes`."""
+    if any(_plain(parts) is None for parts in passes.values()):
+        return None
     terms = [(number, term) for number, term in enumerate(keeper.sparsifiers.terms) if term.is_on]
     if len(terms) != 1 or not found or not all(_adds_nothing(part, keeper.tasks, keeper.implicit) for part in keeper.parts):
         return None

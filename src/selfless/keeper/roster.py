@@ -33,8 +33,8 @@ class Roster:
 
     @property
     def device(self) -> torch.device:
-        """The device of the first parameter."""
-        return self._first.device
+        """The device of the first parameter; the CPU if there is none."""
+        return torch.device("cpu") if self._first is None else self._first.device
 
     def has(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True if the optimizer has a trainable parameter of the model."""
@@ -54,7 +54,7 @@ class Roster:
             (m, tuple(m._modules.items()), tuple((n, p, p is not None and p.requires_grad) for n, p in m._parameters.items()))
             for m in self._model.modules()
         ]
-        self._first = next(self._model.parameters())
+        self._first = next(self._model.parameters(), None)
         self.trainable = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         self.names: dict[Tensor, str] = {p: n for n, p in self.trainable.items()}
         self._ids = {id(p) for p in self.trainable.values()}

@@ -127,13 +127,15 @@ def _seeds(records: Sequence[Record]) -> str:
 
 
 def _looks(records: Sequence[Record]) -> str:
-    """Return a sentence on experiments that were judged by several numbers of seeds; "" if there are none."""
-    found: dict[str, list[int]] = {f"`{r['name']}`": r["looks"] for r in records if len(r.get("looks") or ()) > 1}
-    if not found:
-        return ""
-    longest = max(found.values(), key=len)
-    times = " and ".join(map(str, longest))
-    return f"{', '.join(found)} were tested with {times} seeds, so their p-values are multiplied by {len(longest)}."
+    """Return a sentence on experiments that were judged by several numbers of seeds, for each list of these; "" if there are none."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for record in records:
+        if len(record.get("looks") or ()) > 1:
+            found.setdefault(tuple(record["looks"]), []).append(f"`{record['name']}`")
+    return " ".join(
+        f"{', '.join(names)} were tested with {' and '.join(map(str, looks))} seeds, so their p-values are multiplied by {len(looks)}."
+        for looks, names in found.items()
+    )
 
 
 def _undecided(rows: Sequence[ClaimRow]) -> str:
