@@ -37,9 +37,9 @@ from selfless.experiments.reproduce import CHOOSING, final, reproduce
 from selfless.runner import Store
 from selfless.runner.plan import fleets
 
-# Seconds of a run in a fleet on one H200, 50 epochs (results/trials/distillation/speed.json, scaled); until a run of the row is recorded.
-SECONDS = {"permuted-mnist": 0.2, "joint-permuted-mnist": 0.2, "joint-split-cifar-100": 5.0, "none": 5.0, "mas": 6.0, "packnet": 8.0}
-SECONDS |= {"lwf": 9.5}
+# Seconds of a run in a fleet of eight on one H200, 50 epochs: results/bench/h200/fleet-speed.json and a fifth; until a run is recorded.
+SECONDS = {"permuted-mnist": 0.2, "joint-permuted-mnist": 0.2, "joint-split-cifar-100": 5.0, "none": 5.0, "mas": 3.5, "packnet": 4.5}
+SECONDS |= {"lwf": 5.5}
 SLOWER = {"alexnet-cifar": 1.5, "vgg-slim": 20.0, "resnet18": 2.5, "vit": 2.0, "lora_vit": 2.5}  # a step beside one of cnn-256, guessed
 PASSES = 50 * 10  # epochs times tasks of the table
 START = 3.0  # seconds of a fleet before its first step

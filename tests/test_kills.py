@@ -1,4 +1,4 @@
-"""The page about reliability has the records of `make kills`, `fuzz`, `soak`, `mutants`; tests/runner/test_resuming.py kills commands."""
+"""The page about reliability has the records of `make kills`, `fuzz`, `soak`, `mutants` and `coverage`."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ def test_the_page_has_the_recorded_faults() -> None:
         share = 100 * one["found"] / (one["tried"] - one["undecided"])
         counts = [f"{one[name]:,}" for name in ("planned", "tried", "found", "undecided")]
         assert f"| {room} | {' | '.join(counts)} | {share:.0f} % |" in page
+
+
+def test_the_page_has_the_recorded_coverage() -> None:
+    page = " ".join((ROOT / "docs/reliability.md").read_text(encoding="utf-8").split())
+    found = json.loads((ROOT / "results/reliability/coverage.json").read_text(encoding="utf-8"))
+    all_, missed = (found[f"{start}statements"] + found[f"{start}branches"] for start in ("", "missing_"))
+    assert round(100 * (1 - missed / all_), 2) == found["percent"]
+    assert f"**{found['percent']:.1f} %** of {found['statements']:,} statements and {found['branches']:,} branches" in page

@@ -174,7 +174,7 @@ def test_growth_on_every_axis(tiny: Plan) -> None:
     positive(rows, "seconds")
     found = figures({"growth": rows})
     assert set(found) == {f"growth-{axis}" for axis in growth.AXES}
-    assert all("size^" in figure.axes[0].lines[0].get_label() for figure in found.values())
+    assert all("exponent" in figure.axes[0].lines[0].get_label() for figure in found.values())
 
 
 def test_the_exponent_is_that_of_the_larger_half() -> None:

@@ -10,12 +10,14 @@ def test_every_row_of_a_column_has_the_same_number_of_candidates() -> None:
     for column in CASES.values():
         cells = [cell for cell in experiment("beyond").cells if cell.column == column and cell.row != "joint"]
         assert len({len(set(cell.candidates)) for cell in cells}) == 1
-        assert all(cell.choice.by == "held-out" and cell.choice.rounds == ((2, (101, 102)),) for cell in cells)
+        assert len({cell.choice for cell in cells}) == 1
+        assert all(cell.choice.by == "held-out" and len(cell.choice.rounds) == 1 for cell in cells)
 
 
 def test_choosing_and_reporting_use_other_seeds() -> None:
-    (choice,) = {cell.choice for cell in experiment("beyond").cells}
-    assert not {*choice.all_seeds} & set(range(10))
+    choices = {cell.choice for cell in experiment("beyond").cells}
+    assert choices
+    assert not {seed for choice in choices for seed in choice.all_seeds} & set(range(10))
 
 
 def test_joint_training_is_that_of_table_1() -> None:

@@ -9,7 +9,9 @@ python -m tests.mutants --summary results/reliability/mutants.json      # the ta
 from __future__ import annotations
 
 import argparse
+import ast
 import compileall
+import functools
 import importlib
 import json
 import os
@@ -179,7 +181,7 @@ def _tests_of(fault: Mapping[str, Any], tests: Mapping[str, Any], most: float, w
     lines = tests["lines"].get(fault["file"], {})
     here = [lines[str(n)] for n in range(fault["lines"][0], fault["lines"][1] + 1) if str(n) in lines]
     found = {number for one in here for number in one}
-    if here and not found:
+    if here and (not found or not _in_function(fault["file"], fault["line"])):
         found = {number for one in lines.values() for number in one}
     names = [name for number in found if (name := tests["names"][number]) not in without]
     chosen, seconds = [], 0.0
@@ -189,6 +191,19 @@ def _tests_of(fault: Mapping[str, Any], tests: Mapping[str, Any], most: float, w
             return chosen, False
         chosen.append(name)
     return chosen, True
+
+
+@functools.cache
+def _bodies(file: str) -> list[tuple[int, int]]:
+    """Return the first and last line of the body of each function of a file."""
+    tree = ast.parse((ROOT / "src" / file).read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return [(node.body[0].lineno, node.end_lineno or node.lineno) for node in functions]
+
+
+def _in_function(file: str, line: int) -> bool:
+    """Return False for a line that runs when its module is imported, which a test may do, too."""
+    return any(first <= line <= last for first, last in _bodies(file))
 
 
 def _write(path: Path, results: Mapping[str, Any], all_: int, seed: int, controls: Any, tests: Mapping[str, Any]) -> None:

@@ -56,7 +56,8 @@ def test_the_page_is_in_its_order_and_names_its_profile(recorded: list[Record]) 
     counted = [row for row in rows if row.verdict == "undecided" and not row.leading.get("repeats")]
     alone = [row for row in counted if row.leading["alone"] != "undecided"]
     assert len(undecided) == len(counted)
-    assert f"Decided by their own test but not by the corrected one: {len(alone)};" in page.replace("\n", " ")
+    said = f"{len(counted)} claims are undecided: {len(alone)} are decided by their own test but not by the corrected one,"
+    assert said in page.replace("\n", " ")
 
 
 def test_the_page_is_made_of_every_experiment_in_profile_equal(recorded: list[Record]) -> None:
@@ -80,13 +81,13 @@ def test_the_page_is_made_of_every_experiment_in_profile_equal(recorded: list[Re
 
 
 def test_the_program_prints_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "against.md").write_text("3 of 4 verdicts are the same\n")
+    (tmp_path / "against.md").write_text("2 experiments in both. 3 of 4 verdicts are the same.\n")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(
         sys, "argv", ["results", "results/reproduction", str(tmp_path / "none"), "--again", f"ours={tmp_path / 'against.md'}"]
     )
     main()
-    assert "**A second run** in `ours`: 3 of 4 verdicts are the same" in capsys.readouterr().out
+    assert "**A second run** in `ours`: 3 of 4 verdicts are the same, 2 experiments" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["results", "results/reproduction", "--again", str(tmp_path / "against.md")])
     with pytest.raises(SystemExit):
         main()

@@ -130,7 +130,8 @@ def test_a_stopped_fleet_goes_on_whatever_else_is_done(tasks_npz: str, tmp_path:
 
 
 @pytest.mark.slow
-def test_one_of_a_stopped_fleet_may_be_trained_meanwhile(tasks_npz: str, tmp_path: Path) -> None:
+def test_one_of_a_stopped_fleet_may_be_trained_meanwhile(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfless.engine.checkpoint.SAVING", 1e9)  # every epoch is saved, also where saving is slow
     runs = [Run(stream=tasks_npz, **(BASE | {"lr": lr})) for lr in (0.05, 0.06)]
     with pytest.raises(KeyboardInterrupt):
         selfless.train(runs, out=tmp_path, workers=1, watch=stopping(5))

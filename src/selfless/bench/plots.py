@@ -16,6 +16,7 @@ from selfless.files import write_text
 from selfless.report.drawing import COLOURS, MARKERS, save_png, style, svg
 
 WIDTH, HEIGHT = 5.2, 3.2
+SPAN = 10.0  # the least ratio of the ends of a logarithmic axis of time, so that noise does not look like growth
 Line = tuple[str, list[tuple[float, float]]]  # (label, points)
 
 
@@ -51,7 +52,7 @@ def figures(found: dict[str, Any]) -> dict[str, Figure]:
 def _growth_line(rows: Iterable[Row], axis: str) -> list[Line]:
     """Return the times of one axis of the part "growth"; the label says the exponent of the larger half."""
     points = [(r["size"], r["seconds"]) for r in _with_times(rows) if r["axis"] == axis]
-    return [(f"{AXES[axis][1]} ∝ size^{exponent(points):.2f} in the larger half", points)] if len(points) > 1 else []
+    return [(f"{AXES[axis][1]}, exponent {exponent(points):.2f} in the larger half", points)] if len(points) > 1 else []
 
 
 def _with_times(rows: Iterable[Row]) -> list[Row]:
@@ -120,6 +121,8 @@ def _set_scales(axes: Axes, ticks: list[float], log: bool) -> None:
         axes.set_xscale("log")
         axes.set_yscale("log")
         low, high = axes.get_ylim()
+        wider = max(1.0, (SPAN * low / high) ** 0.5)
+        low, high = axes.set_ylim(low / wider, high * wider)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 300 else (1,)))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_locator(NullLocator())

@@ -87,8 +87,7 @@ def results_page(records: Sequence[Record], again: Mapping[str, tuple[str, str]]
     content = {
         "leading": profiles_of(records)[0],
         "counts": _counts(records),
-        "explanation": _wrap(f"{_seeds(records)} {EXPLANATION} {_looks(records)}"),
-        "undecided": _undecided([row for row in rows if row.verdict == "undecided" and not row.leading.get("repeats")]),
+        "explanation": _wrap(" ".join(part for part in (_seeds(records), EXPLANATION, _looks(records), _undecided(rows)) if part)),
         "recorded": {name: next(iter(profiles)) for name, profiles in by_name.items()},
         "claims": _claims(rows, profiles_of(records)),
         "topics": [_topic(topic, by_name) for topic in TOPICS if any(name in by_name for name in topic.names)],
@@ -140,12 +139,12 @@ def _looks(records: Sequence[Record]) -> str:
 
 
 def _undecided(rows: Sequence[ClaimRow]) -> str:
-    """Return a sentence on why claims are undecided, with their numbers."""
-    causes = [row.reason for row in rows]
+    """Return two sentences on how many claims are undecided in the profile shown, and why."""
+    causes = [row.reason for row in rows if row.verdict == "undecided" and not row.leading.get("repeats")]
     counts = {cause: causes.count(cause) for cause in ("correction", "margin", "noise")}
-    return _wrap(
-        f"Undecided: {len(rows)}. Decided by their own test but not by the corrected one: {counts['correction']}; within half a point of "
-        f"their margin: {counts['margin']}; too noisy for these seeds: {counts['noise']}."
+    return (
+        f"In the profile shown {len(causes)} claims are undecided: {counts['correction']} are decided by their own test but not by the "
+        f"corrected one, {counts['margin']} are within half a point of their margin, {counts['noise']} are too noisy for these seeds."
     )
 
 
@@ -242,13 +241,19 @@ def _gap(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str) -
 
 
 def second_runs(given: Sequence[str], root: Path) -> dict[str, tuple[str, str]]:
-    """Return profile → ("39 of 46 verdicts are the same", file), from "PROFILE=FILE"; files that are not there are left out.
+    """Return profile → ("39 of 46 verdicts are the same, 10 experiments", file), from "PROFILE=FILE"; without files that are not there.
 
     A file is made by `selfless report DIR --against OTHER`.
     """
     files = {profile: file for profile, _, file in (one.partition("=") for one in given) if (root / file).is_file()}
     texts = {profile: (root / file).read_text(encoding="utf-8") for profile, file in files.items()}
-    return {profile: (re.findall(r"\d+ of \d+ verdicts are the same", said)[0], files[profile]) for profile, said in texts.items()}
+    return {profile: (_same_verdicts(said), files[profile]) for profile, said in texts.items()}
+
+
+def _same_verdicts(said: str) -> str:
+    """Return the sentence on verdicts of a comparison, with the number of experiments that it compares where that is given."""
+    patterns = (r"\d+ of \d+ verdicts are the same", r"\d+ experiments(?= in both)")
+    return ", ".join(found.group() for pattern in patterns if (found := re.search(pattern, said)))
 
 
 def relative_to(records: Sequence[Record], root: Path) -> list[Record]:
