@@ -114,7 +114,7 @@ def test_synthetic_images_are_balanced_and_fill_every_task() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------- parts
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.usefixtures("narrow")
 def test_steps(tiny: Plan) -> None:
     rows = list(steps.run(tiny))

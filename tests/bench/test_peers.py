@@ -61,7 +61,7 @@ def members(stream: str) -> list[Run]:
     return [Run(stream, "mlp-12", MAS(0.1), epochs=1, batch=10, seed=s) for s in range(3)]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.usefixtures("warm_workers")
 def test_workers_share_a_fleet(custom_stream: str) -> None:
     runs = members(custom_stream)

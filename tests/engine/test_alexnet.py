@@ -49,7 +49,7 @@ def test_its_layers_run_on_the_stack_in_their_order() -> None:
     assert not is_native(nn.Sequential(nn.Sequential(nn.Linear(2, 2), shared), shared))
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_member_of_a_fleet_is_the_run_alone(photos: str) -> None:
     runs = [run(photos, seed=s, sparsify=SLNID(1e-3 * (s + 1))) for s in range(2)]
     together = Learner(runs)

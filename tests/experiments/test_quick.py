@@ -108,7 +108,19 @@ def quick(name: str, out: Path, *more: str) -> dict[str, Any]:
 
 
 # many runs, no run in `ours`, or a large network
-LONG = ("fig-3b", "beyond", "rivals", "rivals-projection", "wide", "all-layers", "augmented", "tiny-variants", "rates")
+LONG = (
+    "fig-3b",
+    "table-1",
+    "table-3",
+    "beyond",
+    "rivals",
+    "rivals-projection",
+    "wide",
+    "all-layers",
+    "augmented",
+    "tiny-variants",
+    "rates",
+)
 
 
 @pytest.mark.slow
