@@ -40,7 +40,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "inputs", "outputs", "padding"), [(6, 3, 32, 1), (7, 32, 32, 0), (5, 32, 64, 1), (5, 16, 20, 0), (6, 1, 8, 2)]
+    ("size", "inputs", "outputs", "padding"), [(6, 3, 32, 1), (7, 32, 32, 0), (5, 32, 64, 1), (5, 16, 20, 0), (6, 1, 8, 2), (3, 16, 1, 0)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_convolutions(k: Any, size: int, inputs: int, outputs: int, padding: int, dtype: torch.dtype) -> None:

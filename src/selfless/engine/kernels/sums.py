@@ -73,12 +73,12 @@ def _tap_sums(
         i = s // CHUNKS % HO
         j = t % WIDE + s % CHUNKS * WIDE
         live = first + t // WIDE < B
-        at = dz + first * s_z.to(tl.int64) + (t // WIDE * s_z + (i * WO + j + PAD) * CO)[:, None] + o[None, :]
+        at = dz + first * tl.cast(s_z, tl.int64) + (t // WIDE * s_z + (i * WO + j + PAD) * CO)[:, None] + o[None, :]
         g0 = tl.load(at, mask=(live & (j + PAD < WO))[:, None] & outputs, other=0.0)
         g1 = tl.load(at - CO, mask=(live & (j + PAD >= 1) & (j + PAD < WO + 1))[:, None] & outputs, other=0.0)
         g2 = tl.load(at - 2 * CO, mask=(live & (j + PAD >= 2) & (j + PAD < WO + 2))[:, None] & outputs, other=0.0)
         r = i - PAD
-        at = x + first * s_b.to(tl.int64) + (t // WIDE * s_b + r * s_h + j * s_w)[None, :] + (c * s_c)[:, None]
+        at = x + first * tl.cast(s_b, tl.int64) + (t // WIDE * s_b + r * s_h + j * s_w)[None, :] + (c * s_c)[:, None]
         inside = (live & (j < W))[None, :] & (c < CI)[:, None]
         x0 = tl.load(at, mask=inside & (r >= 0) & (r < H), other=0.0)
         x1 = tl.load(at + s_h, mask=inside & (r >= -1) & (r < H - 1), other=0.0)
