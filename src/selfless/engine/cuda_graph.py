@@ -7,6 +7,7 @@ must not read a value. Temporary tensors belong to the graph. Code that replaces
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -43,7 +44,10 @@ def capture(step: Callable[[], object], rewind: Callable[[], object], changed: S
         except RuntimeError as error:
             torch.cuda.set_stream(current)  # the context manager does not leave its stream if the capture fails
             first = error.__context__ or error  # the end of a failed capture raises another error
-            raise CannotCapture(str(first).strip().splitlines()[0][:160]) from error
+            reason = str(first).strip().splitlines()[0][:160]
+            for failed in (error, first):
+                traceback.clear_frames(failed.__traceback__)  # they hold tensors of the failed step, which belong to another stream
+            raise CannotCapture(reason) from None
     torch.cuda.set_rng_state(rng_state)
     return graph
 
