@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import MAS
+from selfless.keeper.anchor import nominal_step, step_sizes
 from tests.keeper.nets import batches, seeded, train
 
 OPTIMIZERS = {
@@ -118,6 +119,52 @@ def test_schedulers_and_groups_are_read_at_every_step() -> None:
     held = model.fc1.weight.detach().clone()
     opt.step()
     assert_close(model.fc1.weight.detach(), held)
+
+
+MORE = {
+    "dampening": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.3),
+    "rmsprop with momentum": lambda p: torch.optim.RMSprop(p, lr=0.001, alpha=0.9, momentum=0.8),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.99), amsgrad=True),
+    "a tensor as rate": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.05)),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS | MORE)
+def test_a_step_size_is_how_far_a_constant_gradient_of_one_moves_a_parameter(optimizer: str) -> None:
+    """After a larger first gradient, which the optimizers forget except amsgrad and Adagrad; the law is that of the module's table."""
+    p, q = nn.Parameter(torch.zeros(2, 3, dtype=torch.float64)), nn.Parameter(torch.zeros(1))
+    opt = (OPTIMIZERS | MORE)[optimizer]([p, q])
+    opt.param_groups[0]["weight_decay"] = 0.0
+    for step in range(150):
+        before = p.detach().clone()
+        p.grad = torch.full_like(p, 10.0 if step == 0 else 1.0)
+        opt.step()
+    sizes = step_sizes(opt, {p: "p"})
+    assert sizes.keys() == {"p"}
+    assert_close(torch.as_tensor(sizes["p"], dtype=torch.float64).expand_as(p), before - p.detach(), rtol=1e-4, atol=0.0)
+
+
+def test_the_step_size_for_damping_is_the_rate_over_one_minus_momentum() -> None:
+    p = [nn.Parameter(torch.zeros(1))]
+    assert nominal_step(torch.optim.SGD(p, lr=0.1)) == pytest.approx(0.1)
+    assert nominal_step(torch.optim.SGD(p, lr=0.1, momentum=0.75)) == pytest.approx(0.4)
+    assert nominal_step(torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9))) == pytest.approx(0.5)
+
+
+def test_importances_in_bfloat16_anchor_a_model_that_has_become_narrower() -> None:
+    """θ* is in float64; Ω and the parameters are in float32 when they are used."""
+    model = seeded().double()
+    keeper = selfless.attach(model, MAS(1.0), state_dtype=torch.bfloat16)
+    keeper.consolidate([(x.double(), y) for x, y in batches()])
+    model.float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keeper.anchor_with(optimizer)
+    star = model.fc1.weight.detach().clone()
+    with torch.no_grad():
+        model.fc1.weight.add_(1.0)
+    optimizer.step()
+    share = 0.2 * keeper.state["omega"]["fc1.weight"].float()
+    assert_close(model.fc1.weight.detach(), star + 1 / (1 + share), rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_that_changes_its_precision_between_tasks_is_still_anchored() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 import selfless
 from selfless import EWC, HAT, MAS, SLNID, SNI, L2Param, LwF, functional
+from selfless.preserve import Group, Preserver
 from tests.keeper.nets import batches, seeded, sequential, train
 
 
@@ -74,11 +76,37 @@ def test_the_parts_add_up_to_the_penalty() -> None:
     train(model, keeper, torch.optim.SGD(model.parameters(), lr=0.1), batches(), epochs=1)
     keeper.consolidate(batches())
     with torch.no_grad():
-        model.head.weight.add_(0.3)
+        model.head.weight.mul_(8.0)
     total = step(model, keeper, batches(1)[0])
     found = keeper.log()
-    assert found["distillation"] > 0
+    assert found["distillation"] > 1e-3
     assert found["inhibition"] + found["distillation"] == pytest.approx(total, rel=1e-4)
+
+
+@dataclass(frozen=True)
+class Near(Preserver):
+    """A penalty on θ that is no quadratic one: |θ − θ*|."""
+
+    name: ClassVar[str] = "near"
+    groups: ClassVar[tuple[Group, ...]] = (Group("anchor"),)
+    strength: float = 1.0
+
+    def penalty(self, state: Any, parameters: Any) -> Any:
+        return sum((p - state["anchor"][n]).abs().sum() for n, p in parameters.items())
+
+    def consolidate(self, state: Any, parameters: Any, omega: Any) -> Any:
+        return {"anchor": {n: p.detach().clone() for n, p in parameters.items()}}
+
+
+@pytest.mark.parametrize("inject", [False, True])
+def test_any_other_penalty_on_parameters(inject: bool) -> None:
+    model = seeded()
+    keeper = selfless.attach(model, Near(0.5), inject=inject)
+    keeper.consolidate(batches())
+    with torch.no_grad():
+        model.fc1.bias.add_(0.1)
+    step(model, keeper, batches()[0])
+    assert keeper.log()["penalty"] == pytest.approx(0.5 * 16 * 0.1, rel=1e-4)
 
 
 def test_gates_and_nothing_yet() -> None:
@@ -88,3 +116,5 @@ def test_gates_and_nothing_yet() -> None:
     keeper.begin_epoch(0, 1, batches=1)
     assert keeper.log().keys() == {"tasks"}
     assert step(model, keeper, batches()[0]) == pytest.approx(keeper.log()["gates"])
+    model.eval()
+    assert step(model, keeper, batches()[0]) == 0.0  # gates are trained in training mode alone

@@ -84,12 +84,15 @@ def test_a_prepared_penalty_can_be_differentiated_twice() -> None:
 
 
 def test_the_prepared_anchor_is_that_of_the_formula_when_anything_changes() -> None:
-    """A learning rate, the optimizer, the data of a parameter, a parameter itself: θ' = (θ + cΩθ*)/(1 + cΩ) each time."""
+    """A learning rate, the optimizer, the data of a parameter, a parameter itself: θ' = (θ + cΩθ*)/(1 + cΩ) each time.
+
+    A parameter that is frozen later stays where it is.
+    """
     model = make((8, 8))
     keeper, data = selfless.attach(model, MAS(0.5)), [(torch.randn(9, 6, dtype=torch.float64), torch.zeros(9, dtype=torch.int64))]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     keeper.anchor_with(optimizer).consolidate(data)
-    for change in ("none", "none", "rate", "optimizer", "data", "parameter", "none"):
+    for change in ("none", "none", "rate", "optimizer", "data", "parameter", "none", "frozen"):
         if change == "rate":
             optimizer.param_groups[0]["lr"] = 0.03
         if change == "data":
@@ -102,7 +105,13 @@ def test_the_prepared_anchor_is_that_of_the_formula_when_anything_changes() -> N
         F.cross_entropy(model(data[0][0]), data[0][1]).backward()
         rate, state = optimizer.param_groups[0]["lr"], keeper.state
         want = {}
+        if change == "frozen":
+            model[0].bias.requires_grad_(False).add_(0.1)
+            model[0].bias.grad = None
         for name, p in model.named_parameters():
+            if not p.requires_grad:
+                want[name] = p.detach().clone()
+                continue
             assert p.grad is not None
             c = 2 * rate * 0.5 * state["omega"][name]
             want[name] = (p.detach() - rate * p.grad + c * state["anchor"][name]) / (1 + c)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Collector:
         self.padding = Padding(model) if activations else None
         self.passes: dict[str, list[tuple[Tensor, Activation | None, Counted | None]]] = {}
         self.reached: set[str] = set()
-        self.paused = False  # True while the keeper itself runs the model
+        self.paused = False  # True inside `pausing`
         self.on_pass: Callable[[str, Tensor, Activation | None, Counted | None], None] | None = None  # takes the passes instead of `take`
         self.on_left_out: Callable[[list[str], int], None] | None = None  # is told which layers "auto" left out
         self.silent: str | None = None  # a layer of layers=[…] without an activation after it
@@ -97,6 +98,15 @@ class Collector:
         if self.padding is not None:
             self.padding.stop()
         self._handles, self.passes = {}, {}
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Inside `with`, the keeper itself runs the model or autograd: nothing is collected, and nothing is injected."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
 
     def _remove_model_hooks(self) -> None:
         for handle in self._model_handles:

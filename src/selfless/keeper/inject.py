@@ -71,7 +71,6 @@ class Injector:
         ] = []  # (samples, cost, ∂ cost/∂θ) of passes without a backward pass yet
         self._gradients: dict[str, Tensor] = {}  # ∂ (penalties on θ, distillation)/∂θ in this backward pass
         self._task, self._scale = -1, torch.ones(())
-        self._busy = False  # True while the injector itself runs the model or autograd
         self._handles: dict[int, tuple[Any, Any]] = {}
         self._stopped = False
         keeper.collector.on_pass = torch.compiler.disable(self._note_pass)
@@ -108,7 +107,9 @@ class Injector:
 
     @property
     def _active(self) -> Keeper | None:
-        return None if self._stopped or self._busy else self._keeper()
+        """The keeper; None if there is nothing to inject: it was detached, or it runs the model or autograd itself."""
+        keeper = None if self._stopped else self._keeper()
+        return None if keeper is None or keeper.collector.paused else keeper
 
     # ------------------------------------------------------------------------------------------------------------- backward pass
     def _begin(self, keeper: Keeper) -> None:
@@ -204,12 +205,9 @@ class Injector:
             return
         parameters = keeper.trainable()
         sources = [each.tensor for each in batch]
-        self._busy = True
-        try:
+        with keeper.collector.pausing():
             own = [each.gradient for each in batch]
             grads = torch.autograd.grad(sources, list(parameters.values()), own, retain_graph=True, allow_unused=True)
-        finally:
-            self._busy = False
         found = {n: self._scale * g for n, g in zip(parameters, grads, strict=True) if g is not None}
         for path in paths:
             path.add_penalty(found)
@@ -238,17 +236,13 @@ class Injector:
     def _differentiate_parameters(self, keeper: Keeper) -> dict[str, Tensor]:
         """Return the gradient of the penalties on θ, of the loss on old samples, and of distillation in the forward passes."""
         parameters = keeper.trainable()
-        self._busy = keeper.collector.paused = True
-        try:
-            with torch.enable_grad():
-                costs = weight_costs(keeper.sparsifiers, keeper.collector, parameters, keeper.step_log, training=True)
-                preserved = keeper.preserved()
-                costs += [c for p in keeper.parts for c in p.penalty(preserved, keeper.tasks, keeper.implicit, keeper.step_log)]
-                costs += [c for p in keeper.parts for c in p.replay(keeper.tasks, keeper.forwards, keeper.step_log)]
-                live = [cost for cost in costs if cost.requires_grad]
-                grads = torch.autograd.grad(live, list(parameters.values()), allow_unused=True) if live else ()
-        finally:
-            self._busy = keeper.collector.paused = False
+        with keeper.collector.pausing(), torch.enable_grad():
+            costs = weight_costs(keeper.sparsifiers, keeper.collector, parameters, keeper.step_log, training=True)
+            preserved = keeper.preserved()
+            costs += [c for p in keeper.parts for c in p.penalty(preserved, keeper.tasks, keeper.implicit, keeper.step_log)]
+            costs += [c for p in keeper.parts for c in p.replay(keeper.tasks, keeper.forwards, keeper.step_log)]
+            live = [cost for cost in costs if cost.requires_grad]
+            grads = torch.autograd.grad(live, list(parameters.values()), allow_unused=True) if live else ()
         found = {n: g for n, g in zip(parameters, grads, strict=False) if g is not None}
         samples = sum(count for count, _, _ in self._distilled)
         for count, cost, distilled in self._distilled:
@@ -269,12 +263,9 @@ class Injector:
             return
         batch: Any = to_device(kwargs if kwargs and not args else args, keeper.model)
         parameters = keeper.trainable()
-        self._busy = keeper.collector.paused = True
-        try:
+        with keeper.collector.pausing():
             costs = [part.distillation(parameters, keeper.forwards, batch) for part in terms]
             grads = torch.autograd.grad(costs, list(parameters.values()), allow_unused=True)
-        finally:
-            self._busy = keeper.collector.paused = False
         found = {n: g for n, g in zip(parameters, grads, strict=True) if g is not None}
         self._distilled.append((batch_size(batch), torch.stack(costs).sum().detach(), found))
 

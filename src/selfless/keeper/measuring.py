@@ -52,7 +52,7 @@ def measure_task(
         if not one.users and not collector.taps:
             continue
         given = collector.complete_taps(batches, how.forward)
-        with leaving_out(model, how.choice):
+        with collector.pausing(), leaving_out(model, how.choice):
             found = measure(
                 model,
                 given,
