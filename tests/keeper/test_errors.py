@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import MAS, SLNID, SNI
-from tests.keeper.nets import Net, batches, seeded
+from selfless import MAS, SLNID, SNI, LwF, OrthReg
+from selfless.keeper.activations import resolve_layers
+from tests.keeper.nets import Net, batches, seeded, sequential
 
 
 def test_bad_input_at_attach() -> None:
@@ -23,6 +24,13 @@ def test_bad_input_at_attach() -> None:
         SLNID(torch.ones(3))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="preserve= takes one of"):
         selfless.attach(model, SLNID(1e-3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"preserve= takes one of .*; write MAS\(…\)$"):
+        selfless.attach(model, MAS)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"not <class 'int'>$"):
+        selfless.attach(model, int)  # type: ignore[arg-type]
+    for sparsify in (SLNID(1e-3), OrthReg(1e-3)):
+        with pytest.raises(ValueError, match="found no hidden"):
+            selfless.attach(nn.Sequential(nn.Linear(6, 3)), None, sparsify)
     with pytest.raises(ValueError, match="Did you mean 'slnid'"):
         selfless.attach(model, "mas:0.1", "slni d:1")
     with pytest.raises(ValueError, match="no trainable parameters"):
@@ -31,6 +39,46 @@ def test_bad_input_at_attach() -> None:
         selfless.attach(nn.Sequential(nn.ReLU()), MAS())
     with pytest.raises(ValueError, match="discount"):
         SLNID(1e-3, discount="sum")  # type: ignore[arg-type]
+
+
+def test_a_compiled_model_hides_functions_but_not_modules() -> None:
+    with pytest.raises(ValueError, match=r"layer 'fc1' is inside a compiled model.*name its activation module instead"):
+        resolve_layers(seeded(), ["fc1"], (), compiled=True, needed=True)
+    with pytest.raises(ValueError, match="found no layer for the sparsifier in the compiled model"):
+        resolve_layers(seeded(), "auto", (), compiled=True, needed=True)
+    assert resolve_layers(seeded(), "auto", (), compiled=True, needed=False) == {}
+    assert list(resolve_layers(seeded(sequential), ["1", "3"], (), compiled=True, needed=True)) == ["1", "3"]
+
+
+def test_a_remedy_names_the_explicit_anchor() -> None:
+    for implicit in (False, True):
+        model = seeded()
+        keeper = selfless.attach(model, MAS(1e300))
+        keeper.consolidate(batches())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with torch.no_grad():
+            model.fc1.weight.add_(1e3)
+        if implicit:
+            keeper.anchor_with(optimizer)
+            assert keeper.penalty() == 0
+        else:
+            with pytest.raises(ValueError, match=r"the penalty is not finite.*try keeper\.anchor_with\(optimizer\)"):
+                keeper.penalty()
+
+
+def test_no_batches_before_any_forward_pass() -> None:
+    keeper = selfless.attach(seeded(), MAS(0.1))
+    for empty in ([], iter(())):
+        with pytest.raises(ValueError, match="batches are empty"):
+            keeper.consolidate(empty)
+
+
+def test_a_head_that_is_not_trained_is_named_when_the_task_ends() -> None:
+    model = seeded()
+    keeper = selfless.attach(model, LwF(1.0), heads=["head"])
+    model.head.requires_grad_(False)
+    with pytest.raises(ValueError, match="'head' for task 1, but no trainable parameter of the model is in it"):
+        keeper.consolidate(batches())
 
 
 def test_bad_input_in_the_loop_leaves_the_state_alone() -> None:

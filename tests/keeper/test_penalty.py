@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import MAS, SLNI, SLNID, SNI, L1Rep, OrthReg, functional
+from selfless import MAS, SLNI, SLNID, SNI, L1Rep, OrthReg, SparingDeCov, functional
+from tests import oracles
 from tests.keeper.nets import Net, batches, seeded, sequential
 
 
@@ -125,6 +126,17 @@ def test_convolution_channels_and_conv1d() -> None:
     assert_close(keeper.penalty(), functional.slni(h))
     keeper.consolidate([x])
     assert keeper.alpha["1"].shape == (5,)
+
+
+def test_a_discount_without_a_pair_form_reads_alpha_of_its_layer() -> None:
+    model, (x, _) = seeded(sequential), batches()[0]
+    keeper = selfless.attach(model, None, SparingDeCov(1.0), layers=["1", "3"])
+    keeper.alpha = {"1": torch.linspace(0, 3, 16), "3": torch.linspace(2, 0, 12)}
+    with torch.no_grad():
+        h = model[:2](x)
+        found = {"1": h, "3": model[2:4](h)}
+    model(x)
+    assert_close(keeper.penalty(), sum(oracles.sparing_decov(h, keeper.alpha[n], h.shape[1] / 6, "product") for n, h in found.items()))
 
 
 def test_weights_of_activation_layers_for_orth_reg() -> None:

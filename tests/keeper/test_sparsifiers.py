@@ -127,6 +127,16 @@ def test_a_state_with_numbers_is_not_loaded_as_auto() -> None:
         selfless.attach(copied(model), MAS(0.1), SLNID("auto")).load_state_dict(keeper.state_dict())
 
 
+def test_a_state_of_the_first_task_with_numbers_is_loaded_as_auto() -> None:
+    """Nothing has been measured yet, so there is nothing that could be missing."""
+    keeper = selfless.attach(seeded(sequential), None, SNI("auto"))
+    keeper.load_state_dict(selfless.attach(seeded(sequential), None, SNI(1e-3)).state_dict())
+    assert keeper.strengths == {"sni": None}
+    train(keeper.model, keeper, torch.optim.SGD(keeper.model.parameters(), lr=0.05), batches())
+    keeper.consolidate(batches())
+    assert keeper.strengths["sni"] == learn(None, SNI("auto"))[1].strengths["sni"]
+
+
 def test_without_a_positive_term_there_is_a_warning() -> None:
     _, keeper = learn(sparsify=SLNID("auto"), epochs=0)
     with pytest.warns(UserWarning, match="found no positive R"):

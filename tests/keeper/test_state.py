@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import EWC, MAS, SI, SLNID, SNI, functional
+from selfless import EWC, MAS, SI, SLNI, SLNID, SNI, functional
 from tests.keeper.nets import batches, seeded, sequential, train
 from tests.small_nets import made, mlp, rand
 
@@ -74,6 +75,11 @@ def test_capacity_counts_what_is_free() -> None:
     assert found.free_parameters == pytest.approx(float((omega < 0.05).double().mean()))
     assert found.neurons["0"].total == 16
     assert "parameters" in str(found)
+    plain = selfless.attach(seeded(sequential), None, SLNID(1e-3))
+    plain.consolidate(batches())
+    neurons = plain.capacity(threshold=0.05)  # without a preserver, the neurons alone
+    assert (neurons.parameters, neurons.neurons, neurons.tasks, neurons.threshold) == ({}, found.neurons, 1, 0.05)
+    assert neurons.layers.keys() == found.layers.keys() == {"0", "2"}
 
 
 def test_a_keeper_is_not_copied() -> None:
@@ -96,14 +102,32 @@ def test_copies_and_pickles_of_the_model_are_free_of_the_keeper() -> None:
 
 
 def test_a_keeper_and_its_model_are_freed() -> None:
-    model = made(mlp)
-    keeper = selfless.attach(model, SI(1.0), SLNID(1e-3))
-    model(rand(4, 6))
-    keeper.penalty().backward()
-    gone = weakref.ref(keeper)
-    del keeper, model
+    models = [made(mlp), made(mlp)]
+    keepers = [selfless.attach(m, SI(1.0), SLNID(1e-3), inject=inject) for m, inject in zip(models, (False, True), strict=True)]
+    for model, keeper in zip(models, keepers, strict=True):
+        cost = model(rand(4, 6)).sum()
+        (cost if keeper.injector is not None else keeper.penalty()).backward()
+    gone = [weakref.ref(one) for one in (*models, *keepers)]
+    del keepers, keeper
     gc.collect()
-    assert gone() is None
+    assert [ref() is None for ref in gone] == [False, False, True, True]
+    for model in models:
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+        assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
+    del models, model, cost
+    gc.collect()
+    assert all(ref() is None for ref in gone)
+
+
+@pytest.mark.parametrize(("layers", "heads"), [("auto", ()), ("all", ()), (["1"], ()), ("auto", ["3"])])
+def test_a_keeper_describes_the_layers_that_it_has(layers: Any, heads: Any) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    model, x = made(build), rand(5, 1, 6)
+    keeper = selfless.attach(model, MAS(0.1), SLNI(1e-3), layers, heads=heads)
+    model(x)
+    assert str(keeper.describe()) == str(selfless.describe(model, layers, heads=heads, batch=x))
 
 
 def test_damaged_states_are_refused_and_channels_last_is_saved() -> None:
@@ -118,7 +142,7 @@ def test_damaged_states_are_refused_and_channels_last_is_saved() -> None:
     for change, message in (
         ({"alpha.1": torch.ones(7)}, "has 4 neurons"),
         ({"preserve.omega.3.bias": None}, "only one of Ω and θ"),
-        ({"preserve.other.3.bias": torch.ones(3)}, "unknown to this keeper"),
+        ({"preserve.other.3.bias": torch.ones(3)}, r"has 'preserve\.other\.3\.bias', which is unknown to this keeper"),
         ({"preserve.omega.3.bias": torch.full((3,), float("nan"))}, "finite"),
         ({"preserve.omega.3.bias": torch.ones(4)}, r"is \(4,\) in the state"),
         ({"extra": torch.ones(1)}, "unknown to this keeper"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +44,15 @@ def read_scale(scale: Any) -> float | Tensor:
 
 @dataclass(eq=False)
 class _Pass:
-    """One forward pass of a layer: h, or n and the activation to apply; and λ ∂R/∂h once it is known."""
+    """One forward pass of a layer: h, or n and the activation to apply; and λ ∂R/∂h once it is known.
+
+    The hook that holds a pass belongs to the graph, and a cycle through a graph is never collected. So `tensor` has no graph, and `source`,
+    the same with its graph, is forgotten when it has been differentiated or the step is over.
+    """
 
     layer: str
     tensor: Tensor
+    source: Tensor | None  # for path integrals
     activation: Activation | None
     counted: Counted | None
     version: int
@@ -96,6 +101,7 @@ class Injector:
 
     def drop(self) -> None:
         """Forget the passes that had no backward pass: the step is over."""
+        _forget_sources(one for passes in self._pending.values() for one in passes)
         self._pending, self._distilled, self._task = {}, [], -1
 
     def stop(self) -> None:
@@ -151,11 +157,13 @@ class Injector:
         if len(passes) == MOST_PASSES:
             remedy = "use model.eval() or torch.no_grad() for them"
             warnings.warn(f"{MOST_PASSES} forward passes in training mode had no backward pass; {remedy}", stacklevel=2)
+            _forget_sources(passes)
             passes.clear()
         node, index = (tensor.grad_fn, tensor.output_nr) if activation is None else tensor.grad_fn.next_functions[0]
         if node is None:
             return
-        one = _Pass(layer, tensor, activation, counted, tensor._version)
+        source = tensor if any(part.path is not None for part in keeper.parts) else None
+        one = _Pass(layer, tensor.detach(), source, activation, counted, tensor._version)
         passes.append(one)
         node.register_prehook(self._hook_pass(one, index))
 
@@ -204,13 +212,19 @@ class Injector:
         if not paths:
             return
         parameters = keeper.trainable()
-        sources = [each.tensor for each in batch]
+        sources = [each.source for each in batch if each.source is not None]
+        if len(sources) < len(batch):
+            raise RuntimeError(
+                f"a path integral ({keeper.preserve}) with inject=True needs one backward pass for each forward pass, before the next step of "
+                "the optimizer; use keeper.penalty() without inject=True"
+            )
         with keeper.collector.pausing():
             own = [each.gradient for each in batch]
             grads = torch.autograd.grad(sources, list(parameters.values()), own, retain_graph=True, allow_unused=True)
         found = {n: self._scale * g for n, g in zip(parameters, grads, strict=True) if g is not None}
         for path in paths:
             path.add_penalty(found)
+        _forget_sources(batch)
 
     # ---------------------------------------------------------------------------------------------------------------- parameters
     def _hook_parameter(self, name: str) -> Callable[[Tensor], Tensor | None]:
@@ -293,3 +307,9 @@ class Injector:
             return hook
 
         return on_leaves
+
+
+def _forget_sources(passes: Iterable[_Pass]) -> None:
+    """Let the graphs of these passes go."""
+    for one in passes:
+        one.source = None
