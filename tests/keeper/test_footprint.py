@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 import selfless
 from selfless import EBLL, EWC, HAT, IMM, MAS, SI, LwF, OnlineEWC, PackNet, RWalk
+from selfless.capacity.activity import SUMS
 from selfless.keeper.counting import LiveBytes
 from selfless.keeper.footprint import Footprint
+from selfless.keeper.room import activity_bytes, look
 from selfless.preserve import PRESERVERS
 from selfless.preserve.capabilities import ProjectsSteps
 
@@ -140,11 +142,63 @@ def test_the_table_has_units_copies_and_what_comes_next() -> None:
     ]
 
 
-@pytest.mark.parametrize(("term", "held"), [(MAS(0.1), 2), (LwF(1.0) + MAS(0.1), 3)])
-def test_what_is_predicted_is_held_afterwards(term: Any, held: int) -> None:
-    """On two layers: the groups to the byte, the peak nearly."""
+MORE: list[tuple[Any, float, dict[str, Any]]] = [
+    (LwF(1.0), 1, {}),
+    (MAS(0.1) + EWC(1.0), 4, {}),
+    (SI(1.0), 5, {}),
+    (RWalk(1.0), 8, {}),
+    (IMM(1e-3), 3, {"state_dtype": torch.bfloat16}),
+    (MAS(0.1), 1.5, {"state_dtype": torch.bfloat16}),
+    (MAS(0.1), 2, {"state_device": "cpu"}),
+    (selfless.AGSCL(1.0), 2, {}),
+]
+
+
+@pytest.mark.parametrize(("term", "held", "options"), MORE, ids=str)
+def test_the_groups_are_predicted_to_the_byte(term: Any, held: float, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    model, data = nn.Sequential(nn.Linear(SIZE, 16), nn.ReLU(), nn.Linear(16, 4)), tasks(deep)
+    keeper = selfless.attach(model, term, layers=["1"], **options)
+    for _ in range(2):
+        train(model, keeper, data)
+        found = keeper.footprint()
+        keeper.consolidate(data)
+        assert found.after == keeper.footprint().groups
+        measured = len({type(part) for part in term.parts if part.measures})  # with one objective each
+        assert found.peak >= max(found.bytes + measured * found.model, sum(found.after.values()))
+    assert keeper.footprint().copies == pytest.approx(held, abs=0.2)
+
+
+def test_what_a_projection_holds_is_at_most_what_is_predicted() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(SIZE, 16), nn.ReLU(), nn.Linear(16, 4)), tasks(deep)
+    keeper = selfless.attach(model, selfless.GPM(0.9))
+    found = keeper.footprint()
+    keeper.consolidate(data)
+    held = keeper.footprint().groups
+    assert held.pop("held") == 8 * 2  # one number for each parameter without a weight: the biases
+    assert held.keys() == found.after.keys() == {"basis", "scale", "count"}
+    assert all(0 < size <= found.after[name] for name, size in held.items())
+    assert found.peak >= sum(p[0].numel() ** 2 * 8 for p in model.parameters() if p.dim() > 1)  # the inputs of all layers, (d, d)
+
+
+def test_the_sums_over_activations_are_predicted_to_the_byte() -> None:
+    """Layers below and above the number of neurons whose pairs are summed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(SIZE, 16), nn.Linear(16, 100), nn.Linear(100, 4))
+    model.forward = lambda x: model[2](F.relu(model[1](F.relu(model[0](x)))))  # type: ignore[method-assign]
+    with selfless.attach(model, MAS(0.1)) as keeper:
+        activity, _ = look(model, keeper.collector, tasks(deep), None)
+        assert activity.keys() == {"0", "1"}
+        sums = [t for one in activity.values() for name in SUMS if (t := getattr(one, name)).dim()]  # but for a few numbers
+        assert activity_bytes(model, keeper.taps) == sum(t.numel() * t.element_size() for t in sums)
+
+
+@pytest.mark.parametrize(("term", "width", "held"), [(MAS(0.1), 8, 2), (LwF(1.0) + MAS(0.1), 64, 3)])
+def test_what_is_predicted_is_held_afterwards(term: Any, width: int, held: int) -> None:
+    """With one large layer, or two: the groups to the byte, the peak nearly."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 512 // width * 8), nn.ReLU(), nn.Linear(512 // width * 8, width), nn.ReLU(), nn.Linear(width, 4))
     data = [(torch.randn(4, 64), torch.randint(0, 4, (4,)))]
     with LiveBytes() as count:
         count.know(*model.parameters())

@@ -62,6 +62,11 @@ def test_a_subclass_with_its_own_consolidate_promises_nothing() -> None:
         pass
 
     assert (Mean.splits, Same.splits, RWalk.splits) == ("whole", "entries", "whole")
+    keepers = [selfless.attach(seeded(), kind(1.0)) for kind in (Mean, Same)]
+    for keeper in keepers:
+        keeper.consolidate(batches())
+    mean, plain = (keeper.state["omega"]["fc1.weight"] for keeper in keepers)
+    assert_close(mean, plain.mean().expand_as(plain))
 
 
 def test_a_failed_consolidation_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +104,9 @@ def test_importances_in_bfloat16_and_anchors_in_full() -> None:
     assert small.log()["anchor"] == pytest.approx(plain.log()["anchor"], rel=0.01)
 
 
-def test_a_model_in_bfloat16_keeps_its_anchor_in_bfloat16() -> None:
+@pytest.mark.parametrize("splits", ["entries", "whole"])
+def test_a_model_in_bfloat16_keeps_its_anchor_in_bfloat16(splits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MAS, "splits", splits)
     model = seeded().bfloat16()
     keeper = selfless.attach(model, MAS(1.0), state_dtype=torch.bfloat16)
     keeper.consolidate([(x.bfloat16(), y) for x, y in batches()])

@@ -15,8 +15,6 @@ from selfless import EBLL, LwF
 from tests import oracles
 from tests.preserve.heads import NAMES, accuracy, data, learn, made
 
-pytestmark = pytest.mark.slow
-
 
 def test_ebll_is_the_papers_two_losses_written_out() -> None:
     """The encoder that a task leaves behind, and what the drift of its code costs."""
@@ -25,7 +23,7 @@ def test_ebll_is_the_papers_two_losses_written_out() -> None:
         model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     preserve = EBLL(2.0, drift=0.3, code=4, reconstruction=0.2, steps=7, rate=0.02)
     keeper = selfless.attach(model, preserve)
-    batches = [[(x.double(), y) for x, y in data(t, 3, 6)] for t in range(2)]
+    batches = [[(x.double()[: 6 - k], y[: 6 - k]) for k, (x, y) in enumerate(data(t, 3, 6))] for t in range(2)]  # batches of other sizes
     wanted: list[Tensor] = []
     for t in range(2):
         keeper.consolidate(iter(batches[t]))  # a generator, too, is gone through several times
@@ -63,6 +61,19 @@ def test_ebll_keeps_the_codes_of_old_tasks_on_new_inputs() -> None:
     assert drift["ebll"] < 0.5 * drift["lwf"]
 
 
+def test_the_encoders_of_members_are_those_of_each_alone() -> None:
+    """From the same first weights, of the variance 1/inputs of each layer."""
+    preserve, draw = EBLL(steps=3, code=40), torch.Generator().manual_seed(0)
+    features = torch.stack([torch.randn(8, 60, generator=draw).relu() * size for size in (1.0, 5.0)])
+    fitted = preserve.fit([(features, lambda made: made.square().mean((1, 2)).sum())] * 3, 1)
+    alone = [preserve.fit([(one[None], lambda made: made.square().mean((1, 2)).sum())] * 3, 1)[0] for one in features]
+    assert_close(fitted, torch.stack(alone))
+    encoder, decoder = preserve.draw_weights(features, torch.ones(1), 1)
+    assert float(encoder.detach().std()) == pytest.approx(60**-0.5, rel=0.1)
+    assert float(decoder.detach().std()) == pytest.approx(40**-0.5, rel=0.1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [16, 256, pytest.param(4096, marks=pytest.mark.slow)])
 def test_ebll_codes_tell_samples_apart_at_any_width(width: int) -> None:
     """A code that is 0 or 1 whatever comes in would cost nothing when it drifts."""

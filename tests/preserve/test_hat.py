@@ -31,10 +31,13 @@ def test_hat_moves_its_embeddings_as_the_papers_code_does() -> None:
         new = preserve.step_gates(state, by_layer, share, torch.tensor(1e-3))["embedding"]["all"]
         want = (e.double() - 1e-3 * oracles.hat_gradient(e, given, s, 400.0, 50.0)).clamp(-6, 6)
         assert_close(new.double(), want, rtol=1e-4, atol=1e-5)
+        far = preserve.step_gates(state, by_layer, 0.0, torch.tensor(1e9))["embedding"]["all"]  # as far as embeddings may go
+        assert_close(far, -6 * given.sign())
         assert_close(preserve.gate(state, share)["body.1"], torch.sigmoid(s * e[:24]))
-    used = {**keeper.state, "used": {"all": torch.arange(41) % 2 == 0}}
+        assert_close(preserve.hard_gate(state, None)["body.1"], (e[:24] > 0).float())
+    used = {**keeper.state, "used": {"all": torch.arange(41) % 3 > 0}}
     gates = {n: given.sigmoid()[place] for n, place in used["place"].items()}
-    free = [i for i in range(40) if i % 2 == 1]
+    free = [i for i in range(40) if i % 3 == 0]
     assert_close(preserve.gate_penalty(used, gates), sum(given.sigmoid()[i] for i in free) / len(free))
 
 
@@ -171,11 +174,45 @@ def test_hats_gates_do_not_see_how_a_loss_is_scaled(factor: float) -> None:
     twin.parts[0].gates.steps = 1  # type: ignore[union-attr]
     (F.cross_entropy(twin_model(x, 0), y) + twin.penalty()).backward()
     torch.optim.SGD(twin_model.parameters(), lr=1e-9).step()
+    assert not torch.equal(keeper.state["embedding"]["all"], moved)
     assert_close(keeper.state["embedding"]["all"], twin.state["embedding"]["all"], rtol=1e-4, atol=1e-5)
     before = keeper.state["embedding"]["all"].clone()
     ((F.cross_entropy(model(x, 0), y) + keeper.penalty()) * float("inf")).backward()
     opt.step()
     assert torch.equal(keeper.state["embedding"]["all"], before)
+
+
+def test_gates_learn_from_a_loss_without_the_penalty_and_after_the_last_announced_batch() -> None:
+    """The loss is then not scaled; and a gate that is as hard as it gets stays so."""
+    model = made()
+    keeper = selfless.attach(model, HAT(0.0, s_max=50.0), layers=["body.1", "body.3"], heads=NAMES)
+    twin_model = made()
+    twin = selfless.attach(twin_model, HAT(0.0, s_max=50.0), layers=["body.1", "body.3"], heads=NAMES)
+    for one in (keeper, twin):
+        one.parts[0].draw_noise = lambda n: torch.linspace(-0.1, 0.1, n)
+        one.begin_epoch(0, 1, batches=2)
+        gates, opt, shares = one.parts[0].gates, torch.optim.SGD(one.model.parameters(), lr=0.1), []
+        for x, y in data(0)[:4]:
+            opt.zero_grad()
+            loss = F.cross_entropy(one.model(x, 0), y)
+            (loss if one is keeper else loss + one.penalty()).backward()
+            shares.append(gates.share)  # type: ignore[union-attr]
+            opt.step()
+        assert shares == [0.0, 1.0, 1.0, 1.0]
+    assert not torch.equal(keeper.state["embedding"]["all"], torch.linspace(-0.1, 0.1, 40))
+    assert_close(keeper.state["embedding"]["all"], twin.state["embedding"]["all"])
+    keeper.begin_epoch(0, 1, batches=1)
+    assert keeper.parts[0].gates.share == 1.0  # type: ignore[union-attr]
+
+
+def test_a_head_that_is_added_in_a_task_does_not_hide_what_comes_after_it() -> None:
+    """It is wired from the next task on; every other parameter is frozen as if it were not there."""
+    model = made()
+    keeper = selfless.attach(model, HAT(0.2, s_max=50.0), layers=["body.1", "body.3"], heads=NAMES)
+    keeper.begin_epoch(0, 1, batches=1)
+    values = {n: p.detach() for n, p in model.named_parameters()}
+    found = [keeper.preserve.consolidate(keeper.state, {**new, **values}, {})["frozen"] for new in ({}, {"added": torch.zeros(3)})]  # type: ignore[attr-defined]
+    assert found[0].keys() == found[1].keys() == values.keys()
 
 
 def test_a_state_with_a_group_that_is_gone_still_loads() -> None:

@@ -45,6 +45,9 @@ def test_packnet_owners_are_those_of_the_obvious_reference() -> None:
     for t in range(3):
         for epoch in range(3):
             keeper.begin_epoch(epoch, 3)
+            if epoch == 0:  # what is free starts a later task at 0
+                for n in ("body.0.weight", "body.2.weight"):
+                    assert [v == 0 for v in model.get_parameter(n).flatten().tolist()] == [t > 0 and o == 0 for o in owner[n]]
             if epoch == 2:  # as they are when pruning has just happened
                 for n in ("body.0.weight", "body.2.weight"):
                     gone = keeper.state["pruned"][n].flatten().tolist()
@@ -57,7 +60,10 @@ def test_packnet_owners_are_those_of_the_obvious_reference() -> None:
                 F.cross_entropy(model(x, t), y).backward()
                 opt.step()
             before = {n: p.detach().flatten().tolist() for n, p in model.named_parameters()}
+        for n in ("body.0.weight", "body.2.weight"):  # and stay at 0 until the task ends
+            assert [v == 0 for v in before[n]] == [o == 0 for o in owner[n]]
         keeper.consolidate(data(t), forward=lambda m, b, t=t: m(b[0], t))
+        assert not keeper.state["pruned"]
         for n in ("body.0.weight", "body.2.weight"):
             assert keeper.state["owner"][n].flatten().tolist() == owner[n]
         for n, own in keeper.state["owner"].items():
@@ -65,6 +71,12 @@ def test_packnet_owners_are_those_of_the_obvious_reference() -> None:
                 assert (own == 1).all()  # biases are the first task's
             if n.startswith("heads"):
                 assert (own == (int(n.split(".")[1]) + 1 if int(n.split(".")[1]) <= t else 0)).all()
+
+
+def test_the_last_third_of_the_epochs_is_after_pruning() -> None:
+    assert [epoch for epoch in range(12) if PackNet().starts_phase(epoch, 12)] == [0, 8]
+    assert [epoch for epoch in range(12) if PackNet(retrain=0.5).starts_phase(epoch, 12)] == [0, 6]
+    assert [epoch for epoch in range(2) if PackNet(retrain=0.9).starts_phase(epoch, 2)] == [0, 1]
 
 
 def test_methods_that_keep_to_the_bit_refuse_running_statistics() -> None:

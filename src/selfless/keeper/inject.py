@@ -215,8 +215,8 @@ class Injector:
         sources = [each.source for each in batch if each.source is not None]
         if len(sources) < len(batch):
             raise RuntimeError(
-                f"a path integral ({keeper.preserve}) with inject=True needs one backward pass for each forward pass, before the next step of "
-                "the optimizer; use keeper.penalty() without inject=True"
+                f"a path integral ({keeper.preserve}) with inject=True needs one backward pass for each forward pass, before the next step "
+                "of the optimizer; use keeper.penalty() without inject=True"
             )
         with keeper.collector.pausing():
             own = [each.gradient for each in batch]
