@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from selfless import SLNI, SLNID, SNI, SNID
 from selfless.functional import Discount, pair_values, slnid
+from selfless.functional.pairs import add_dense, add_factored
 from selfless.sparsify import Sparsifier
 from tests.functional.formulas import alphas, relu
 
@@ -52,6 +53,19 @@ def test_values_of_several_layers_have_the_derivatives_of_each(n: int, kind: Spa
         found.append([values, *once, *twice])
     for a, b in zip(*found, strict=True):
         assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_what_is_added_to_a_stack_is_the_product_with_the_matrix(dtype: torch.dtype) -> None:
+    """g + Sh/M of each member, with S dense and with S = AAᵀ − diag d; S may be in another precision than h."""
+    forms = [form for alpha in (torch.rand(160), torch.rand(160)) if (form := SLNID().pair_form(160, alpha.double())) is not None]
+    h, g = torch.rand(2, 7, 160, dtype=dtype), torch.rand(2, 7, 160, dtype=dtype)
+    matrices = torch.stack([form.matrix(h.double()) for form in forms])
+    want = g.double() + h.double() @ matrices / 7
+    assert_close(add_dense(g, h, matrices).double(), want, rtol=1e-4, atol=1e-4)
+    factors = [found for form in forms if (found := form.factors(h)) is not None]
+    a, d = (torch.stack(column) for column in zip(*factors, strict=True))
+    assert_close(add_factored(g.clone(), h, a, d).double(), want, rtol=1e-4, atol=1e-4)
 
 
 def test_a_changed_alpha_gives_a_new_form() -> None:

@@ -56,6 +56,14 @@ def test_the_scale_is_the_oracle(name: str) -> None:
     assert run(SIZES[name])[1] == pytest.approx(oracle(SIZES[name]), rel=1e-4)
 
 
+def test_the_mean_follows_the_newest_tenth() -> None:
+    """After R = 0 and then 1, the mean is 1 − 0.9ᵏ: it comes near, step by step, and never overshoots."""
+    scale = follow(start_scale(torch.zeros(())), torch.tensor(0.0))
+    for k in range(1, 6):
+        scale = follow(scale, torch.tensor(1.0))
+        assert float(scale["mean"]) == pytest.approx(1 - 0.9**k, rel=1e-5)
+
+
 def test_the_strength_waits_for_the_growth() -> None:
     _, strengths = run(LAG)
     first = next(k for k, strength in enumerate(strengths) if strength > 0)

@@ -180,6 +180,28 @@ def test_exact_fisher_is_the_expectation_over_classes(case: str) -> None:
         assert_close(got[name], want[name], **CLOSE)
 
 
+def test_the_sampled_fisher_is_that_of_the_labels_which_its_generator_draws() -> None:
+    model, batches = fill(CASES["mlp"][0]()), CASES["mlp"][1]()
+    drawing = seeded(5)
+    drawn = [(x, torch.multinomial(model(x).detach().softmax(-1), 1, generator=drawing)[:, 0]) for x, _ in batches]
+    got, want = importance.ewc(model, batches, fisher="sampled", generator=seeded(5)), importance.ewc(model, drawn)
+    for name in want:
+        assert_close(got[name], want[name], **CLOSE)
+
+
+def test_alpha_of_the_exact_fisher_is_the_expectation_over_classes() -> None:
+    """Σ_c p_c |∂ log p_c/∂n|, in as many backward passes as there are classes."""
+    model, (x, _) = fill(CASES["mlp"][0]()), CASES["mlp"][1]()[0]
+    want = torch.zeros(model[0].out_features, dtype=torch.float64)
+    for one in x:
+        n = model[0](one[None]).detach().requires_grad_()
+        log_p = model[1:](n.clone()).log_softmax(-1)[0]
+        for c in range(len(log_p)):
+            want += log_p[c].exp().detach() * torch.autograd.grad(log_p[c], n, retain_graph=True)[0][0].abs() / len(x)
+    got = importance.neurons(model, [x], ["1"], importance.LogLikelihood("exact"))
+    assert_close(got["1"], want, **CLOSE)
+
+
 @pytest.mark.slow
 def test_sampled_fisher_tends_to_the_exact_one() -> None:
     model, batches = fill(CASES["mlp"][0]()), CASES["mlp"][1]()
@@ -193,7 +215,7 @@ def test_sampled_fisher_tends_to_the_exact_one() -> None:
 def test_any_convolution(draw: st.DataObject) -> None:
     pick = lambda lo, hi: draw.draw(st.integers(lo, hi))  # noqa: E731
     groups, stride, dilation = pick(1, 3), pick(1, 3), pick(1, 2)
-    kernel, padding, size = pick(1, 3), pick(0, 2), pick(6, 9)
+    kernel, padding, size = pick(1, 3), draw.draw(st.sampled_from([0, 1, 2, "valid"])), pick(6, 9)
     layer = nn.Conv2d(groups * pick(1, 2), groups * pick(1, 2), kernel, stride, padding, dilation, groups, bias=draw.draw(st.booleans()))
     model = fill(nn.Sequential(layer, nn.Tanh(), nn.Flatten()))
     x = torch.randn(pick(1, 4), layer.in_channels, size, size + 1, dtype=torch.float64, generator=seeded(pick(0, 99)))
@@ -311,12 +333,13 @@ def test_dicts_and_sequence_labels() -> None:
             return {"logits": self.head(torch.tanh(self.embed(input_ids)))}
 
     model = fill(LM())
-    ids = torch.randint(0, 7, (5, 6), generator=seeded())
-    batches = [{"input_ids": ids, "labels": ids.flip(1)}]
-    want = oracles.omega(model, batches, oracles.log_likelihood, 2)
-    got = importance.ewc(model, batches)
-    for name in want:
-        assert_close(got[name], want[name], **CLOSE)
+    for tokens in (6, 7):  # 7: as many tokens as classes
+        ids = torch.randint(0, 7, (5, tokens), generator=seeded())
+        batches = [{"input_ids": ids, "labels": ids.flip(1)}]
+        want = oracles.omega(model, batches, oracles.log_likelihood, 2)
+        got = importance.ewc(model, batches)
+        for name in want:
+            assert_close(got[name], want[name], **CLOSE)
 
 
 def test_one_token_of_a_sample_needs_no_axis() -> None:

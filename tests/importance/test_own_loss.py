@@ -118,6 +118,8 @@ def test_what_is_refused() -> None:
         importance.ewc(model, [batch], fisher="sampled", loss=next_token_loss)
     with pytest.raises(ValueError, match="needs an output"):
         importance.ewc(model, [batch], loss=next_token_loss)
+    with pytest.raises(ValueError, match=r"not \(2, 4, 3\) and none"):
+        next_token_loss(rand(2, 4, 3), rand(2, 4))
     with selfless.attach(model, EWC(1.0)) as keeper, pytest.raises(ValueError, match="one loss per sample"):
         keeper.consolidate([batch], loss=lambda output, batch: output)
     assert keeper.tasks == 0

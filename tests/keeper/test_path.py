@@ -156,6 +156,27 @@ def test_si_and_a_skipped_step() -> None:
         assert_close(ends[1][name], ends[0][name])
 
 
+def test_si_measures_parameters_that_come_during_a_task() -> None:
+    """Of one that is trained, the path from there on; of one that is not, 0."""
+    model, x, y = made(mlp, dtype=torch.float64), rand(20, 6, dtype=torch.float64), torch.arange(20) % 3
+    keeper = selfless.attach(model, SI(1.0))
+    (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
+    torch.optim.SGD(model.parameters(), lr=0.05).step()
+    model.factor, model.idle = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
+    optimizer, path = torch.optim.SGD(model.parameters(), lr=0.05), torch.zeros(3, dtype=torch.float64)
+    for _ in range(3):
+        before = model.factor.detach().clone()
+        loss = F.cross_entropy(model(x) * model.factor, y)
+        (gradient,) = torch.autograd.grad(loss, model.factor, retain_graph=True)
+        optimizer.zero_grad()
+        (loss + keeper.penalty()).backward()
+        optimizer.step()
+        path -= gradient * (model.factor.detach() - before)
+    keeper.consolidate([x])
+    assert_close(keeper.state["omega"]["factor"], path.clamp(min=0) / ((model.factor.detach() - 1).square() + 0.1))
+    assert not keeper.state["omega"]["idle"].any()
+
+
 def test_si_freezing_and_late_loading() -> None:
     model, x, y = made(mlp), rand(20, 6), torch.arange(20) % 3
     keeper = selfless.attach(model, SI(1.0), SNI(1e-3))

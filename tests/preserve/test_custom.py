@@ -21,6 +21,7 @@ import selfless
 from selfless import MAS, SLNI, SLNID, SNI, SNID, L1Rep, Run
 from selfless.cli import app
 from selfless.engine.learner import Learner
+from selfless.functional import Anchor
 from selfless.preserve import Group, Preserver, Quadratic, State
 from selfless.preserve.capabilities import Observes, Projects
 from selfless.runner.store import Store
@@ -144,6 +145,15 @@ def test_a_quadratic_penalty_that_is_none_is_refused() -> None:
         class Cubic(MAS):
             def penalty(self, state: State, parameters: Mapping[str, Tensor]) -> Tensor:
                 return super().penalty(state, parameters) ** 1.5
+
+    class Doubled(MAS):  # with an anchor of its own it may have a penalty of its own
+        def anchor(self, state: State) -> Anchor:
+            return Anchor({n: 2 * omega for n, omega in state["omega"].items()}, state["anchor"])
+
+        def penalty(self, state: State, parameters: Mapping[str, Tensor]) -> Tensor:
+            return 2 * super().penalty(state, parameters)
+
+    assert issubclass(Doubled, MAS)
 
 
 def test_a_changed_method_of_ones_own_is_trained_again(tasks_npz: str, mine: Path) -> None:

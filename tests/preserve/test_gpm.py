@@ -204,10 +204,10 @@ def test_padded_tokens_are_no_inputs() -> None:
 
 
 def test_rows_are_drawn_evenly_from_all_batches() -> None:
-    batches = [{"x": torch.full((6, 2), float(i)), "n": "name"} for i in range(4)]
+    batches = [{"x": torch.full((6, 2), float(i)), "n": "name", "k": 7} for i in range(4)]
     (drawn,) = draw_rows(batches, 6)
     assert drawn["x"][:, 0].tolist() == [0, 1, 1, 2, 3, 3]
-    assert drawn["n"] == "name"
+    assert (drawn["n"], drawn["k"]) == ("name", 7)
     ragged = [torch.zeros(3, 2), torch.zeros(3, 5)]
     assert [len(b) for b in draw_rows(ragged, 99)] == [3, 3]
 

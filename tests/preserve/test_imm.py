@@ -43,6 +43,17 @@ def test_imm_is_the_mean_or_the_fisher_weighted_mean_of_the_task_optima(merge: A
             assert torch.equal(model.get_parameter(n), value)
 
 
+@pytest.mark.parametrize("fisher", ["empirical", "sampled", "exact"])
+def test_every_fisher_merges(fisher: Any) -> None:
+    model = made()
+    keeper = selfless.attach(model, IMM(1e-2, fisher=fisher), heads=NAMES)
+    for t in range(2):
+        keeper.consolidate(data(t, 1), forward=lambda m, b, t=t: m(b[0], t))
+    assert all(bool((mass > 0).all()) for name, mass in keeper.state["mass"].items() if name.startswith("body"))
+    with pytest.raises(ValueError, match="fisher"):
+        IMM(fisher="drawn")  # type: ignore[arg-type]
+
+
 def test_imm_l2_transfer_holds_a_task_to_the_last_ones_optimum() -> None:
     moved = []
     for strength in (0.0, 0.05, 1.0):

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import selfless
 from selfless import EWC, LocalMAS, OnlineEWC
 from tests import oracles
-from tests.preserve.heads import Small, data
+from tests.preserve.heads import NAMES, Heads, Small, data
 
 
 def test_local_mas_is_hebbs_rule() -> None:
@@ -29,6 +29,20 @@ def test_local_mas_is_hebbs_rule() -> None:
     plain = selfless.importance.mas(model, batches)
     assert not torch.allclose(plain["0.weight"], keeper.state["omega"]["0.weight"], rtol=0.1)  # it is another measure
     assert_close(plain["4.weight"], keeper.state["omega"]["4.weight"])  # of the last layer it is the same
+
+
+def test_local_mas_calls_the_model_as_the_loop_does() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Heads().double()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    keeper = selfless.attach(model, LocalMAS(1.0), heads=NAMES)
+    keeper.consolidate([x], forward=lambda m, x: m(x, 1))
+    omega = keeper.state["omega"]
+    assert float(omega["heads.0.weight"].max()) == float(omega["heads.2.weight"].max()) == 0.0
+    body = model.body(x).detach()
+    want = torch.stack([(2 * model.heads[1](h)[:, None] * h).abs().detach() for h in body]).mean(0)
+    assert_close(omega["heads.1.weight"], want)
 
 
 def test_local_mas_with_activations_as_functions_and_convolutions() -> None:

@@ -60,6 +60,12 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert store.keys() == [run.key, other.key]
 
 
+def test_a_store_knows_the_folder_of_its_data(tmp_path: Path) -> None:
+    assert Store(tmp_path).data_dir is None
+    assert Store(tmp_path, "").data_dir is None
+    assert Store(tmp_path, tmp_path / "data").data_dir == tmp_path / "data"
+
+
 def test_without_checkpoints_no_tensor_is_made(tmp_path: Path) -> None:
     store = Store(tmp_path, checkpoints=False)
     store.record(result(RUNS[0], 0.5), lambda: pytest.fail("nobody asked for tensors"))
@@ -136,6 +142,7 @@ def test_states_of_recorded_fleets_are_removed_and_others_stay(tmp_path: Path) -
     store = Store(tmp_path)
     done, open_ = leave_state(store, RUNS[:2]), leave_state(store, RUNS[1:])
     (store.folder(RUNS[0]) / "training-odd.safetensors").write_bytes(b"odd")  # is left: a command that trains says so
+    write_tensors(store.folder(RUNS[0]) / "training-bare.safetensors", {"params.w": torch.zeros(1)}, {"other": "[]"})  # so is this one
     assert [(path, len(keys)) for path, keys in store.unfinished()] == sorted([(done, 2), (open_, 2)])
     for run in RUNS[:2]:
         fill(store, run)
@@ -163,6 +170,10 @@ def test_tidying_removes_what_killed_processes_left(tmp_path: Path) -> None:
     assert not (tmp_path / left).exists()
     assert names(store, run) == {"spec.json", "metrics.json", "checkpoint.safetensors", "lock"}
     assert left in names(store, untold)
+    (store.folder(untold) / left).unlink()
+    (store.folder(untold) / "training-1.json").write_text("{}")  # a note alone
+    store.tidy([untold])
+    assert "training-1.json" not in names(store, untold)
 
 
 def test_locks_leave_no_empty_folder(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_packing_keeps_every_result_and_its_order(tmp_path: Path) -> None:
     keys = record(tmp_path)
     before = {run: Store(tmp_path).load(run) for run in RUNS}
     files = folders(tmp_path)
+    assert Store(tmp_path).pack() == tmp_path / NAME
+    assert folders(tmp_path) == files  # they are removed only if one says so
     assert Store(tmp_path).pack(remove=True) == tmp_path / NAME
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
     store = Store(tmp_path)
