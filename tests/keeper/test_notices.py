@@ -15,6 +15,7 @@ import selfless
 from selfless import MAS, SLNID, SNI, LwF, PackNet
 from selfless.keeper.notices import SILENT_STEPS, Notices
 from tests.keeper.nets import Net, batches, seeded, sequential, train
+from tests.preserve.heads import NAMES, data, made
 
 
 def optimizer_of(model: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
@@ -57,6 +58,25 @@ def test_a_task_without_its_epochs() -> None:
     keeper = selfless.attach(plain, LwF(1.0))  # without a warm-up it has no phases
     train(plain, keeper, optimizer_of(plain), batches(), epochs=1)
     keeper.consolidate(batches())
+
+
+def test_a_warm_up_that_is_left_out() -> None:
+    """The remedy depends on what is missing: the names of the heads, or the epochs."""
+    for heads, remedy in (
+        ((), r"name the heads of the tasks: attach\(…, heads=\[…\]\)"),
+        (NAMES, r"call keeper\.begin_epoch\(epoch, epochs\)"),
+    ):
+        model = made()
+        keeper = selfless.attach(model, LwF(0.1, warmup=1), heads=heads)
+        optimizer, (x, y) = optimizer_of(model), data(0, 1)[0]
+        for task in range(2):
+            (F.cross_entropy(model(x, task), y) + keeper.penalty((x, y))).backward()
+            optimizer.step()
+            if task == 0:
+                keeper.consolidate([(x, y)], forward=lambda m, b: m(b[0], 0))
+            else:
+                with pytest.warns(UserWarning, match=rf"no warm-up: {remedy}.*, or attach 'lwf:0\.1', which has no warm-up"):
+                    keeper.consolidate([(x, y)], forward=lambda m, b: m(b[0], 1))
 
 
 def test_running_statistics_that_follow_a_later_task() -> None:

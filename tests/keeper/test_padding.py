@@ -44,6 +44,7 @@ def model(functional: bool = False) -> Words:
 @pytest.mark.parametrize("functional", [False, True])
 def test_the_penalty_is_that_of_the_sentences(functional: bool) -> None:
     one, other = model(functional), model(functional)
+    costs = []
     for keeper, batch in (
         (a := selfless.attach(one, None, SLNID(1.0), ["up"]), padded()),
         (b := selfless.attach(other, None, SLNID(1.0), ["up"]), None),
@@ -51,7 +52,9 @@ def test_the_penalty_is_that_of_the_sentences(functional: bool) -> None:
         for _ in range(2):  # the first pass finds a function, the second has a hook
             keeper.model(**batch) if batch is not None else [keeper.model(s[None]) for s in sentences()]
             cost = keeper.penalty()
+            costs.append(cost.item())
         cost.backward()
+    assert costs == pytest.approx(costs[:1] * 4)
     torch.testing.assert_close(a.log(), b.log())
     torch.testing.assert_close(one.up.weight.grad, other.up.weight.grad)
 

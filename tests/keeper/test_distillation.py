@@ -1,0 +1,58 @@
+"""Distillation in a loop: when its curvature is measured, what its strength is then, and batches with more than tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import selfless
+from selfless import EBLL, LwF
+from selfless.functional import measures_curvature
+from tests.keeper.nets import Net, batches, seeded
+
+
+def test_the_strength_is_damped_by_a_curvature_that_is_measured_in_some_steps() -> None:
+    """λ' = λ/(1 + step λ κ), with κ of the steps that `measures_curvature` names, counted from the start of each task."""
+    model, plain = seeded(), seeded()
+    keepers = [selfless.attach(model, LwF(3.0)), selfless.attach(plain, LwF(3.0, damped=False))]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.75)
+    for _ in range(2):
+        plain.load_state_dict(model.state_dict())
+        for keeper in keepers:
+            keeper.consolidate(batches())
+        with torch.no_grad():
+            model.head.weight.mul_(3.0)  # so that the outputs differ from the teacher's
+        keepers[0].anchor_with(optimizer)
+        for k, (x, y) in enumerate(batches(1, count=12)):
+            plain.load_state_dict(model.state_dict())
+            before = float(keepers[0].state["curvature"]["largest"])
+            cost = keepers[0].penalty((x, y))
+            curvature = float(keepers[0].state["curvature"]["largest"])
+            assert (curvature != before) == measures_curvature(k), k
+            assert cost.item() == pytest.approx(keepers[1].penalty((x, y)).item() / (1 + 0.2 * 3.0 * curvature), rel=1e-4)
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) + cost).backward()
+            optimizer.step()
+
+
+class Named(Net):
+    """It also takes what is no tensor."""
+
+    def forward(self, x: Tensor, labels: Tensor, name: str, factor: Tensor) -> Tensor:
+        return super().forward(x) * factor
+
+
+@pytest.mark.parametrize("preserve", [LwF(1.0), EBLL(1.0, steps=3, code=4)], ids=lambda term: term.name)
+def test_a_batch_may_have_words_and_single_numbers(preserve: Any) -> None:
+    model, factor = seeded(Named), torch.tensor(2.0)
+    task = [{"x": x, "labels": y, "name": "first", "factor": factor} for x, y in batches(count=2)]
+    keeper = selfless.attach(model, preserve)
+    keeper.consolidate(task)
+    assert keeper.penalty(task[0]).item() == pytest.approx(0.0, abs=1e-6)
+    with torch.no_grad():
+        model.fc1.weight.mul_(2.0)
+    assert keeper.penalty(task[0]).item() > 1e-4
