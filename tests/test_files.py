@@ -18,6 +18,7 @@ from selfless.files import (
     REMEDIES,
     is_running,
     locked,
+    marked,
     remove_left_over,
     write_atomically,
     write_bytes,
@@ -148,6 +149,13 @@ def test_a_lock_makes_its_folder_again_if_another_process_removes_it(tmp_path, m
     with locked(tmp_path / "run" / "lock", lambda: None):
         assert failed
         assert (tmp_path / "run" / "lock").exists()
+
+
+def test_a_marker_is_there_inside_with_and_makes_its_folder(tmp_path):
+    with marked(tmp_path / "deep" / "folder") as first, marked(tmp_path / "deep" / "folder") as second:
+        assert {first, second} == set((tmp_path / "deep" / "folder").iterdir())
+        second.unlink()  # another machine may tidy
+    assert not list((tmp_path / "deep" / "folder").iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):

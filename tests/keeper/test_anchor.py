@@ -137,7 +137,7 @@ def test_a_step_size_is_how_far_a_constant_gradient_of_one_moves_a_parameter(opt
     opt.param_groups[0]["weight_decay"] = 0.0
     for step in range(150):
         before = p.detach().clone()
-        p.grad = torch.full_like(p, 10.0 if step == 0 else 1.0)
+        p.grad = torch.full_like(p, 30.0 if step == 0 else 1.0)
         opt.step()
     sizes = step_sizes(opt, {p: "p"})
     assert sizes.keys() == {"p"}

@@ -158,6 +158,18 @@ def test_only_some_parameters_are_preserved() -> None:
             assert (moved < 1e-4) == (name in names), name
 
 
+@pytest.mark.parametrize("term", [SI(1.0), RWalk(1.0), LwF(1.0)], ids=str)
+def test_no_group_has_a_parameter_that_was_not_chosen(term: Any) -> None:
+    model = seeded()
+    keeper = selfless.attach(model, term, parameters=["fc1"])
+    train(model, keeper, torch.optim.SGD(model.parameters(), lr=0.05), batches(), epochs=1)
+    keeper.consolidate(batches())
+    groups = [group.name for group in term.groups if group.like_parameter and keeper.state[group.name]]
+    assert "anchor" in groups
+    for group in groups:
+        assert keeper.state[group].keys() == {"fc1.weight", "fc1.bias"}, group
+
+
 def test_storage_options_are_checked() -> None:
     with pytest.raises(ValueError, match=r"state_dtype is torch\.float16; choose torch\.bfloat16"):
         selfless.attach(seeded(), MAS(1.0), state_dtype=torch.float16)

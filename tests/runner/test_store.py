@@ -60,6 +60,20 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert store.keys() == [run.key, other.key]
 
 
+def test_a_run_of_another_machine_is_recorded_with_the_same_files(tmp_path: Path) -> None:
+    (run, other, _), there, here = RUNS, Store(tmp_path / "there"), Store(tmp_path / "here")
+    fill(there, run)
+    there.log(run, {"task": 1})
+    files = there.files_of(run)
+    assert list(files)[-1] == "metrics.json"
+    assert here.adopt(run, files)
+    assert here.files_of(run) == files == {path.name: path.read_bytes() for path in there.folder(run).iterdir()}
+    assert not here.adopt(run, files)
+    assert here.adopt(run, files, again=True)
+    assert not here.adopt(other, {"spec.json": b"{}"})
+    assert not here.has(other.key)
+
+
 def test_a_store_knows_the_folder_of_its_data(tmp_path: Path) -> None:
     assert Store(tmp_path).data_dir is None
     assert Store(tmp_path, "").data_dir is None

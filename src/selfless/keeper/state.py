@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,10 +38,10 @@ class Learned:
     alpha: dict[str, Tensor]
     tasks: int
     begun: bool
-    called: list[bool] | None = None
-    scales: dict[int, Scale] = field(default_factory=dict)
-    measured: list[float | None] = field(default_factory=list)
-    room: dict[str, Tensor] = field(default_factory=dict)
+    called: list[bool] | None
+    scales: dict[int, Scale]
+    measured: list[float | None]
+    room: dict[str, Tensor]
 
 
 def save(keeper: Keeper) -> dict[str, Tensor]:
