@@ -175,7 +175,7 @@ class Fleet:
         batch, n = self.run.batch, self.step.data.n
         self.stack.module.train()
         with torch.random.fork_rng(devices=[]):
-            self._seed_draws(task, epoch)
+            self.stack.seed([rng.one_seed(r.seed, "dropout", task, epoch) for r in (self.runs if self.stack.draws else self.runs[:1])])
             phase = max((e for e in range(epoch + 1) if self.starts_phase(e)), default=0)
             for number, start in enumerate(range(0, count * batch, batch), (epoch - phase) * math.ceil(n / batch)):
                 size, measures = min(batch, n - start), self.step.measures(number)
@@ -186,12 +186,6 @@ class Fleet:
                     self.step(size, measures)
                 self.loss_sums[start // batch].copy_(self.step.loss_sum)
                 after_step()
-
-    def _seed_draws(self, task: int, epoch: int) -> None:
-        """Start the random numbers that training passes draw in an epoch, such as those of dropout."""
-        torch.manual_seed(rng.one_seed(self.runs[0].seed, "dropout", task, epoch))
-        if self.stack.draws is not None:
-            self.stack.draws.seed([rng.one_seed(run.seed, "dropout", task, epoch) for run in self.runs])
 
     @contextmanager
     def rewound(self, task: int, epoch: int, steps: int) -> Iterator[None]:
@@ -248,8 +242,8 @@ class Fleet:
     def _capture(self, size: int, measures: bool) -> None:
         """Capture the step on `size` samples; of a network that `vmap` cannot differentiate, with its members in turn."""
         try:
-            drawn = [] if self.stack.draws is None else self.stack.draws.generators
-            self.graphs[size, measures] = capture(lambda: self.step(size, measures), self.step.clock.zero_, self.changing(), drawn)
+            rewind, drawn = self.step.clock.zero_, [] if self.stack.draws is None else self.stack.draws.generators
+            self.graphs[size, measures] = capture(lambda: self.step(size, measures), rewind, self.changing(), drawn)
         except (CannotCapture, torch.cuda.OutOfMemoryError):
             raise
         except RuntimeError:

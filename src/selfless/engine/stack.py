@@ -90,6 +90,12 @@ class Stack:
         """True if `forward` can add the gradient of a penalty in the backward pass; under `vmap` it cannot."""
         return self.native or self.bound or self.in_turn
 
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Start the random numbers that training passes draw in an epoch, such as dropout: one seed for each member that has its own."""
+        torch.manual_seed(seeds[0])
+        if self.draws is not None:
+            self.draws.seed(seeds)
+
     def leaves(self, params: Tensors) -> Tensors:
         """Return the trainable tensors that autograd differentiates, stacked: `params`, or the parameters of the bound module."""
         if not self.bound:
@@ -138,9 +144,7 @@ class Stack:
             return logits, hidden
         params = params | dict(other or {})
         if self.native:
-            options = ForwardOptions(
-                self.layers, differentiable=differentiable, inhibit=inhibit or {}, gates=self.gates, draws=self.draws
-            )
+            options = ForwardOptions(self.layers, differentiable=differentiable, inhibit=inhibit or {}, gates=self.gates, draws=self.draws)
             logits = forward(self.module, params, x, options)
             return logits, self._in_order(options.outputs)
         if self.in_turn:
@@ -192,7 +196,7 @@ class Stack:
         found, run = [], self._member if torch.is_grad_enabled() else self._run_member
         with self.lanes.fork(len(x), x):
             for m in range(len(x)):
-                with self.lanes.lane(m), nullcontext() if self.draws is None else self.draws.member(m):
+                with self.lanes.lane(m), self.draws.member(m) if self.draws is not None and self.module.training else nullcontext():
                     self._inhibit = {name: [penalty.member(m) for penalty in penalties] for name, penalties in inhibit.items()}
                     mine = {n: p[m] for n, p in own.items()}, {n: b[m] for n, b in buffers.items()}
                     found.append(run(*mine, x[m], {n: g[m] for n, g in self.gates.items()}))
