@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from selfless import GPM, DeCov, LwF, NoPreserver, NoSparsifier, Run
+from selfless.engine import batches
 from selfless.engine.cuda_graph import capture
 from selfless.engine.draws import Draws, draws_in_training
 from selfless.engine.fleet import Fleet
@@ -146,6 +147,16 @@ def test_alexnet_cifar_trains_as_a_fleet(tmp_path: Path) -> None:
     narrow = {"model": "alexnet-cifar", "model_options": {"fc_units": 4}, "epochs": 1, "tasks": 1, "batch": 6}
     runs = runs_of(images(tmp_path, (1, 20, 20), 12), 2, **narrow)
     assert_same(learned(runs), 1, learned(runs[1:]))
+
+
+def test_batch_statistics_in_evaluation_do_not_depend_on_the_other_members(tasks_npz: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of samples in a pass changes what a network with batch statistics returns, so it is that of the member alone."""
+    monkeypatch.setattr(batches, "EVALUATE", 40)
+    runs = runs_of(tasks_npz, **IN_TURN, tasks=1, epochs=1, batch=30)
+    learner, alone = Learner(runs), Learner(runs[1:2])
+    assert learner.learn()[1].capacity == alone.learn()[0].capacity
+    for name, alpha in alone.fleet.alpha.items():
+        assert torch.equal(learner.fleet.alpha[name][1], alpha[0])
 
 
 def test_members_with_one_seed_draw_alike_and_others_do_not(tasks_npz: str) -> None:

@@ -268,7 +268,7 @@ class Fleet:
         data, self.before = self.step.data, []  # no epoch is undone from here on: its memory is free for the importances
         for part in self.parts:
             part.close_gates(None, self.tasks)
-        head = self.step.head_columns
+        head, batch, mixes = self.step.head_columns, self.run.batch, self.stack.mixes_samples
         # A blurred task samples rows by weight. Its importance is measured on such a sample, not on all rows.
         order = None if data.weights is None else data.order(self.seeds, self.tasks, self.run.epochs)
         omegas: list[Tensors] = [{} for _ in self.parts]
@@ -276,7 +276,7 @@ class Fleet:
         for wanted in measurements([part.term for part in self.parts]):
             if not wanted.users and not self.stack.layers:
                 continue
-            size = self.run.batch if wanted.estimator == "per-batch" else data.at_once(self.footprint, self.run.batch)
+            size = batch if wanted.estimator == "per-batch" else data.at_once(self.footprint, mixes, batch)
             params = {n: p.detach() for n, p in self.params.items()}
 
             def batches(size: int = size) -> Iterator[tuple[Tensor, Tensor]]:
@@ -353,7 +353,7 @@ class Fleet:
         self.stack.module.eval()
         if not self.footprint and data.n:
             self.footprint = self.stack.footprint(self._sample(data)[0])
-        for x, y in data.passes(data.at_once(self.footprint), self.still) if data.n else ():
+        for x, y in data.passes(data.at_once(self.footprint, self.stack.mixes_samples), self.still) if data.n else ():
             with self.step.precision():
                 if other:
                     logits, _ = self.stack.outputs(self.params | other, self.buffers, x.to(self.step.dtype))

@@ -52,6 +52,8 @@ class Stack:
         self.native = is_native(self.module)
         self.bound = self.in_turn = self.compiles = False
         self.lanes = Lanes()
+        norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.mixes_samples = any(norm.running_mean is None for norm in norms)  # True if evaluation, too, uses statistics of the batch
         self._outputs: Tensors = {}  # outputs of the layers in the current forward pass
         self._inhibit: Mapping[str, Sequence[Penalty]] = {}
         self.resized = {n for n in self.layers if isinstance(self.module.get_submodule(n), Maxout)}
