@@ -7,6 +7,7 @@ must not read a value. Temporary tensors belong to the graph. Code that replaces
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -55,7 +56,10 @@ def capture(
             for generator, state in zip(generators, states, strict=True):
                 generator.graphsafe_set_state(torch.Generator(generator.device).set_state(state))  # the old one still waits for its end
             first = error.__context__ or error  # the end of a failed capture raises another error
-            raise CannotCapture(str(first).strip().splitlines()[0][:160]) from error
+            reason = str(first).strip().splitlines()[0][:160]
+            for failed in (error, first):
+                traceback.clear_frames(failed.__traceback__)  # they hold tensors of the failed step, which belong to another stream
+            raise CannotCapture(reason) from None
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
     return graph

@@ -232,6 +232,7 @@ class Fleet:
                 self._capture(size, measures)
             except CannotCapture as error:
                 self.refused = True
+                self.stack.forget()
                 warnings.warn(
                     f"a training step of {network_title(self.run.model)} cannot be captured as a CUDA graph ({error}), so it trains "
                     "without one, which is slower; avoid .item(), .cpu() and shapes that depend on values in its forward pass",

@@ -205,6 +205,10 @@ class Stack:
                     self._inhibit = {}
         return torch.stack([logits for logits, _ in found]), [torch.stack(hs) for hs in zip(*(hidden for _, hidden in found), strict=True)]
 
+    def forget(self) -> None:
+        """Forget the outputs of a forward pass that was interrupted."""
+        self._outputs, self._inhibit, self.live_gates = {}, {}, {}
+
     def _in_order(self, outputs: Tensors) -> list[Tensor]:
         """Return the outputs of a forward pass in the order of `layers`, and forget them."""
         self._outputs = {}
