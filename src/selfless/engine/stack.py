@@ -92,8 +92,9 @@ class Stack:
         """True if `forward` can add the gradient of a penalty in the backward pass; under `vmap` it cannot."""
         return self.native or self.bound or self.in_turn
 
-    def seed(self, seeds: Sequence[int]) -> None:
-        """Start the random numbers that training passes draw in an epoch, such as dropout: one seed for each member that has its own."""
+    def begin_training(self, seeds: Sequence[int]) -> None:
+        """Set training mode, and start the random numbers of an epoch, such as dropout: one seed for each member that has its own."""
+        self.module.train()
         torch.manual_seed(seeds[0])
         if self.draws is not None:
             self.draws.seed(seeds)
