@@ -172,9 +172,9 @@ class Fleet:
 
     def _take_steps(self, task: int, epoch: int, count: int, after_step: Callable[[], object]) -> None:
         """Take the first `count` steps of an epoch."""
-        batch, n = self.run.batch, self.step.data.n
+        batch, n, drawing = self.run.batch, self.step.data.n, self.runs if self.stack.draws else self.runs[:1]
         with torch.random.fork_rng(devices=[]):
-            self.stack.begin_training([rng.one_seed(r.seed, "dropout", task, epoch) for r in (self.runs if self.stack.draws else self.runs[:1])])
+            self.stack.begin_training([rng.one_seed(run.seed, "dropout", task, epoch) for run in drawing])
             phase = max((e for e in range(epoch + 1) if self.starts_phase(e)), default=0)
             for number, start in enumerate(range(0, count * batch, batch), (epoch - phase) * math.ceil(n / batch)):
                 size, measures = min(batch, n - start), self.step.measures(number)
