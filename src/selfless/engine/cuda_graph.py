@@ -55,9 +55,11 @@ def capture(
             torch.cuda.set_stream(current)  # the context manager does not leave its stream if the capture fails
             for generator, state in zip(generators, states, strict=True):
                 generator.graphsafe_set_state(torch.Generator(generator.device).set_state(state))  # the old one still waits for its end
-            first = error.__context__ or error  # the end of a failed capture raises another error
-            reason = str(first).strip().splitlines()[0][:160]
-            for failed in (error, first):
+            chain = [error]
+            while chain[-1].__context__ is not None:  # the end of a failed capture raises other errors
+                chain.append(chain[-1].__context__)
+            reason = str(chain[1] if len(chain) > 1 else error).strip().splitlines()[0][:160]
+            for failed in chain:
                 traceback.clear_frames(failed.__traceback__)  # they hold tensors of the failed step, which belong to another stream
             raise CannotCapture(reason) from None
     for generator, state in zip(generators, states, strict=True):

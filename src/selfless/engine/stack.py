@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -207,8 +208,9 @@ class Stack:
         return torch.stack([logits for logits, _ in found]), [torch.stack(hs) for hs in zip(*(hidden for _, hidden in found), strict=True)]
 
     def forget(self) -> None:
-        """Forget the outputs of a forward pass that was interrupted."""
+        """Forget the outputs of a forward pass that was interrupted, and free what it computed."""
         self._outputs, self._inhibit, self.live_gates = {}, {}, {}
+        gc.collect()
 
     def _in_order(self, outputs: Tensors) -> list[Tensor]:
         """Return the outputs of a forward pass in the order of `layers`, and forget them."""
