@@ -4,26 +4,21 @@
     python benchmarks/beyond.py --seconds 540 --out build/beyond         # call it again to go on
     python benchmarks/beyond.py --only pmnist --only "cifar-aug:LwF + DeCov" --seconds 540 --out build/beyond
     python benchmarks/beyond.py --experiment wide --only ViT --seeds 5 --out build/wide
-    python benchmarks/beyond.py --experiment rivals-projection --only CIFAR-100 --seeds 5 --processes 4 --out build/projection
+    python benchmarks/beyond.py --experiment rivals-projection --only CIFAR-100 --seeds 5 --out build/projection
 
 Each row chooses its strengths on held-out data, and the choice is then trained on `--seeds` other seeds. The runs of a round are one call
 of `selfless.train`, so that they form fleets; all rows of permuted MNIST are trained together. Nothing is started that is not expected to
 end within `--seconds`; what has ended is recorded and never trained again. The exit status is 3 if something is left.
 OUT/experiments/NAME-ours.json has the rows that are complete, OUT/runs.jsonl.xz their runs, OUT/choosing those that chose.
-
-`--processes N` is for networks with dropout, whose runs do not form fleets: N runs train at the same time, each in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
 from pathlib import Path
 
 import selfless
@@ -43,7 +38,6 @@ SECONDS |= {"lwf": 5.5}
 SLOWER = {"alexnet-cifar": 1.5, "vgg-slim": 20.0, "resnet18": 2.5, "vit": 2.0, "lora_vit": 2.5}  # a step beside one of cnn-256, guessed
 PASSES = 50 * 10  # epochs times tasks of the table
 START = 3.0  # seconds of a fleet before its first step
-KEPT = contextlib.ExitStack()  # of a worker process
 EXPERIMENTS = ("beyond", "wide", "rivals-projection")
 
 
@@ -65,9 +59,6 @@ class Study:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.started = options, time.monotonic()
-        several = options.processes > 1
-        self.pool = ProcessPoolExecutor(options.processes, get_context("spawn"), keep_data) if several else None
-        self.pace: list[float] = []  # seconds a task of the runs that ended, while others trained
 
     @property
     def used(self) -> float:
@@ -77,9 +68,6 @@ class Study:
     def train(self, runs: Sequence[Run], place: Path, known: Sequence[Result], what: str) -> list[Result] | None:
         """Return the results; None if some are not recorded yet and would not be trained in time."""
         missing = [run for run in runs if not Store(place).has(run.key)]
-        if self.pool is not None and not self.spread(missing, place, what):
-            return None
-        missing = [run for run in missing if not Store(place).has(run.key)]
         cost = START * len(fleets(missing)) + sum(estimate(run, known) for run in missing)
         used = self.used
         if missing and used + cost > self.options.seconds:
@@ -90,28 +78,6 @@ class Study:
             took = self.used - used
             print(f"{used:5.0f} s  {what}: {len(missing)} runs, {took:.0f} s (expected {cost:.0f})", flush=True)
         return found
-
-    def spread(self, runs: Sequence[Run], place: Path, what: str) -> bool:
-        """Train these runs in several processes, in their order; return False if some would not end in time."""
-        assert self.pool is not None
-        waiting, running = list(runs), dict[Future[float], Run]()
-
-        def ends_in_time(run: Run) -> bool:
-            alone = estimate(run, ()) * self.options.processes
-            return self.used + (max(self.pace) * (run.tasks or 1) if self.pace else alone) < float(self.options.seconds)
-
-        while waiting or running:
-            while waiting and len(running) < self.options.processes and ends_in_time(waiting[0]):
-                run = waiting.pop(0)
-                running[self.pool.submit(train_alone, run, place, self.options.device, self.options.data)] = run
-            if not running:
-                print(f"{self.used:5.0f} s  {what}: {len(waiting)} runs are left for the next call", flush=True)
-                return False
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                run = running.pop(future)
-                self.pace.append(future.result() / (run.tasks or 1))
-                print(f"{self.used:5.0f} s  {run.method}, seed {run.seed}: {future.result():.0f} s", flush=True)
-        return True
 
     def rows(self, cells: Sequence[Cell]) -> bool:
         """Train all rounds of these rows and their reported seeds, round by round; return whether they are complete."""
@@ -124,18 +90,6 @@ class Study:
             scored |= zip(runs, found, strict=True)
         runs = [run for cell in cells for run in chosen_runs(cell, scored, self.options.seeds)]
         return not runs or self.train(runs, self.options.out, list(scored.values()), f"{name}: seeds") is not None
-
-
-def keep_data() -> None:
-    """Keep data sets in the memory of a worker process from one run to the next."""
-    KEPT.enter_context(holding())
-
-
-def train_alone(run: Run, place: Path, device: str, data: Path | None) -> float:
-    """Train one run in this process; return its seconds."""
-    started = time.monotonic()
-    selfless.train(run, out=place, device=device, data_dir=data, checkpoints=False)
-    return time.monotonic() - started
 
 
 def chosen_runs(cell: Cell, scored: Mapping[Run, Result], seeds: int) -> list[Run]:
@@ -155,10 +109,8 @@ def is_recorded(cell: Cell, out: Path, seeds: int) -> bool:
     return all(Store(out).has(run.key) for run in chosen_runs(cell, scored, seeds))
 
 
-def batches(cells: Sequence[Cell], processes: int) -> list[list[Cell]]:
+def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
     """Return the rows that are trained together: all of permuted MNIST, whose runs are shorter than the start of a fleet; others alone."""
-    if processes > 1:
-        return [list(cells)]
     small = [cell for cell in cells if cell.column == CASES["pmnist"]]
     return ([small] if small else []) + [[cell] for cell in cells if cell not in small]
 
@@ -173,7 +125,7 @@ def complete(made: Experiment, cells: Sequence[Cell]) -> Experiment:
 def show_plan(cells: Sequence[Cell], seeds: int) -> None:
     """Print each batch with its runs and estimated seconds, and the sum so far."""
     total = 0.0
-    for batch in batches(cells, 1):
+    for batch in batches(cells):
         first = [run for cell in batch for run in trials(cell)]
         second = [(cell, later_trials(cell)) for cell in batch if len(cell.candidates) > 1]
         last = [run for cell in batch for run in cell.candidates[:1] for _ in range(seeds)]
@@ -188,7 +140,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiment", choices=EXPERIMENTS, default="beyond")
     parser.add_argument("--only", action="append", default=[], help=f"a column ({', '.join(CASES)}, ViT, …), or COLUMN:ROW; repeatable")
-    parser.add_argument("--processes", type=int, default=1, help="runs that train at once; for networks with dropout")
     parser.add_argument("--seeds", type=int, default=10, help="seeds that are reported, from 0 up")
     parser.add_argument("--seconds", type=float, default=540.0, help="start nothing that would end later")
     parser.add_argument("--plan", action="store_true", help="print rows, runs and estimated seconds; train nothing")
@@ -209,9 +160,7 @@ def main() -> int:
         return 0
     study = Study(options)
     with holding():
-        left = [batch for batch in batches(cells, options.processes) if not study.rows(batch)]
-    if study.pool is not None:
-        study.pool.shutdown()
+        left = [batch for batch in batches(cells) if not study.rows(batch)]
     recorded = [cell for cell in made.cells if is_recorded(cell, options.out, options.seeds)]
     if recorded:
         write_record(complete(made, recorded), options)

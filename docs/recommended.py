@@ -63,12 +63,12 @@ def recorded_cells(root: Path = ROOT) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def record_rows(root: Path = ROOT) -> list[Measured]:
-    """Return the row with the highest average for each case and preserver, and for joint training, from the records of experiments."""
+    """Return the row with the highest average for each case and preserver, and for joint training with and without each sparsifier."""
     best: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
     for path, cell in recorded_cells(root):
         case, run = case_of(cell["run"]), Run.from_dict(cell["run"])
         assert case is not None
-        place = (case.name, "joint" if run.stream.startswith("joint-") else run.preserve.name)
+        place = (case.name, f"joint, {run.sparsify.name}" if run.stream.startswith("joint-") else run.preserve.name)
         if place not in best or cell["mean"] > best[place][1]["mean"]:
             best[place] = path, cell
     return [load_row(root, path, cell) for path, cell in best.values()]
@@ -111,7 +111,7 @@ def measured_row(results: Sequence[Result], chosen_on: str, record: str) -> Meas
         preserve=str(run.preserve),
         sparsify=str(run.sparsify),
         layers=run.layers,
-        average=round(mean, 6),
+        average=mean,
         std=None if len(results) < 2 else round(std, 6),
         forgetting=round(float(np.mean(lost)), 6) + 0.0 if lost else 0.0,
         seconds=round(float(np.mean(times)), 2),
@@ -185,10 +185,11 @@ def page_table(case: str, values: dict[str, Any]) -> str:
     lines = ["| method | average, % | lost | s a run | memory | chosen on |", "| --- | ---: | ---: | ---: | ---: | --- |"]
     for row in (Measured(**one) for one in [*values["rows"], *values["joint"]] if one["case"] == case):
         bound, where = "joint-" in row.command, ", all layers" * (row.layers == "all")
-        method = f"`{row.preserve}`" if row.sparsify == "none" else f"`{row.preserve}` + `{row.sparsify}`{where}"
+        method = "joint training" if bound else f"`{row.preserve}`"
+        method += "" if row.sparsify == "none" else f" + `{row.sparsify}`{where}"
         average = f"{row.average:.2f}" + ("" if row.std is None else f" ± {row.std:.2f}")
         seeds = f"{row.chosen_on}, {row.seeds} seeds" if row.seeds > 1 else row.chosen_on
-        cells = ["joint training" if bound else method, average, "" if bound else _number(row.forgetting), f"{row.seconds:.1f}"]
+        cells = [method, average, "" if bound else _number(row.forgetting), f"{row.seconds:.1f}"]
         lines.append(f"| {' | '.join([*cells, 'all old data' if bound else f'{row.memory:g}', seeds])} |")
     return "\n".join(lines)
 

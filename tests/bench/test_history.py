@@ -52,7 +52,7 @@ def test_the_better_of_two_measurements_counts() -> None:
 def test_a_commit_has_one_line_per_machine(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     assert history.read(path) == []
-    for one in (line(1.0), line(2.0, "def"), line(3.0), line(4.0, threads=2)):
+    for one in (line(1.0), line(2.0, "def"), line(3.0), line(4.0, threads=2), line(3.0) | {"ratios": {}}):
         history.append(path, one)
     assert [(o["commit"], *o["ratios"].values()) for o in history.read(path)] == [("def", 2.0), ("abc", 3.0), ("abc", 4.0)]
     path.write_text("{}\n")

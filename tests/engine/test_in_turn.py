@@ -106,7 +106,7 @@ def test_a_network_that_vmap_cannot_differentiate_runs_in_turn(tasks_npz: str, m
     runs = [small(tasks_npz, model="mixed_net:mixed", seed=s, epochs=1, tasks=1) for s in range(2)]
     plain, learner = learn(runs), Learner(runs)
 
-    def run(step: Any, _rewind: Any, changed: Any) -> Any:
+    def run(*_: Any) -> Any:
         if not learner.fleet.stack.in_turn:
             raise RuntimeError("LSE is not correctly aligned (strideH)")
         raise CannotCapture("there is no GPU here")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from selfless import NoPreserver, NoSparsifier
+from selfless import LwF, NoPreserver, NoSparsifier
 from selfless.engine.learner import Learner
 from selfless.engine.plateaus import STOP, lower
 from tests.engine.small_runs import small
@@ -55,3 +55,13 @@ def test_a_run_halves_its_rate_and_keeps_the_epoch_with_the_lowest_held_out_loss
     assert learner.fleet.lr.item() == pytest.approx(halved([*losses, np.inf], 0.5)[-1])
     data = learner.load([learner.streams[0].tasks[0].held_out])
     assert learner.fleet.evaluate_loss(data, learner.streams[0].tasks[0].columns)[0] == pytest.approx(min(losses))
+
+
+def test_a_member_that_has_stopped_keeps_its_curvature_while_others_train(tasks_npz: str) -> None:
+    """The damping of its next task does not depend on how long the others train."""
+    settings = {"schedule": "plateau", "select": "held-out", "epochs": 15, "tasks": 2, "preserve": LwF(1.0), "sparsify": NoSparsifier()}
+    runs = [small(tasks_npz, lr=lr, seed=seed, **settings) for seed, lr in enumerate((0.5, 0.005))]
+    together, alone = Learner(runs), Learner(runs[:1])
+    found, (wanted,) = together.learn(), alone.learn()
+    assert len(found[0].history[1]) == len(wanted.history[1]) < len(found[1].history[1])
+    assert together.fleet.state["curvature"]["largest"][0] == pytest.approx(alone.fleet.state["curvature"]["largest"].item(), rel=1e-3)

@@ -30,10 +30,10 @@ def test_the_table_has_the_best_recorded_row_of_each_preserver() -> None:
     best: dict[tuple[str, str], tuple[float, float]] = {}
     for _, cell in recommended.recorded_cells():
         case, run = recommended.case_of(cell["run"]), Run.from_dict(cell["run"])
-        name = "joint" if run.stream.startswith("joint-") else run.preserve.name
+        name = f"joint, {run.sparsify.name}" if run.stream.startswith("joint-") else run.preserve.name
         best[case.name, name] = max(best.get((case.name, name), (0.0, 0.0)), (cell["mean"], cell["std"]))
     rows = [(recommended.name_of(recommended.Measured(**row)), row) for row in values()["rows"] if row["chosen_on"] == HELD_OUT]
-    rows += [("joint", row) for row in values()["joint"]]
+    rows += [(f"joint, {row['sparsify'].partition(':')[0]}", row) for row in values()["joint"]]
     found = {(row["case"], name): (row["average"], row["std"]) for name, row in rows}
     assert found.keys() == best.keys(), "run: python docs/recommended.py"
     for place, pair in found.items():

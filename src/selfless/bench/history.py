@@ -57,7 +57,9 @@ def read(path: Path) -> list[Line]:
 
 
 def append(path: Path, line: Line) -> None:
-    """Add a line. The line of the same commit and machine is replaced."""
+    """Add a line, unless it has no ratios. The line of the same commit and machine is replaced."""
+    if not line["ratios"]:
+        return
     others = [old for old in read(path) if (old["commit"], old["machine"]) != (line["commit"], line["machine"])]
     write_text(path, "".join(json.dumps(one) + "\n" for one in [*others, line]))
 

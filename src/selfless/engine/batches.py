@@ -18,7 +18,7 @@ from selfless.engine import rng
 from selfless.engine.native.hardware import kernels, memory_of
 
 _uploaded: Any = WeakTensorKeyDictionary()  # a source's images → their copy on the GPU
-EVALUATE = 1000  # samples per pass on a CPU, where the number does not change the result
+EVALUATE = 1000  # samples per pass on a CPU
 
 
 class FleetData:
@@ -87,16 +87,19 @@ class FleetData:
         found: tuple[Tensor, Tensor] = fast.gather(self._x, self.y, order, self.offset, cursor, size, scale, shift, dtype, **changes)
         return found
 
-    def at_once(self, footprint: int, least: int = EVALUATE) -> int:
+    def at_once(self, footprint: int, mixes: bool, least: int = EVALUATE) -> int:
         """Return how many samples per member to put into one pass; a sample needs `footprint` numbers.
 
         On a GPU a few large passes are fastest. Activations and gradients of one pass fill at most an eighth of the memory, and at most
         16 GiB because kernels count in 32 bits.
+
+        mixes   the network evaluates a sample with statistics of its pass, so that the number must not depend on the other members
         """
+        members = 1 if mixes else len(self.offset)
         if self.offset.device.type == "cpu":
-            return max(least, EVALUATE // len(self.offset))
+            return max(least, EVALUATE // members)
         memory = min(memory_of(self.offset.device) // 8, 2**34)
-        return max(1, min(self.n, memory // (len(self.offset) * footprint * 12)))
+        return max(1, min(EVALUATE if mixes else self.n, memory // (members * footprint * 12)))
 
     def passes(self, size: int = EVALUATE, augment: Augment | None = None, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every sample once, for evaluation and importance; or the samples in `order` (F, n)."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from selfless.data import Stream, locate_weights, stream
 from selfless.engine import scenario
 from selfless.engine.continuing import Parent, append
+from selfless.engine.draws import draws_in_training
 from selfless.engine.fleet import AUGMENT, Fleet
 from selfless.engine.native.forward import is_native
 from selfless.engine.stack import Stack
@@ -71,7 +72,8 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
             f"{run.optimizer}; use --optimizer sgd, or give the gates a rate of their own: {run.preserve},rate=0.05"
         )
     is_mapped = _check_together(modules, shape, run.model, device)
-    stack = Stack(modules[0], layers, every if gated else (), is_mapped)
+    draws = len(modules) > 1 and draws_in_training(modules[0], shape)
+    stack = Stack(modules[0], layers, every if gated else (), is_mapped, draws)
     fleet = Fleet(runs, stack, *stack.stack_modules(modules, device), device)
     if any(isinstance(term, Wired) for term in run.preserve.parts):
         fleet.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in every}))
@@ -106,14 +108,9 @@ def _check_layers(runs: Sequence[Run], layers: Sequence[str], every: Sequence[st
 
 
 def _check_together(modules: Sequence[nn.Module], shape: tuple[int, int, int], name: str, device: torch.device) -> bool:
-    """Return True if `vmap` can run the networks. Raise CannotShareFleet if they give other results in a fleet than alone, or if nothing
-    else can run them together, as on a CPU."""
+    """Return True if `vmap` can run the networks. Raise CannotShareFleet if nothing else can run them together, as on a CPU."""
     if len(modules) == 1:
         return True
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules[0].modules()):
-        raise CannotShareFleet(
-            f"{network_title(name)} has dropout, and members of a fleet would share its random numbers: its runs train one by one"
-        )
     if not is_native(modules[0]):
         states = [dict(m.state_dict()) for m in modules[:2]]
         stacked = {n: torch.stack([s[n].detach() for s in states]) for n in states[0]}

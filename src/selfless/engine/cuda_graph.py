@@ -14,19 +14,27 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from selfless.engine.draws import default_generator
+
 
 class CannotCapture(RuntimeError):
     """A step that a CUDA graph cannot hold, such as one of a network that reads a value from the GPU."""
 
 
-def capture(step: Callable[[], object], rewind: Callable[[], object], changed: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+def capture(
+    step: Callable[[], object], rewind: Callable[[], object], changed: Sequence[Tensor], drawn: Sequence[torch.Generator] = ()
+) -> torch.cuda.CUDAGraph:
     """Return the step as a graph. Before the capture two warm-up steps run, each after `rewind`.
 
-    changed   the tensors that a step changes. Their values, and the random state of the GPU, are restored at the end.
+    changed   the tensors that a step changes. Their values are restored at the end.
+    drawn     the generators that a step uses besides the default one. Their states are restored at the end, as that of the default one. A
+              replay reads the seed and the position of each and moves the position on, so `manual_seed` works between replays.
 
     Raise CannotCapture if the warm-up works and the capture does not.
     """
-    rng_state, current = torch.cuda.get_rng_state(), torch.cuda.current_stream()
+    current = torch.cuda.current_stream()
+    generators = [default_generator(current.device), *drawn]
+    states = [generator.get_state() for generator in generators]
     with undone(changed):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -36,6 +44,8 @@ def capture(step: Callable[[], object], rewind: Callable[[], object], changed: S
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
+        for generator in drawn:
+            graph.register_generator_state(generator)
         try:
             with no_collection(), torch.cuda.graph(graph):
                 step()
@@ -43,12 +53,17 @@ def capture(step: Callable[[], object], rewind: Callable[[], object], changed: S
             raise
         except RuntimeError as error:
             torch.cuda.set_stream(current)  # the context manager does not leave its stream if the capture fails
-            first = error.__context__ or error  # the end of a failed capture raises another error
-            reason = str(first).strip().splitlines()[0][:160]
-            for failed in (error, first):
+            for generator, state in zip(generators, states, strict=True):
+                generator.graphsafe_set_state(torch.Generator(generator.device).set_state(state))  # the old one still waits for its end
+            chain = [error]
+            while chain[-1].__context__ is not None:  # the end of a failed capture raises other errors
+                chain.append(chain[-1].__context__)
+            reason = str(chain[1] if len(chain) > 1 else error).strip().splitlines()[0][:160]
+            for failed in chain:
                 traceback.clear_frames(failed.__traceback__)  # they hold tensors of the failed step, which belong to another stream
             raise CannotCapture(reason) from None
-    torch.cuda.set_rng_state(rng_state)
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
     return graph
 
 

@@ -172,10 +172,9 @@ class Fleet:
 
     def _take_steps(self, task: int, epoch: int, count: int, after_step: Callable[[], object]) -> None:
         """Take the first `count` steps of an epoch."""
-        batch, n = self.run.batch, self.step.data.n
-        self.stack.module.train()
-        with torch.random.fork_rng(devices=[]):  # for dropout
-            torch.manual_seed(rng.one_seed(self.runs[0].seed, "dropout", task, epoch))
+        batch, n, drawing = self.run.batch, self.step.data.n, self.runs if self.stack.draws else self.runs[:1]
+        with torch.random.fork_rng(devices=[]):
+            self.stack.begin_training([rng.one_seed(run.seed, "dropout", task, epoch) for run in drawing])
             phase = max((e for e in range(epoch + 1) if self.starts_phase(e)), default=0)
             for number, start in enumerate(range(0, count * batch, batch), (epoch - phase) * math.ceil(n / batch)):
                 size, measures = min(batch, n - start), self.step.measures(number)
@@ -243,7 +242,8 @@ class Fleet:
     def _capture(self, size: int, measures: bool) -> None:
         """Capture the step on `size` samples; of a network that `vmap` cannot differentiate, with its members in turn."""
         try:
-            self.graphs[size, measures] = capture(lambda: self.step(size, measures), self.step.clock.zero_, self.changing())
+            rewind, drawn = self.step.clock.zero_, [] if self.stack.draws is None else self.stack.draws.generators
+            self.graphs[size, measures] = capture(lambda: self.step(size, measures), rewind, self.changing(), drawn)
         except (CannotCapture, torch.cuda.OutOfMemoryError):
             raise
         except RuntimeError:
@@ -268,7 +268,7 @@ class Fleet:
         data, self.before = self.step.data, []  # no epoch is undone from here on: its memory is free for the importances
         for part in self.parts:
             part.close_gates(None, self.tasks)
-        head = self.step.head_columns
+        head, batch, mixes = self.step.head_columns, self.run.batch, self.stack.mixes_samples
         # A blurred task samples rows by weight. Its importance is measured on such a sample, not on all rows.
         order = None if data.weights is None else data.order(self.seeds, self.tasks, self.run.epochs)
         omegas: list[Tensors] = [{} for _ in self.parts]
@@ -276,7 +276,7 @@ class Fleet:
         for wanted in measurements([part.term for part in self.parts]):
             if not wanted.users and not self.stack.layers:
                 continue
-            size = self.run.batch if wanted.estimator == "per-batch" else data.at_once(self.footprint, self.run.batch)
+            size = batch if wanted.estimator == "per-batch" else data.at_once(self.footprint, mixes, batch)
             params = {n: p.detach() for n, p in self.params.items()}
 
             def batches(size: int = size) -> Iterator[tuple[Tensor, Tensor]]:
@@ -353,7 +353,7 @@ class Fleet:
         self.stack.module.eval()
         if not self.footprint and data.n:
             self.footprint = self.stack.footprint(self._sample(data)[0])
-        for x, y in data.passes(data.at_once(self.footprint), self.still) if data.n else ():
+        for x, y in data.passes(data.at_once(self.footprint, self.stack.mixes_samples), self.still) if data.n else ():
             with self.step.precision():
                 if other:
                     logits, _ = self.stack.outputs(self.params | other, self.buffers, x.to(self.step.dtype))

@@ -223,12 +223,12 @@ class Part:
         """True if the strength of the distillation is damped."""
         return isinstance(self.term, Distils) and self.term.is_damped(self.state)
 
-    def measure_curvature(self, value: Tensor, gradients: Sequence[Tensor | None]) -> None:
-        """Measure κ of every member, from D (F,) and ∂D/∂θ."""
+    def measure_curvature(self, value: Tensor, gradients: Sequence[Tensor | None], trains: Tensor) -> None:
+        """Measure κ of the members that still train (F,), from D (F,) and ∂D/∂θ. The next task begins with the last κ."""
         assert isinstance(self.term, Distils)
         square = torch.stack([g.flatten(1).float().square().sum(1) for g in gradients if g is not None]).sum(0)
-        new = self.term.measure_curvature(self.state, value, square)
-        self._write({group: new[group] for group in self.step_groups})
+        old, new = self.state, self.term.measure_curvature(self.state, value, square)
+        self._write({g: {n: torch.where(column(trains, t), t, old[g][n]) for n, t in new[g].items()} for g in self.step_groups})
 
     def damping(self, step_lambda: Tensor) -> Tensor:
         """Return the factor of the strength of every member, given step λ (F,)."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import Maxout
+from selfless.engine.draws import Draws
 from selfless.engine.lanes import Lanes
 from selfless.engine.native.forward import apply_gates, forward, inhibited, is_native
 from selfless.engine.native.hardware import prefers_native
@@ -31,12 +34,17 @@ class Stack:
     bound    There is one member, and it is the module itself: its tensors are views of the stack. Used for one member of a network that
              is not native, and on a CPU also of a native one, where it has no overhead (but see `prefers_native`).
     in turn  The module runs with the parameters of one member after the other, on a GPU each on a stream of its own (`Lanes`). Used on a
-             GPU for a network that fills it or that `vmap` cannot run. If `compiles`, the pass of a member is compiled; this is off.
+             GPU for a network that fills it or that `vmap` cannot run, and on any device for one that draws random numbers in training
+             (`Draws`). If `compiles`, the pass of a member is compiled; this is off.
     else     The module is mapped over the members with `vmap`.
     """
 
-    def __init__(self, module: nn.Module, layers: Sequence[str], gated: Sequence[str] = (), is_mapped: bool = True) -> None:
+    def __init__(
+        self, module: nn.Module, layers: Sequence[str], gated: Sequence[str] = (), is_mapped: bool = True, is_random: bool = False
+    ) -> None:
         self.is_mapped = is_mapped  # False if `vmap` cannot run the module
+        self.is_random = is_random  # True if training passes draw random numbers, and there are several members
+        self.draws: Draws | None = None  # their generators
         self.module = copy.deepcopy(module)
         self.layers = tuple(layers)
         self.gates: Tensors = {}  # layer of `gated` → factors of its outputs (F, N)
@@ -45,6 +53,8 @@ class Stack:
         self.native = is_native(self.module)
         self.bound = self.in_turn = self.compiles = False
         self.lanes = Lanes()
+        norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.mixes_samples = any(norm.running_mean is None for norm in norms)  # True if evaluation, too, uses statistics of the batch
         self._outputs: Tensors = {}  # outputs of the layers in the current forward pass
         self._inhibit: Mapping[str, Sequence[Penalty]] = {}
         self.resized = {n for n in self.layers if isinstance(self.module.get_submodule(n), Maxout)}
@@ -61,7 +71,9 @@ class Stack:
             {n: torch.stack([b[n] for b in buffers]).to(device) for n in buffers[0]},
         )
         self.bound = len(modules) == 1 and not (self.native and prefers_native(self.module, device))
-        self.in_turn = not self.bound and not self.native and device.type == "cuda" and (not self.is_mapped or self._fills_a_gpu())
+        fills = device.type == "cuda" and (not self.is_mapped or self._fills_a_gpu())
+        self.in_turn = not self.bound and not self.native and (fills or self.is_random)
+        self.draws = Draws(len(modules), device) if self.is_random else None
         if self.bound:
             for named, group in ((self.module.named_parameters(), stacks[0]), (self.module.named_buffers(), stacks[1])):
                 for name, tensor in named:
@@ -80,6 +92,13 @@ class Stack:
     def inhibits(self) -> bool:
         """True if `forward` can add the gradient of a penalty in the backward pass; under `vmap` it cannot."""
         return self.native or self.bound or self.in_turn
+
+    def begin_training(self, seeds: Sequence[int]) -> None:
+        """Set training mode, and start the random numbers of an epoch, such as dropout: one seed for each member that has its own."""
+        self.module.train()
+        torch.manual_seed(seeds[0])
+        if self.draws is not None:
+            self.draws.seed(seeds)
 
     def leaves(self, params: Tensors) -> Tensors:
         """Return the trainable tensors that autograd differentiates, stacked: `params`, or the parameters of the bound module."""
@@ -129,7 +148,7 @@ class Stack:
             return logits, hidden
         params = params | dict(other or {})
         if self.native:
-            options = ForwardOptions(self.layers, differentiable=differentiable, inhibit=inhibit or {}, gates=self.gates)
+            options = ForwardOptions(self.layers, differentiable=differentiable, inhibit=inhibit or {}, gates=self.gates, draws=self.draws)
             logits = forward(self.module, params, x, options)
             return logits, self._in_order(options.outputs)
         if self.in_turn:
@@ -181,7 +200,7 @@ class Stack:
         found, run = [], self._member if torch.is_grad_enabled() else self._run_member
         with self.lanes.fork(len(x), x):
             for m in range(len(x)):
-                with self.lanes.lane(m):
+                with self.lanes.lane(m), self.draws.member(m) if self.draws is not None and self.module.training else nullcontext():
                     self._inhibit = {name: [penalty.member(m) for penalty in penalties] for name, penalties in inhibit.items()}
                     mine = {n: p[m] for n, p in own.items()}, {n: b[m] for n, b in buffers.items()}
                     found.append(run(*mine, x[m], {n: g[m] for n, g in self.gates.items()}))
@@ -189,8 +208,9 @@ class Stack:
         return torch.stack([logits for logits, _ in found]), [torch.stack(hs) for hs in zip(*(hidden for _, hidden in found), strict=True)]
 
     def forget(self) -> None:
-        """Forget the outputs of a forward pass that was interrupted."""
+        """Forget the outputs of a forward pass that was interrupted, and free what it computed."""
         self._outputs, self._inhibit, self.live_gates = {}, {}, {}
+        gc.collect()
 
     def _in_order(self, outputs: Tensors) -> list[Tensor]:
         """Return the outputs of a forward pass in the order of `layers`, and forget them."""

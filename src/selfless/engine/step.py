@@ -226,7 +226,7 @@ class Step:
                 with inhibition_off(fleet.slots):
                     found[k] = fleet.stack.gradients([cost.sum()], [None], fleet.params, retain=True)
                 with torch.no_grad():
-                    fleet.parts[k].measure_curvature(cost, found[k])
+                    fleet.parts[k].measure_curvature(cost, found[k], fleet.lr > 0)
         return found
 
     def _distillation_weights(self, part: int) -> Tensor:

@@ -9,7 +9,7 @@ The settings are those of the authors' code (github.com/sahagobinda/GPM, commit 
 figures are those of Saha et al. (ICLR 2021) and Lin et al. (ICLR 2022), as table 1 of Lin et al., "Beyond not-forgetting" (NeurIPS 2022),
 repeats them. SGP's own figure is not among them. Their third protocol, 5-Datasets, needs data that is not in `selfless data`.
 
-Rows are in the order in which they are worth training: the network has dropout, so runs train one by one (`benchmarks/beyond.py`).
+Rows are in the order in which they are worth training (`benchmarks/beyond.py`).
 """
 
 from __future__ import annotations

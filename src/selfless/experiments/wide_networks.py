@@ -1,6 +1,6 @@
 """Networks of the experiment `wide`, as a user would write them: a ResNet-18 with group norm, a small ViT, the ViT with LoRA.
 
-None of them has batch statistics, so that a sample has a gradient of its own, and none has dropout, so that runs train as a fleet.
+None of them has batch statistics, so that a sample has a gradient of its own, and none has dropout.
 """
 
 from __future__ import annotations

@@ -112,10 +112,12 @@ def _best(case: Case, task_known: bool, memory: float | None = None) -> Recommen
     conditions = [] if task_known else ["that need no task at evaluation"]
     conditions += [] if memory is None else [f"{'and ' * bool(conditions)}that hold at most {memory:g} times the parameters"]
     label = preserve.label if sparsify.name == "none" else f"{preserve.label} with {sparsify.label}"
+    bound = joint[case.name]
+    beside = "" if bound.sparsify == "none" else f" with {parse(bound.sparsify, SPARSIFIERS, 'sparsifier').label}"
     why = (
         f"On {case.title} {label} has the highest average of the {' '.join([f'{len(allowed)} preservers measured', *conditions])}: "
-        f"{best.average:.1f} %{' (a trial with one held-out seed)' * (best.chosen_on == TRIAL)}; joint training has "
-        f"{joint[case.name].average:.1f} %."
+        f"{best.average:.1f} %{' (a trial with one held-out seed)' * (best.chosen_on == TRIAL)}; joint training{beside} has "
+        f"{bound.average:.1f} %."
     )
     return Recommendation(preserve, sparsify, best.layers, why, best)
 

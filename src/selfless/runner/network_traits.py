@@ -15,13 +15,11 @@ class NetworkTraits:
 
     convolves               it has convolutions; stacking them does not make a CPU faster
     has_running_statistics  it has batch normalisation, or it may have it: a custom network is unknown until it is built
-    draws_randomly          it has dropout
     has_short_steps         it is a small perceptron
     """
 
     convolves: bool
     has_running_statistics: bool
-    draws_randomly: bool
     has_short_steps: bool
 
 
@@ -32,6 +30,5 @@ def network_traits(run: Run) -> NetworkTraits:
     return NetworkTraits(
         convolves=family in ("cnn", "vgg", "alexnet"),
         has_running_statistics=":" in run.model or bool(run.model_options.get("batch_norm")),
-        draws_randomly=run.model == "alexnet-cifar" or bool(run.model_options.get("dropout")),
         has_short_steps=family == "mlp" and width.isdigit() and int(width) <= SMALL,
     )

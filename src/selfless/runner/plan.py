@@ -205,6 +205,6 @@ def _shared_settings(run: Run) -> str:
     if stream.draws_after_last_epoch or network.has_running_statistics or any(term.has_phases for term in terms):
         fields["epochs"] = run.epochs
     stops_early = run.schedule in ON_HELD_OUT and network.has_running_statistics
-    if stops_early or network.draws_randomly or any(term.draws_randomly for term in terms):  # a fleet shares one random generator
+    if stops_early or any(term.draws_randomly for term in terms):  # consolidation draws from one random generator
         fields["key"] = run.key
     return json.dumps(fields, sort_keys=True)

@@ -83,6 +83,8 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
             skip = ""
         elif is_small_pool(layer, x):
             x, owed = apply(TritonPool, x, owed), False
+        elif isinstance(layer, nn.Dropout) and layer.training and options.draws is not None:
+            x, owed = options.draws.by_member(layer, _rectify(x, owed)), False
         else:
             x, owed = _other(layer, _rectify(x, owed)), False
         if not isinstance(layer, _KEEP_SIGN):

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from selfless.engine.draws import Draws
 from selfless.engine.native.hardware import HAS_OUT_DTYPE, kernels
 from selfless.functional.pairs import add_dense, add_factored
 
@@ -162,3 +163,4 @@ class ForwardOptions:
     resized: Collection[str] = ()  # activations that change the number of neurons (Maxout): the probe is at their output
     positive: bool = False  # no input is below zero
     gates: Mapping[str, Tensor] = field(default_factory=dict)  # layer → factors of its outputs (F, N)
+    draws: Draws | None = None  # the random numbers of every member; None: members share one generator
