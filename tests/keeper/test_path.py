@@ -11,15 +11,17 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import SI, SNI, L1Rep
+from selfless import SI, SNI, L1Rep, RWalk
 from tests.keeper.nets import Net, batches, seeded, train
 from tests.small_nets import made, mlp, rand
 
 
-def si_path(sparsify: Any, implicit: bool, scaler: float = 1.0, accumulate: int = 1, clip: float | None = None) -> dict[str, Tensor]:
+def si_path(
+    sparsify: Any, implicit: bool, scaler: float = 1.0, accumulate: int = 1, clip: float | None = None, preserve: Any = None
+) -> dict[str, Tensor]:
     """The path integral that the keeper saw."""
     model = seeded(Net, 4).double()
-    keeper = selfless.attach(model, SI(1.0), sparsify, layers=["fc1"])
+    keeper = selfless.attach(model, preserve or SI(1.0), sparsify, layers=["fc1"])
     opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if implicit:
         keeper.anchor_with(opt)
@@ -34,7 +36,7 @@ def si_path(sparsify: Any, implicit: bool, scaler: float = 1.0, accumulate: int 
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         opt.step()
-    return keeper.state["path"]
+    return keeper.states[0]["path"]
 
 
 def si_oracle(sparsify: Any, clip: float | None = None) -> dict[str, Tensor]:
@@ -64,6 +66,13 @@ def test_si_sees_the_task_loss_alone(implicit: bool, scaler: float, accumulate: 
     """A strong penalty must not leak into the path integral, whatever the loop does to its gradients."""
     sparsify = L1Rep(0.5)  # a mean over samples: two halves of a batch average to the whole
     got, want = si_path(sparsify, implicit, scaler, accumulate, clip), si_oracle(sparsify, clip)
+    for name in want:
+        assert_close(got[name], want[name], rtol=1e-8, atol=1e-10)
+
+
+def test_two_path_integrals_do_not_see_each_other() -> None:
+    sparsify = L1Rep(0.5)
+    got, want = si_path(sparsify, True, accumulate=2, preserve=SI(1.0) + RWalk(1.0)), si_oracle(sparsify)
     for name in want:
         assert_close(got[name], want[name], rtol=1e-8, atol=1e-10)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import selfless
-from selfless import MAS, SLNI, SLNID, SNI, L1Rep, OrthReg, SparingDeCov, functional
+from selfless import MAS, SLNI, SLNID, SNI, L1Rep, L2Param, OrthReg, SparingDeCov, functional
 from tests import oracles
 from tests.keeper.nets import Net, batches, seeded, sequential
 
@@ -137,6 +137,16 @@ def test_a_discount_without_a_pair_form_reads_alpha_of_its_layer() -> None:
         found = {"1": h, "3": model[2:4](h)}
     model(x)
     assert_close(keeper.penalty(), sum(oracles.sparing_decov(h, keeper.alpha[n], h.shape[1] / 6, "product") for n, h in found.items()))
+
+
+def test_weight_decay_is_that_of_every_trainable_parameter() -> None:
+    model, (x, _) = seeded(), batches()[0]
+    keeper = selfless.attach(model, None, L2Param(0.1))
+    model.fc1.bias.requires_grad_(False)
+    model(x)
+    cost = keeper.penalty()
+    assert_close(cost, 0.1 * sum(functional.l2_param(p) for p in model.parameters() if p.requires_grad))
+    assert keeper.log()["inhibition"] == pytest.approx(cost.item())
 
 
 def test_weights_of_activation_layers_for_orth_reg() -> None:

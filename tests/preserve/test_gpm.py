@@ -163,6 +163,19 @@ def test_old_tasks_are_kept_and_new_ones_learnt() -> None:
     assert kept[2] > 0.6
 
 
+def test_the_head_of_an_old_task_is_held_and_its_own_is_free() -> None:
+    """With a loss that reaches all heads."""
+    model = made()
+    keeper = selfless.attach(model, GPM(0.9), heads=NAMES)
+    learn(model, keeper, 0, epochs=1)
+    before = [head.weight.detach().clone() for head in model.heads]
+    optimizer, (x, y) = torch.optim.SGD(model.parameters(), lr=0.1), data(1)[0]
+    torch.stack([F.cross_entropy(model(x, t), y) for t in range(3)]).sum().backward()
+    optimizer.step()
+    assert torch.equal(model.heads[0].weight, before[0])
+    assert_close(model.heads[1].weight, before[1] - 0.1 * model.heads[1].weight.grad)
+
+
 def test_a_head_without_a_name_is_free_until_its_task_has_ended() -> None:
     model = made()
     keeper = selfless.attach(model, GPM(0.9))

@@ -73,6 +73,17 @@ def test_packnet_owners_are_those_of_the_obvious_reference() -> None:
                 assert (own == (int(n.split(".")[1]) + 1 if int(n.split(".")[1]) <= t else 0)).all()
 
 
+def test_what_the_first_task_left_free_starts_the_second_at_zero() -> None:
+    """Without epochs nothing was pruned in the first task, so that free weights have the values of that task."""
+    model = made()
+    keeper = selfless.attach(model, PackNet(0.5), heads=NAMES)
+    keeper.consolidate(data(0), forward=lambda m, b: m(b[0], 0))
+    free = keeper.state["owner"]["body.0.weight"] == 0
+    assert model.body[0].weight[free].count_nonzero() == free.sum() > 0
+    keeper.begin_epoch(0, 3)
+    assert torch.equal(model.body[0].weight == 0, free)
+
+
 def test_the_last_third_of_the_epochs_is_after_pruning() -> None:
     assert [epoch for epoch in range(12) if PackNet().starts_phase(epoch, 12)] == [0, 8]
     assert [epoch for epoch in range(12) if PackNet(retrain=0.5).starts_phase(epoch, 12)] == [0, 6]
