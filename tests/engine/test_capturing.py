@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selfless import SLNID, LwF, NoSparsifier, PackNet, Run
-from selfless.engine.cuda_graph import no_collection, undone
+from selfless.engine.cuda_graph import first_reason, no_collection, undone
 from selfless.engine.fleet import Fleet
 from selfless.engine.inhibition import Slot
 from selfless.engine.learner import Learner
@@ -134,3 +135,31 @@ class Dying:
 
     def __del__(self) -> None:
         self.gone.append(True)
+
+
+def test_a_failed_capture_frees_the_tensors_of_its_step() -> None:
+    """The context of the lanes and that of the capture raise errors of their own; the first one is the reason."""
+    kept: list[weakref.ref[Tensor]] = []
+
+    def forward() -> None:
+        h = torch.ones(2)
+        kept.append(weakref.ref(h))
+        raise RuntimeError("a value was read\nwhile the stream is captured")
+
+    def lane() -> None:
+        try:
+            forward()
+        finally:
+            raise ValueError("the lane cannot end")
+
+    def fail() -> None:
+        try:
+            lane()
+        finally:
+            raise RuntimeError("the capture cannot end")
+
+    with pytest.raises(RuntimeError, match="the capture cannot end") as caught:
+        fail()
+    assert kept[0]() is not None
+    assert first_reason(caught.value) == "a value was read"
+    assert kept[0]() is None

@@ -125,8 +125,16 @@ def test_values_beyond_an_end() -> None:
     assert (beyond((0.1, 0.3, 1.0), up=True), beyond((0.1, 0.3, 1.0), up=False)) == (3.0, 0.03)
     assert (beyond((0.01, 0.1), up=True), beyond((1e3, 1e4), up=False)) == (1.0, 1e2)
     assert beyond((0.3, 0.75, 2.0), up=True) == 10.0  # values that are no half decades lead to the next one
+
+
+def test_a_share_stays_below_one() -> None:
+    assert beyond((0.75, 0.85), up=True, share=True) == 0.91  # 1 − s: 0.25, 0.15, 0.09
+    assert beyond((0.75, 0.85), up=False, share=True) == 0.5833
+    assert beyond((0.5, 0.9), up=False, share=True) == 0.1667  # 1 − s would be 2.5: a third instead
     shares = tuple(Run(preserve=PackNet(s)) for s in (0.75, 0.85))
-    assert reachable(shares, EQUAL) == shares  # a share cannot be raised by decades
+    reached = sorted(run.preserve.strength for run in reachable(shares, EQUAL))
+    assert len(reached) == 2 + 2 * EQUAL.extend
+    assert 0 < reached[0] < reached[-1] < 1
 
 
 def test_failed_candidates_neither_win_nor_extend() -> None:

@@ -55,16 +55,23 @@ def capture(
             torch.cuda.set_stream(current)  # the context manager does not leave its stream if the capture fails
             for generator, state in zip(generators, states, strict=True):
                 generator.graphsafe_set_state(torch.Generator(generator.device).set_state(state))  # the old one still waits for its end
-            chain = [error]
-            while chain[-1].__context__ is not None:  # the end of a failed capture raises other errors
-                chain.append(chain[-1].__context__)
-            reason = str(chain[1] if len(chain) > 1 else error).strip().splitlines()[0][:160]
-            for failed in chain:
-                traceback.clear_frames(failed.__traceback__)  # they hold tensors of the failed step, which belong to another stream
-            raise CannotCapture(reason) from None
+            raise CannotCapture(first_reason(error)) from None
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
     return graph
+
+
+def first_reason(error: BaseException) -> str:
+    """Return the first line of the error that began a chain, and free what the frames of all its errors hold.
+
+    Those are tensors of the failed step, which belong to another stream. A capture that fails raises an error where each context ends.
+    """
+    chain = [error]
+    while (before := chain[-1].__context__) is not None:
+        chain.append(before)
+    for failed in chain:
+        traceback.clear_frames(failed.__traceback__)
+    return str(chain[-1]).strip().partition("\n")[0][:160]
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Grids of strengths: their ends, the next value beyond an end, the half decades between, and every candidate that these can add.
 
-A grid is a tuple of runs that differ in λ_Ω, λ or lr. Values are decades or half decades: … 0.1, 0.3, 1, 3, 10 …
+A grid is a tuple of runs that differ in λ_Ω, λ or lr. Values are decades or half decades: … 0.1, 0.3, 1, 3, 10 … The strength of PackNet
+is a share s below 1; there 1 − s goes on as it did: 0.75, 0.85, 0.91 …
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SET: dict[str, Callable[[Run, float], Run]] = {  # the numbers that can be exten
     "λ_Ω": lambda run, value: dataclasses.replace(run, preserve=run.preserve.with_strength(value)),
     "λ": lambda run, value: dataclasses.replace(run, sparsify=run.sparsify.with_strength(value)),
 }
-SHARES = frozenset({"packnet"})  # whose strength is a share below 1: its grid is given whole
+SHARES = frozenset({"packnet"})  # whose strength is a share below 1
 
 
 def axis(candidates: Sequence[Run], name: str) -> list[float]:
@@ -40,9 +41,14 @@ def edges(candidates: Sequence[Run], index: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def beyond(values: Sequence[float], up: bool) -> float:
-    """Return the next value after an end of an axis: a decade further if its last step was one, else half a decade."""
+def beyond(values: Sequence[float], up: bool, share: bool = False) -> float:
+    """Return the next value after an end of an axis: a decade further if its last step was one, else half a decade.
+
+    Of a share s the next value has (1 − s) / (1 − end) = (1 − end) / (1 − inner), but no value is below a third of the last.
+    """
     end, inner = (values[-1], values[-2]) if up else (values[0], values[1])
+    if share:
+        return round(max(1 - (1 - end) ** 2 / (1 - inner), end / 3), 4)
     step = 2 if abs(math.log10(end / inner)) > 0.75 else 1
     return half_decade(end, step if up else -step)
 
@@ -55,13 +61,13 @@ def extend(declared: Sequence[Run], candidates: Sequence[Run], index: int, most:
     chosen, added = candidates[index], list[Run]()
     for name, put in SET.items():
         of, values, given = NUMBERS[name], axis(candidates, name), axis(declared, name)
-        if len(given) < 2 or (name == "λ_Ω" and chosen.preserve.name in SHARES):
+        if len(given) < 2:
             continue
         for up in (False, True):
             end = values[-1] if up else values[0]
             outside = sum(value > given[-1] if up else value < given[0] for value in values)
             if of(chosen) == end and outside < most:
-                new = beyond(values, up)
+                new = beyond(values, up, name == "λ_Ω" and chosen.preserve.name in SHARES)
                 added += [put(run, new) for run in (*candidates, *added) if of(run) == end]  # a product stays a product
     return tuple(run for run in dict.fromkeys(added) if run not in candidates)
 
@@ -96,14 +102,15 @@ def reachable(candidates: Sequence[Run], choice: Choice) -> tuple[Run, ...]:
     found = tuple(candidates)
     for name, put in SET.items() if choice.extend else ():
         values = axis(candidates, name)
-        if len(values) < 2 or (name == "λ_Ω" and candidates[0].preserve.name in SHARES):
+        share = name == "λ_Ω" and candidates[0].preserve.name in SHARES
+        if len(values) < 2:
             continue
         wider = list(values)
         for up in (False, True):
             for _ in range(choice.extend):
-                new = beyond(wider, up)
+                new = beyond(wider, up, share)
                 wider = [*wider, new] if up else [new, *wider]
-        if choice.refine:
+        if choice.refine and not share:
             count = round(2 * math.log10(wider[-1] / wider[0]))
             wider = sorted({*wider, *(half_decade(wider[0], step) for step in range(1, count))})
         sample = [run for run in found if NUMBERS[name](run) == values[0]]
