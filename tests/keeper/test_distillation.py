@@ -27,7 +27,7 @@ def test_the_strength_is_damped_by_a_curvature_that_is_measured_in_some_steps() 
         with torch.no_grad():
             model.head.weight.mul_(3.0)  # so that the outputs differ from the teacher's
         keepers[0].anchor_with(optimizer)
-        for k, (x, y) in enumerate(batches(1, count=12)):
+        for k, (x, y) in enumerate(batches(1, count=8)):
             plain.load_state_dict(model.state_dict())
             before = float(keepers[0].state["curvature"]["largest"])
             cost = keepers[0].penalty((x, y))

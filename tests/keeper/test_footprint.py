@@ -148,7 +148,6 @@ MORE: list[tuple[Any, float, dict[str, Any]]] = [
     (MAS(0.1) + EWC(1.0), 4, {}),
     (SI(1.0), 5, {}),
     (RWalk(1.0), 8, {}),
-    (IMM(1e-3), 3, {"state_dtype": torch.bfloat16}),
     (MAS(0.1), 1.5, {"state_dtype": torch.bfloat16}),
     (MAS(0.1), 2, {"state_device": "cpu"}),
     (selfless.AGSCL(1.0), 2, {}),
