@@ -78,7 +78,7 @@ def _on_cifar() -> list[Cell]:
     gated = dataclasses.replace(base, model_options={"batch_norm": False}, select="last")
     faster = dataclasses.replace(base, lr=0.05, layers="all")
     pruned = dataclasses.replace(faster, schedule="cosine", epochs=60, select="last")
-    weak = [DeCov(1e-4), DeCov(1e-3)]
+    weak = [DeCov(1e-4), DeCov(3e-4)]
     rows = {
         "LwF + DeCov": over(faster, preserve=[LwF(1.0), LwF(3.0)], sparsify=weak),
         "GPM": over(base, preserve=[GPM(0.97, rise=0.003)]),
