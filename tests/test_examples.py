@@ -96,6 +96,7 @@ def test_lora_with_its_own_loss(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bits a letter" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_consolidation_needs_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """Ω and θ* are two models; the rest is half of one. Times are printed, but a busy machine says nothing about them."""
     example = load_example("bert_sized")

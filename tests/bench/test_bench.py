@@ -77,6 +77,7 @@ def test_a_ratio_is_of_minima_or_the_median_over_rounds() -> None:
     assert times.median_ratio("a", "b") == 3.0
 
 
+@pytest.mark.slow
 def test_memory_is_the_most_that_is_held_at_a_time() -> None:
     def work() -> torch.Tensor:
         for _ in range(3):

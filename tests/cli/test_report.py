@@ -63,6 +63,7 @@ def test_figures_and_formats_that_cannot_be_made(tmp_path: Path) -> None:
         assert message in " ".join(done.output.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_demo_compares_two_runs(as_json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []

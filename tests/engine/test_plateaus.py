@@ -57,6 +57,7 @@ def test_a_run_halves_its_rate_and_keeps_the_epoch_with_the_lowest_held_out_loss
     assert learner.fleet.evaluate_loss(data, learner.streams[0].tasks[0].columns)[0] == pytest.approx(min(losses))
 
 
+@pytest.mark.slow
 def test_a_member_that_has_stopped_keeps_its_curvature_while_others_train(tasks_npz: str) -> None:
     """The damping of its next task does not depend on how long the others train."""
     settings = {"schedule": "plateau", "select": "held-out", "epochs": 15, "tasks": 2, "preserve": LwF(1.0), "sparsify": NoSparsifier()}
