@@ -18,6 +18,7 @@ from selfless.engine.learner import Learner
 from selfless.engine.native.forward import in_order, is_native
 from selfless.models import build
 from selfless.runner.plan import fleets
+from tests.engine.small_runs import on_gpu
 
 NARROW = {"fc": "random", "fc_units": 8}
 
@@ -137,7 +138,7 @@ def test_weights_of_ones_own_are_part_of_the_cache(photos: str, tmp_path: Path) 
     assert selfless.train(one, out=tmp_path / "out").about["made_from"] != first.about["made_from"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@on_gpu
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_gpu_computes_what_a_cpu_does(photos: str, members: int) -> None:
     runs = [run(photos, seed=s, precision="fp32", schedule="cosine") for s in range(members)]
@@ -150,7 +151,7 @@ def test_a_gpu_computes_what_a_cpu_does(photos: str, members: int) -> None:
         assert_close(gpu.fleet.state["omega"][name].cpu(), omega, rtol=2e-2, atol=1e-3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@on_gpu
 @pytest.mark.parametrize("preserve", ["none", "lwf:1", "ebll:1", "imm:1e-3", "si:1", "ewc:10", "mas:1"])
 def test_the_rows_of_table_2_on_a_gpu(photos: str, preserve: Any) -> None:
     options = {"sparsify": "none", "model_options": NARROW | {"dropout": 0.5}, "precision": "bf16", "schedule": "cosine"}

@@ -20,6 +20,7 @@ from selfless.engine.draws import Draws, draws_in_training
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Learner
 from selfless.models import build
+from tests.engine.small_runs import on_gpu
 
 NORMED = """
 import torch.nn.functional as F
@@ -178,9 +179,6 @@ def test_steps_that_are_taken_again_draw_the_same(tasks_npz: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------- a GPU
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-
-
 @on_gpu
 def test_a_gpu_replays_the_masks_of_every_member() -> None:
     """They differ between members and replays, begin again with the seed, and are those of each seed alone."""

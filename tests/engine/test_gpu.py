@@ -16,9 +16,10 @@ from selfless import EBLL, EWC, HAT, MAS, SGP, SI, SLNID, DeCov, L1Rep, LwF, NoS
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Event, Learner
 from selfless.functional import scale
+from tests.engine.small_runs import on_gpu
 from tests.test_contracts import PRESERVE
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+pytestmark = on_gpu
 
 
 def small(data: str, **changes: Any) -> Run:

@@ -14,7 +14,7 @@ from selfless.engine import fleet as fleets
 from selfless.engine.cuda_graph import CannotCapture
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Learner
-from tests.engine.small_runs import small
+from tests.engine.small_runs import on_gpu, small
 
 pytestmark = pytest.mark.slow
 MIXED = """
@@ -118,9 +118,6 @@ def test_a_network_that_vmap_cannot_differentiate_runs_in_turn(tasks_npz: str, m
     assert learner.fleet.stack.in_turn
     for name, p in plain.params.items():
         assert_close(learner.fleet.params[name], p, rtol=1e-4, atol=1e-5)
-
-
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 @on_gpu

@@ -15,8 +15,9 @@ from selfless.data import Augment
 from selfless.engine import rng
 from selfless.engine.native.hardware import kernels
 from selfless.engine.native.options import CovarianceGradient, PairGradient
+from tests.engine.small_runs import on_gpu
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+pytestmark = on_gpu
 MEMBERS, BATCH = 2, 3
 
 

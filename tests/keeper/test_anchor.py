@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import selfless
@@ -151,18 +151,25 @@ def test_the_step_size_for_damping_is_the_rate_over_one_minus_momentum() -> None
     assert nominal_step(torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9))) == pytest.approx(0.5)
 
 
+def pulled_from_one_above(model: nn.Module, keeper: selfless.Keeper) -> Tensor:
+    """Put fc1.weight one above θ* and take a step at rate 0.1 without a gradient; return θ*."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keeper.anchor_with(optimizer)
+    weight = model.get_parameter("fc1.weight")
+    star = weight.detach().clone()
+    with torch.no_grad():
+        weight.add_(1.0)
+    optimizer.step()
+    return star
+
+
 def test_importances_in_bfloat16_anchor_a_model_that_has_become_narrower() -> None:
     """θ* is in float64; Ω and the parameters are in float32 when they are used."""
     model = seeded().double()
     keeper = selfless.attach(model, MAS(1.0), state_dtype=torch.bfloat16)
     keeper.consolidate([(x.double(), y) for x, y in batches()])
     model.float()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    keeper.anchor_with(optimizer)
-    star = model.fc1.weight.detach().clone()
-    with torch.no_grad():
-        model.fc1.weight.add_(1.0)
-    optimizer.step()
+    star = pulled_from_one_above(model, keeper)
     share = 0.2 * keeper.state["omega"]["fc1.weight"].float()
     assert_close(model.fc1.weight.detach(), star + 1 / (1 + share), rtol=1e-5, atol=1e-6)
 
@@ -174,11 +181,6 @@ def test_a_model_that_changes_its_precision_between_tasks_is_still_anchored() ->
     keeper.consolidate([(x.double(), y) for x, y in batches()])
     model.float()
     keeper.consolidate(batches())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    keeper.anchor_with(optimizer)
-    star = model.fc1.weight.detach().clone()
-    with torch.no_grad():
-        model.fc1.weight.add_(1.0)
-    optimizer.step()
+    star = pulled_from_one_above(model, keeper)
     share = 0.2 * keeper.state["omega"]["fc1.weight"].double()
     assert_close(model.fc1.weight.detach().double(), star.double() + 1 / (1 + share), rtol=1e-5, atol=1e-6)
