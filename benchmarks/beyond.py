@@ -9,7 +9,8 @@
 Each row chooses its strengths on held-out data, and the choice is then trained on `--seeds` other seeds. The runs of a round are one call
 of `selfless.train`, so that they form fleets; all rows of permuted MNIST are trained together. Nothing is started that is not expected to
 end within `--seconds`; what has ended is recorded and never trained again. The exit status is 3 if something is left.
-OUT/experiments/NAME-ours.json has the rows that are complete, OUT/runs.jsonl.xz their runs, OUT/choosing those that chose.
+OUT/experiments/NAME-ours.json has the rows that are complete, OUT/runs.jsonl.xz their runs, OUT/choosing those that chose; their scores
+are in the record too, so that a later call does not need that folder.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from selfless.data import holding
 from selfless.experiments import Experiment, experiment
 from selfless.experiments.base import Cell
 from selfless.experiments.beyond import CASES, select
-from selfless.experiments.choosing import choose, later_trials, next_trials, trials
+from selfless.experiments.choosing import Scored, choose, later_trials, next_trials, trials
+from selfless.experiments.recorded import recorded_scores, take
 from selfless.experiments.reproduce import CHOOSING, final, reproduce
 from selfless.runner import Store
 from selfless.runner.plan import fleets
@@ -59,6 +61,7 @@ class Study:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.started = options, time.monotonic()
+        self.recorded, self.choosing = recorded_scores(options.out), Store(options.out / CHOOSING, options.data)
 
     @property
     def used(self) -> float:
@@ -67,6 +70,8 @@ class Study:
 
     def train(self, runs: Sequence[Run], place: Path, known: Sequence[Result], what: str) -> list[Result] | None:
         """Return the results; None if some are not recorded yet and would not be trained in time."""
+        if not runs:
+            return []
         missing = [run for run in runs if not Store(place).has(run.key)]
         cost = START * len(fleets(missing)) + sum(estimate(run, known) for run in missing)
         used = self.used
@@ -81,32 +86,35 @@ class Study:
 
     def rows(self, cells: Sequence[Cell]) -> bool:
         """Train all rounds of these rows and their reported seeds, round by round; return whether they are complete."""
-        scored: dict[Run, Result] = {}
+        scored: dict[Run, Scored] = {}
+        results: list[Result] = []
         name = f"{cells[0].column}, {', '.join(cell.row for cell in cells)}"
         while runs := list(dict.fromkeys(run for cell in cells for run in next_trials(cell, scored))):
-            found = self.train(runs, self.options.out / CHOOSING, list(scored.values()), f"{name}: choosing")
+            scored |= take(runs, self.recorded, self.choosing)
+            missing = [run for run in runs if run not in scored]
+            found = self.train(missing, self.options.out / CHOOSING, results, f"{name}: choosing")
             if found is None:
                 return False
-            scored |= zip(runs, found, strict=True)
+            scored |= zip(missing, found, strict=True)
+            results += found
         runs = [run for cell in cells for run in chosen_runs(cell, scored, self.options.seeds)]
-        return not runs or self.train(runs, self.options.out, list(scored.values()), f"{name}: seeds") is not None
+        return not runs or self.train(runs, self.options.out, results, f"{name}: seeds") is not None
+
+    def is_recorded(self, cell: Cell) -> bool:
+        """Return whether every run of a row is recorded, maybe by an earlier call."""
+        scored: dict[Run, Scored] = {}
+        while runs := next_trials(cell, scored):
+            scored |= take(runs, self.recorded, self.choosing)
+            scored |= {run: result for run in runs if run not in scored and (result := self.choosing.load(run)) is not None}
+            if not scored.keys() >= set(runs):
+                return False
+        return all(Store(self.options.out).has(run.key) for run in chosen_runs(cell, scored, self.options.seeds))
 
 
-def chosen_runs(cell: Cell, scored: Mapping[Run, Result], seeds: int) -> list[Run]:
+def chosen_runs(cell: Cell, scored: Mapping[Run, Scored], seeds: int) -> list[Run]:
     """Return the runs to report; none if all candidates failed, which is a result too."""
     chosen = choose(cell, scored)
     return [] if chosen.index is None else [final(cell, chosen.candidates[chosen.index], seed) for seed in range(seeds)]
-
-
-def is_recorded(cell: Cell, out: Path, seeds: int) -> bool:
-    """Return whether every run of a row is recorded, maybe by an earlier call."""
-    choosing, scored = Store(out / CHOOSING), dict[Run, Result]()
-    while runs := next_trials(cell, scored):
-        found = {run: result for run in runs if (result := choosing.load(run)) is not None}
-        if len(found) < len(runs):
-            return False
-        scored |= found
-    return all(Store(out).has(run.key) for run in chosen_runs(cell, scored, seeds))
 
 
 def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
@@ -161,24 +169,25 @@ def main() -> int:
     study = Study(options)
     with holding():
         left = [batch for batch in batches(cells) if not study.rows(batch)]
-    recorded = [cell for cell in made.cells if is_recorded(cell, options.out, options.seeds)]
+    recorded = [cell for cell in made.cells if study.is_recorded(cell)]
     if recorded:
-        write_record(complete(made, recorded), options)
+        write_record(complete(made, recorded), study)
     return 3 if left else 0
 
 
-def write_record(made: Experiment, options: argparse.Namespace) -> None:
+def write_record(made: Experiment, study: Study) -> None:
     """Write the record of an experiment whose runs are all recorded, print its rows, and pack the runs."""
+    options = study.options
 
     def load(runs: Sequence[Run], place: Path, what: str) -> list[Result]:
         return selfless.train(runs, out=place, device=options.device, data_dir=options.data, checkpoints=False)
 
-    record = reproduce(made, seeds=options.seeds, out=options.out, train=load, data_dir=options.data)
+    record = reproduce(made, seeds=options.seeds, out=options.out, train=load, data_dir=options.data, recorded=study.recorded)
     for cell in record["cells"]:
         if cell["value"] == "average" and cell["mean"] is not None:
             print(f"{cell['column']:<22} {cell['row']:<16} {cell['mean']:6.2f} ± {cell['std']:.2f}   {cell['method']}")
     for place in (options.out, options.out / CHOOSING):
-        if place.is_dir():
+        if Store(place).keys():
             Store(place).pack(remove=True)
 
 

@@ -112,7 +112,7 @@ def test_the_limit_is_kept_and_said() -> None:
     assert best.preserve.strength == 10.0  # 0.3, 1, 3, 10: four values beyond 0.1
     assert choose(cell, results).edges == ("λ_Ω = 10 is an end of its grid after the most extensions allowed",)
     made = Experiment("fig-2", "x", "figure 2", "bars", (cell,), profile="equal")
-    record = list_choices(made, {cell.place: choose(cell, results)})[0]
+    record = list_choices(made, {cell.place: choose(cell, results)}, results)[0]
     assert (record["declared"], record["extend"], record["rounds"]) == (9, 4, [[4, [101]], [2, [102, 103, 104]]])
     assert len(record["candidates"]) == 9 + 4 * 3
     assert {len(c["scores"]) for c in record["candidates"]} == {1, 2, 5}

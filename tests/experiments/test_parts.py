@@ -166,9 +166,9 @@ def test_the_plan_on_the_command_line() -> None:
 
 def test_a_part_is_trained_and_says_what_comes_next(tmp_path: Path) -> None:
     study, trained = [small()], list[tuple[str, int]]()
-    said = train_part(study, "1/2", 2, 0, tmp_path, trainer(score, trained))
+    said = train_part(study, "1/2", 2, 0, tmp_path, trainer(score, trained), {})
     assert said.startswith(f"part 1/2 is trained in {tmp_path}. When every part is: selfless results merge")
     assert trained
-    assert train_part(study, "900/900", 2, 0, tmp_path, trainer(score)) == (
+    assert train_part(study, "900/900", 2, 0, tmp_path, trainer(score), {}) == (
         "part 900/900 is empty: there are fewer sets of runs than parts"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from selfless.cli import app
 from selfless.data import MissingData
 from selfless.experiments import experiment
 from selfless.experiments.base import Choice, Claim, more
+from selfless.experiments.recorded import recorded_scores
 from selfless.experiments.reproduce import judge_again, record_file, reproduce, train_together
 from selfless.report import experiments as reporting
 from selfless.runner import Store
@@ -76,6 +78,22 @@ def test_choose_train_measure_judge_record(tmp_path: Path) -> None:
     assert {result.run.key for result in Store(tmp_path).all()} == reported  # what was chosen by is not listed with it
     for choosing in (tmp_path / "choosing").glob("*/metrics.json"):
         assert json.loads(choosing.read_text())["run"]["held_out"] == 0.1
+
+
+def test_more_seeds_without_the_runs_that_chose(tmp_path: Path) -> None:
+    """The scores in a record are enough; runs on custom files that have changed since, and with --force all, choose again."""
+    first = reproduce(small(), seeds=3, out=tmp_path, train=trainer(score, fails=lambda run: run.sparsify.strength == 1e-2))
+    shutil.rmtree(tmp_path / "choosing")
+    calls: list[tuple[str, int]] = []
+    known = recorded_scores(tmp_path)
+    again = reproduce(small(), seeds=5, out=tmp_path, train=trainer(score, calls), recorded=known)
+    assert calls == [("fig-2: training", 3 * 5)]
+    assert again["choices"] == first["choices"]
+    assert first["about"] | {"runs": 19 + 6, "seconds": pytest.approx(25 * 10 / 5)} == again["about"]
+    calls.clear()
+    changed = {key: dataclasses.replace(one, made_from="a file") for key, one in known.items()}
+    reproduce(small(), seeds=3, out=tmp_path, train=trainer(score, calls), recorded=changed)
+    assert calls[0] == ("fig-2: choosing strengths", 5 * 2)
 
 
 def test_what_the_authors_chose_on_is_what_is_reported(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from selfless.cli.terminal import open_console
 
 if TYPE_CHECKING:
     from selfless.experiments import Experiment
+    from selfless.experiments.choosing import RecordedScore
     from selfless.experiments.reproduce import Train
 
 
@@ -41,7 +42,15 @@ def show_plan(experiments: Sequence[Experiment], seeds: int, part: str | None, m
     open_console().print(table)
 
 
-def train_part(experiments: Sequence[Experiment], part: str, seeds: int, first_seed: int, out: Path, train: Train) -> str:
+def train_part(
+    experiments: Sequence[Experiment],
+    part: str,
+    seeds: int,
+    first_seed: int,
+    out: Path,
+    train: Train,
+    recorded: Mapping[str, RecordedScore],
+) -> str:
     """Train all rounds of choosing and all reported runs of one part; return what to do next."""
     from selfless.experiments.parts import partition, read_part
     from selfless.experiments.reproduce import train_cells
@@ -50,7 +59,7 @@ def train_part(experiments: Sequence[Experiment], part: str, seeds: int, first_s
     chosen = partition(experiments, seeds, of)[number - 1]
     if not chosen.cells:
         return f"part {part} is empty: there are fewer sets of runs than parts"
-    train_cells(chosen.cells, seeds=seeds, out=out, train=train, first_seed=first_seed)
+    train_cells(chosen.cells, seeds=seeds, out=out, train=train, first_seed=first_seed, recorded=recorded)
     return (
         f"part {part} is trained in {out}. When every part is: selfless results merge PART… --out DIR, "
         "then the same reproduce command with --out DIR and without --part writes the records"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from selfless.experiments import Experiment
+    from selfless.experiments.choosing import RecordedScore
     from selfless.experiments.reproduce import Train
     from selfless.runner import TrainOptions
     from selfless.spec import Result, Run
@@ -105,7 +106,8 @@ def reproduce(
             check_together(wanted, options)
             console = open_console(stderr=True, quiet=as_json)
             if part:
-                said = train_part(wanted, part, count, first_seed, out, _trainer(options, as_json, console))
+                known = _recorded(options, console)
+                said = train_part(wanted, part, count, first_seed, out, _trainer(options, as_json, console), known)
                 typer.echo(json.dumps({"out": str(out), "part": part, "next": said}) if as_json else said)
                 return
             records, problems = _run(wanted, count, first_seed, options, as_json, console)
@@ -165,13 +167,15 @@ def _run(
 
     assert options.out is not None
     records, problems = [], {}
-    train = _trainer(options, as_json, console)
+    train, known = _trainer(options, as_json, console), _recorded(options, console)
     if len(wanted) > 1:
-        train_together(wanted, seeds=seeds, out=options.out, train=train, first_seed=first_seed)
+        train_together(wanted, seeds=seeds, out=options.out, train=train, first_seed=first_seed, recorded=known)
         train = _trainer(dataclasses.replace(options, force=False), True, open_console(quiet=True))  # reads what was just recorded
     for one in wanted:
         try:
-            record = run_one(one, seeds=seeds, out=options.out, train=train, data_dir=options.data_dir, first_seed=first_seed)
+            record = run_one(
+                one, seeds=seeds, out=options.out, train=train, data_dir=options.data_dir, first_seed=first_seed, recorded=known
+            )
         except (DataError, MissingCheckpoint) as error:
             if len(wanted) == 1:
                 raise
@@ -182,6 +186,17 @@ def _run(
         if failed:
             problems[one.name] = f"runs failed in {len(failed)} cell{'s' * (len(failed) > 1)}: {'; '.join(failed)}"
     return records, problems
+
+
+def _recorded(options: TrainOptions, console: Console) -> dict[str, RecordedScore]:
+    """Return the scores that the records in the folder of results contain; none with `--force`."""
+    from selfless.experiments.recorded import recorded_scores
+
+    assert options.out is not None
+    found = {} if options.force else recorded_scores(options.out)
+    if found:
+        console.print(f"the records in {options.out} have the scores of {len(found)} candidates; --force trains them again", soft_wrap=True)
+    return found
 
 
 def _trainer(options: TrainOptions, as_json: bool, console: Console) -> Train:

@@ -17,13 +17,32 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from selfless.experiments.base import Cell, Choice
 from selfless.experiments.grids import edges, extend, middle, refine
 from selfless.spec import Result, Run
+
+
+@dataclass(frozen=True)
+class RecordedScore:
+    """The held-out score of a run whose result is not kept, from the record of an experiment.
+
+    score       in percent; NaN if the run failed
+    seconds     its training time; that of a fleet is divided among its members; 0 if unknown
+    made_from   digest of the custom files that it depended on (Store.made_from)
+    about       the record's hardware, versions of torch and commits, which may include those of other runs
+    """
+
+    score: float
+    seconds: float = 0.0
+    made_from: str = ""
+    about: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+Scored = Result | RecordedScore
 
 
 @dataclass(frozen=True)
@@ -77,13 +96,13 @@ def later_trials(cell: Cell) -> int:
     return (len(grown) - len(cell.candidates)) * len(cell.choice.seeds) + again
 
 
-def next_trials(cell: Cell, results: Mapping[Run, Result]) -> list[Run]:
+def next_trials(cell: Cell, results: Mapping[Run, Scored]) -> list[Run]:
     """Return the runs that must be trained next to choose, given the results so far; none if the choice is made."""
     found = _proceed(cell, results)
     return found if isinstance(found, list) else []
 
 
-def choose(cell: Cell, results: Mapping[Run, Result]) -> Selection:
+def choose(cell: Cell, results: Mapping[Run, Scored]) -> Selection:
     """Return the candidate that the results choose."""
     found = _proceed(cell, results)
     if isinstance(found, list):
@@ -91,7 +110,7 @@ def choose(cell: Cell, results: Mapping[Run, Result]) -> Selection:
     return found
 
 
-def _proceed(cell: Cell, results: Mapping[Run, Result]) -> Selection | list[Run]:
+def _proceed(cell: Cell, results: Mapping[Run, Scored]) -> Selection | list[Run]:
     """Return the selection, or the runs that are missing for the next step."""
     if len(cell.candidates) < 2:
         return Selection(0 if cell.candidates else None, (), candidates=cell.candidates)
@@ -126,11 +145,13 @@ def _proceed(cell: Cell, results: Mapping[Run, Result]) -> Selection | list[Run]
         return Selection(index, tuple(scores), tuple(f"{end}{limit or ''}" for end in ends), candidates)
 
 
-def _scores(run: Run, seeds: Sequence[int], choice: Choice, results: Mapping[Run, Result]) -> tuple[float, ...]:
+def _scores(run: Run, seeds: Sequence[int], choice: Choice, results: Mapping[Run, Scored]) -> tuple[float, ...]:
     return tuple(_score(results[trial(run, seed, choice)], choice) for seed in seeds)
 
 
-def _score(result: Result, choice: Choice) -> float:
+def _score(result: Scored, choice: Choice) -> float:
+    if isinstance(result, RecordedScore):
+        return result.score
     if result.status != "done":
         return math.nan
     if choice.on_test:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from selfless.experiments.base import Cell, Choice, Claim, Experiment, Place
-from selfless.experiments.choosing import Selection, first_tasks, trial
+from selfless.experiments.choosing import RecordedScore, Scored, Selection, first_tasks, trial
 from selfless.experiments.claims import JudgedClaim, judge_claim
 from selfless.experiments.measures import MEASURES, FinishedRun
 from selfless.metrics import spread
@@ -71,8 +71,11 @@ def describe(run: Run, candidates: Sequence[Run]) -> str:
     return ", ".join([run.method, *values])
 
 
-def list_choices(experiment: Experiment, chosen: Mapping[Place, Selection]) -> list[dict[str, Any]]:
-    """Return how each set of candidates was chosen from, once for all cells that share the set."""
+def list_choices(experiment: Experiment, chosen: Mapping[Place, Selection], scored: Mapping[Run, Scored]) -> list[dict[str, Any]]:
+    """Return how each set of candidates was chosen from, once for all cells that share the set.
+
+    scored   the runs that chose; their seconds and custom files are recorded, so that a later call can use the scores (`recorded`)
+    """
     found: dict[Any, dict[str, Any]] = {}
     for cell in experiment.cells:
         if len(cell.candidates) < 2:
@@ -92,14 +95,31 @@ def list_choices(experiment: Experiment, chosen: Mapping[Place, Selection]) -> l
                     {
                         "method": describe(run, pick.candidates),
                         "scores": [_plain(score) for score in scores],
-                        "keys": [trial(run, seed, cell.choice).key for seed in seeds[: len(scores)]],
+                        **_trained([trial(run, seed, cell.choice) for seed in cell.choice.all_seeds[: len(scores)]], scored),
                     }
                     for run, scores in zip(pick.candidates, pick.scores, strict=True)
-                    for seeds in [cell.choice.all_seeds]
                 ],
             }
         found[key]["cells"].append([cell.row, cell.column])
     return list(found.values())
+
+
+def _trained(runs: Sequence[Run], scored: Mapping[Run, Scored]) -> dict[str, Any]:
+    """Return the keys and seconds of the runs that scored a candidate, and the digest of its custom files if there are some."""
+    files = next((digest for run in runs if (digest := _files(scored[run]))), "")
+    times = [round(seconds_of(scored[run]), 3) for run in runs]
+    return {"keys": [run.key for run in runs], "seconds": times} | ({"made_from": files} if files else {})
+
+
+def _files(result: Scored) -> str:
+    return result.made_from if isinstance(result, RecordedScore) else str(result.about.get("made_from", ""))
+
+
+def seconds_of(result: Scored) -> float:
+    """Return the training time of a run; the time of a fleet is divided among its members."""
+    if isinstance(result, RecordedScore):
+        return result.seconds
+    return float(result.about.get("seconds", 0)) / float(result.about.get("fleet", 1))
 
 
 def _rounds(choice: Choice, declared: int) -> dict[str, Any]:
@@ -157,19 +177,19 @@ def list_notes(results: Iterable[Result]) -> list[str]:
     return list(dict.fromkeys(str(note) for result in results for note in result.about.get("notes") or ()))
 
 
-def describe_runs(results: Sequence[Result]) -> dict[str, Any]:
+def describe_runs(results: Mapping[Run, Scored]) -> dict[str, Any]:
     """Return the machines, the commits and the training time of the runs; the time of a fleet is divided among its members."""
 
     def every(name: str) -> list[str]:
-        return list(dict.fromkeys(str(r.about[name]) for r in results if r.about.get(name)))
+        some = [r.about.get(name) or () if isinstance(r, RecordedScore) else (r.about.get(name),) for r in results.values()]
+        return list(dict.fromkeys(str(value) for values in some for value in values if value))
 
-    unique = {r.run.key: r for r in results}.values()
-    seconds = sum(float(r.about.get("seconds", 0)) / float(r.about.get("fleet", 1)) for r in unique)
+    failed = sum(math.isnan(r.score) if isinstance(r, RecordedScore) else r.status != "done" for r in results.values())
     here = machine()
     return {
-        "runs": len(unique),
-        "failed": sum(r.status != "done" for r in unique),
-        "seconds": round(seconds, 3),
+        "runs": len(results),
+        "failed": failed,
+        "seconds": round(sum(seconds_of(r) for r in results.values()), 3),
         "hardware": every("hardware") or [here["hardware"]],
         "torch": every("torch"),
         "commit": every("commit") or [here["commit"]],

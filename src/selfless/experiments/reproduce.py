@@ -1,8 +1,9 @@
 """From an experiment to its record: choose, train, measure, judge, write `<out>/experiments/<name>-<profile>[-quick].json`.
 
 Choosing and training are one call of the runner each, so that their runs form fleets. The folder of results is the cache: an interrupted
-experiment continues where it stopped. Runs on held-out data are kept in `<out>/choosing`, apart from the reported ones. For several
-experiments, `train_together` first trains what all of them need, in fewer and larger fleets.
+experiment continues where it stopped. Runs on held-out data are kept in `<out>/choosing`, apart from the reported ones; where that folder
+is not kept, the scores in the record of an earlier call count (`recorded`). For several experiments, `train_together` first trains what all
+of them need, in fewer and larger fleets.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from selfless.data import DataError
 from selfless.experiments.base import Cell, Experiment, Place
-from selfless.experiments.choosing import Selection, choose, later_trials, next_trials, trials
+from selfless.experiments.choosing import RecordedScore, Scored, Selection, choose, later_trials, next_trials, trials
 from selfless.experiments.grids import reachable
 from selfless.experiments.record import describe_runs, fill_cell, judge_claims, list_choices, list_notes
+from selfless.experiments.recorded import take
 from selfless.files import write_json
 from selfless.runner import Store, TrainOptions
 from selfless.runner.checks import problems, refuse
@@ -73,15 +75,25 @@ def count(experiments: Sequence[Experiment], seeds: int) -> int:
 
 
 def reproduce(
-    experiment: Experiment, *, seeds: int, out: Path, train: Train, data_dir: Path | None = None, first_seed: int = 0
+    experiment: Experiment,
+    *,
+    seeds: int,
+    out: Path,
+    train: Train,
+    data_dir: Path | None = None,
+    first_seed: int = 0,
+    recorded: Mapping[str, RecordedScore] | None = None,
 ) -> dict[str, Any]:
-    """Train what is missing, judge the claims, write the record, and return it."""
+    """Train what is missing, judge the claims, write the record, and return it.
+
+    recorded   scores of earlier records, by key (`recorded_scores`): these runs on held-out data are not trained again
+    """
     cells, reported = experiment.cells, range(first_seed, first_seed + seeds)
 
     def train_all(runs: Sequence[Run], place: Path) -> dict[Run, Result]:
         return dict(_train(runs, place, f"{experiment.name}: {CHOOSE}", train))
 
-    scored, _ = _choose_all(cells, out, train_all)
+    scored, _ = _choose_all(cells, out, train_all, recorded or {}, data_dir)
     chosen = {cell.place: choose(cell, scored) for cell in cells}
     runs = {cell.place: _finals(cell, chosen[cell.place], reported) for cell in cells}
     wanted = list(dict.fromkeys(run for found in runs.values() for run in found))
@@ -102,10 +114,10 @@ def reproduce(
         "seeds": wanted_seeds,
         "looks": count_looks(record_file(out, experiment), wanted_seeds),
         "cells": filled,
-        "choices": list_choices(experiment, chosen),
+        "choices": list_choices(experiment, chosen, scored),
         "claims": judge_claims(experiment, filled),
         "notes": [*experiment.notes, *list_notes(results.values())],
-        "about": describe_runs([*scored.values(), *results.values()]),
+        "about": describe_runs(scored | results),
     }
     write_json(record_file(out, experiment), record)
     return record
@@ -138,17 +150,34 @@ def judge_again(record: dict[str, Any], experiment: Experiment) -> dict[str, Any
     return record | {"claims": judge_claims(experiment, record["cells"])}
 
 
-def train_together(experiments: Sequence[Experiment], *, seeds: int, out: Path, train: Train, first_seed: int = 0) -> None:
+def train_together(
+    experiments: Sequence[Experiment],
+    *,
+    seeds: int,
+    out: Path,
+    train: Train,
+    first_seed: int = 0,
+    recorded: Mapping[str, RecordedScore] | None = None,
+) -> None:
     """Train what these experiments need, one stream at a time: first the runs that choose strengths, then the reported runs.
 
     A stream whose data is missing is skipped; the experiment that needs it reports that later.
     """
-    train_cells([cell for experiment in experiments for cell in experiment.cells], seeds=seeds, out=out, train=train, first_seed=first_seed)
+    cells = [cell for experiment in experiments for cell in experiment.cells]
+    train_cells(cells, seeds=seeds, out=out, train=train, first_seed=first_seed, recorded=recorded)
 
 
-def train_cells(cells: Sequence[Cell], *, seeds: int, out: Path, train: Train, first_seed: int = 0) -> None:
+def train_cells(
+    cells: Sequence[Cell],
+    *,
+    seeds: int,
+    out: Path,
+    train: Train,
+    first_seed: int = 0,
+    recorded: Mapping[str, RecordedScore] | None = None,
+) -> None:
     """Train what these cells need: all rounds of choosing, then the reported runs; one stream at a time."""
-    scored, ready = _choose_all(cells, out, lambda runs, place: _by_stream(runs, place, f"all: {CHOOSE}", train))
+    scored, ready = _choose_all(cells, out, lambda runs, place: _by_stream(runs, place, f"all: {CHOOSE}", train), recorded or {})
     reported = range(first_seed, first_seed + seeds)
     _by_stream([run for cell in ready for run in _finals(cell, choose(cell, scored), reported)], out, "all: training", train)
 
@@ -166,18 +195,24 @@ def _by_stream(runs: Iterable[Run], place: Path, what: str, train: Train) -> dic
 
 
 def _choose_all(
-    cells: Sequence[Cell], out: Path, train: Callable[[Sequence[Run], Path], dict[Run, Result]]
-) -> tuple[dict[Run, Result], list[Cell]]:
+    cells: Sequence[Cell],
+    out: Path,
+    train: Callable[[Sequence[Run], Path], dict[Run, Result]],
+    recorded: Mapping[str, RecordedScore],
+    data_dir: Path | None = None,
+) -> tuple[dict[Run, Scored], list[Cell]]:
     """Train the rounds of choosing of all cells together; return the results, and the cells whose choice is made.
 
     A cell is left out if `train` does not return a run that it needs. Runs on test data are recorded with the reported ones.
     """
-    scored: dict[Run, Result] = {}
+    scored: dict[Run, Scored] = {}
     ready: list[Cell] = []
     for on_test, place in ((False, out / CHOOSING), (True, out)):
         waiting = [cell for cell in cells if cell.choice.on_test is on_test]
         while needs := [(cell, runs) for cell in waiting if (runs := next_trials(cell, scored))]:
-            scored |= train(list(dict.fromkeys(run for _, runs in needs for run in runs)), place)
+            wanted = list(dict.fromkeys(run for _, runs in needs for run in runs))
+            scored |= take(wanted, {} if on_test else recorded, Store(place, data_dir))
+            scored |= train([run for run in wanted if run not in scored], place)
             waiting = [cell for cell in waiting if all(run in scored for other, runs in needs if other is cell for run in runs)]
         ready += waiting
     return scored, ready

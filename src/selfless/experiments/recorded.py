@@ -1,0 +1,31 @@
+"""Scores that earlier records contain: who adds seeds or rows to a recorded experiment does not choose its strengths again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from selfless.experiments.choosing import RecordedScore, Scored
+from selfless.runner import Store
+from selfless.spec import Run
+
+
+def recorded_scores(out: Path) -> dict[str, RecordedScore]:
+    """Return the held-out score of every run that chose a strength, by key, from the records of a folder of results."""
+    found: dict[str, RecordedScore] = {}
+    for path in sorted((out / "experiments").glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        about = {name: tuple(record["about"].get(name, ())) for name in ("hardware", "torch", "commit")}
+        for one in (one for choice in record["choices"] if choice["by"] != "test" for one in choice["candidates"]):
+            times = one.get("seconds") or [0.0] * len(one["keys"])
+            for key, score, seconds in zip(one["keys"], one["scores"], times, strict=True):
+                found[key] = RecordedScore(math.nan if score is None else score, seconds, one.get("made_from", ""), about)
+    return found
+
+
+def take(runs: Iterable[Run], recorded: Mapping[str, RecordedScore], store: Store) -> dict[Run, Scored]:
+    """Return the recorded scores of these runs, except where the store has the result, or custom data, network or method has changed."""
+    known = {run: recorded[run.key] for run in runs if run.key in recorded and not store.has(run.key)}
+    return {run: score for run, score in known.items() if score.made_from == store.made_from(run)}
