@@ -81,7 +81,7 @@ def _place(record: Record) -> tuple[bool, str, int]:
 
 
 def declared_today(record: Record) -> tuple[set[str], dict[tuple[str, str], set[str]]]:
-    """(keys of the runs that the record's experiment may report as it is written today, keys of the candidates of each cell).
+    """(keys of the runs of the first seed that the record's experiment may report as it is written today, those of each cell's candidates).
 
     Both are empty for an experiment that does not exist any more.
     """
@@ -91,4 +91,4 @@ def declared_today(record: Record) -> tuple[set[str], dict[tuple[str, str], set[
     if record["name"] not in EXPERIMENTS:
         return set(), {}
     made = experiment(record["name"], record["profile"], quick=record["quick"], record=record)
-    return declared(made, record["seeds"]), grids(made)
+    return declared(made, record["seeds"][:1]), grids(made)

@@ -31,13 +31,13 @@ class RecordedScore:
     """The held-out score of a run whose result is not kept, from the record of an experiment.
 
     score       in percent; NaN if the run failed
-    seconds     its training time; that of a fleet is divided among its members; 0 if unknown
+    seconds     its training time; that of a fleet is divided among its members; None if unknown
     made_from   digest of the custom files that it depended on (Store.made_from)
     about       the record's hardware, versions of torch and commits, which may include those of other runs
     """
 
     score: float
-    seconds: float = 0.0
+    seconds: float | None = None
     made_from: str = ""
     about: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -107,19 +107,20 @@ def list_choices(experiment: Experiment, chosen: Mapping[Place, Selection], scor
 def _trained(runs: Sequence[Run], scored: Mapping[Run, Scored]) -> dict[str, Any]:
     """Return the keys and seconds of the runs that scored a candidate, and the digest of its custom files if there are some."""
     files = next((digest for run in runs if (digest := _files(scored[run]))), "")
-    times = [round(seconds_of(scored[run]), 3) for run in runs]
-    return {"keys": [run.key for run in runs], "seconds": times} | ({"made_from": files} if files else {})
+    times = [_seconds(scored[run]) for run in runs]
+    known = {"seconds": times} if None not in times else {}
+    return {"keys": [run.key for run in runs]} | known | ({"made_from": files} if files else {})
 
 
 def _files(result: Scored) -> str:
     return result.made_from if isinstance(result, RecordedScore) else str(result.about.get("made_from", ""))
 
 
-def seconds_of(result: Scored) -> float:
-    """Return the training time of a run; the time of a fleet is divided among its members."""
+def _seconds(result: Scored) -> float | None:
+    """Return the training time of a run; the time of a fleet is divided among its members. None if it is not known."""
     if isinstance(result, RecordedScore):
         return result.seconds
-    return float(result.about.get("seconds", 0)) / float(result.about.get("fleet", 1))
+    return round(float(result.about.get("seconds", 0)) / float(result.about.get("fleet", 1)), 3)
 
 
 def _rounds(choice: Choice, declared: int) -> dict[str, Any]:
@@ -178,18 +179,20 @@ def list_notes(results: Iterable[Result]) -> list[str]:
 
 
 def describe_runs(results: Mapping[Run, Scored]) -> dict[str, Any]:
-    """Return the machines, the commits and the training time of the runs; the time of a fleet is divided among its members."""
+    """Return the machines, the commits and the training time of the runs; "untimed" says of how many the time is not known."""
 
     def every(name: str) -> list[str]:
         some = [r.about.get(name) or () if isinstance(r, RecordedScore) else (r.about.get(name),) for r in results.values()]
         return list(dict.fromkeys(str(value) for values in some for value in values if value))
 
     failed = sum(math.isnan(r.score) if isinstance(r, RecordedScore) else r.status != "done" for r in results.values())
+    times = [_seconds(r) for r in results.values()]
     here = machine()
     return {
         "runs": len(results),
         "failed": failed,
-        "seconds": round(sum(seconds_of(r) for r in results.values()), 3),
+        "seconds": round(sum(seconds for seconds in times if seconds is not None), 3),
+        **({"untimed": times.count(None)} if None in times else {}),
         "hardware": every("hardware") or [here["hardware"]],
         "torch": every("torch"),
         "commit": every("commit") or [here["commit"]],

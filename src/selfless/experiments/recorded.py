@@ -19,7 +19,7 @@ def recorded_scores(out: Path) -> dict[str, RecordedScore]:
         record = json.loads(path.read_text(encoding="utf-8"))
         about = {name: tuple(record["about"].get(name, ())) for name in ("hardware", "torch", "commit")}
         for one in (one for choice in record["choices"] if choice["by"] != "test" for one in choice["candidates"]):
-            times = one.get("seconds") or [0.0] * len(one["keys"])
+            times = one.get("seconds") or [None] * len(one["keys"])
             for key, score, seconds in zip(one["keys"], one["scores"], times, strict=True):
                 found[key] = RecordedScore(math.nan if score is None else score, seconds, one.get("made_from", ""), about)
     return found

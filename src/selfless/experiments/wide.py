@@ -24,7 +24,7 @@ from selfless.preserve import MAS, LwF, NoPreserver, PackNet
 from selfless.sparsify import SLNID, DeCov
 from selfless.spec import Run
 
-CHOICE = Choice("held-out", seeds=(100,), tasks=4)
+CHOICE = Choice("held-out", seeds=(100,), tasks=4, extend=1)
 FINETUNE, LWF, PACKNET, ANCHORED = "Finetune", "LwF + DeCov", "PackNet + DeCov", "MAS + SLNID"
 NOTES = (
     "Every method of a column had the same number of candidates; joint training is an upper bound, not a method",

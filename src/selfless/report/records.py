@@ -43,7 +43,7 @@ def read(path: Path) -> Record:
 def marked(record: Record, declared: set[str] | None = None, grids: Mapping[Place, set[str]] | None = None) -> Record:
     """Return the record with `marks` in each cell (see `wording.MEANING`).
 
-    declared   the keys of the runs that the experiment may report today
+    declared   the keys of the runs that the experiment may report today; the first run of a cell decides, the others differ in their seed
     grids      for each cell, the keys of the runs that it is chosen by today
     """
     tried = {
@@ -62,7 +62,7 @@ def marked(record: Record, declared: set[str] | None = None, grids: Mapping[Plac
             marks.append(cell["status"])
         if any(run_file(record, key) is None for key in keys):
             marks.append("missing")
-        if declared is not None and any(key not in declared for key in keys):
+        if declared is not None and any(key not in declared for key in keys[:1]):
             marks.append("stale")
         elif grids is not None and keys and tried.get(place, set()) != grids.get(place, set()):
             marks.append("other grid")

@@ -34,7 +34,8 @@ class Merged:
 def merge_results(folders: Sequence[Path], out: Path) -> Merged:
     """Write the runs of all folders into one archive below `out`, and those of `choosing/` into another; copy checkpoints.
 
-    Each key is written once: the first finished result counts, and what `out` has already comes first.
+    Each key is written once: the first finished result counts, and what `out` has already comes first. Of the runs that chose strengths
+    only the accuracies are kept, without losses by epoch and capacities.
     """
     for folder in folders:
         if not Store(folder).all() and not Store(folder / CHOOSING).keys():
@@ -43,19 +44,20 @@ def merge_results(folders: Sequence[Path], out: Path) -> Merged:
     places = [*own, *folders]
     path = Path(out) / NAME
     reported = _join([(folder, Store(folder)) for folder in places], path)
-    chosen = _join([(folder, Store(folder / CHOOSING)) for folder in places], Path(out) / CHOOSING / NAME)
+    chosen = _join([(folder, Store(folder / CHOOSING)) for folder in places], Path(out) / CHOOSING / NAME, {"history": [], "capacity": []})
     for folder in folders:
         _copy_checkpoints(folder, Path(out))
     return Merged(path, reported.runs + chosen.runs, reported.repeated + chosen.repeated, reported.conflicts + chosen.conflicts)
 
 
-def _join(stores: Sequence[tuple[Path, Store]], path: Path) -> Merged:
+def _join(stores: Sequence[tuple[Path, Store]], path: Path, without: dict[str, Any] | None = None) -> Merged:
+    """Write the runs of the stores into the archive `path`, with the values of `without` in place of their own."""
     found: dict[str, tuple[dict[str, Any], Path]] = {}
     repeated: set[str] = set()
     conflicts: dict[str, str] = {}
     for folder, store in stores:
         for result in store.all():
-            key, values = result.run.key, json.loads(json.dumps(result.as_dict()))
+            key, values = result.run.key, json.loads(json.dumps(result.as_dict() | (without or {})))
             if key not in found:
                 found[key] = values, folder
                 continue
