@@ -4,7 +4,7 @@
     python benchmarks/tune_check.py --case cifar --device cuda --out tune-check    # half a minute on one H200
 
 The full grid is the recorded one of experiment table-1 (row SLNID): every pair of λ_Ω and λ, scored on held-out data after the last task.
-`tune` has the same values to choose from: λ by the rule of thumb on the first task, then λ_Ω by "strong, then decay" on the second. The gap
+`tune` has the same values to choose from: λ by the rule of thumb on the first task, then λ_Ω by "strong, then decay" on two tasks. The gap
 is the held-out score of the best pair less that of the tuned one; a tuned pair that is not recorded is trained. It writes OUT/tune.json.
 """
 
@@ -75,7 +75,7 @@ def check(case: str, options: argparse.Namespace) -> dict[str, Any]:
         "column": column,
         "seeds": list(seeds),
         "first_task": {str(run.sparsify): scores for run, scores in zip(chosen.candidates, chosen.scores, strict=True)},
-        "second_task": {str(run.preserve): scores for run, scores in zip(decay.candidates, decay.scores, strict=True)},
+        "two_tasks": {str(run.preserve): scores for run, scores in zip(decay.candidates, decay.scores, strict=True)},
         "tuned": tuned.method,
         "tuned_held_out": grid[tuned],
         "best": best.method,
@@ -91,7 +91,9 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=CASES, help="default: pmnist")
     parser.add_argument("--seeds", type=int, default=1, help="held-out seeds of tune, from 100 up")
     parser.add_argument("--tolerance", type=float, default=0.5, help="points that λ may cost on the first task, as in selfless tune")
-    parser.add_argument("--drop", type=float, default=2.0, help="points that λ_Ω may cost on the second task, as in selfless tune")
+    parser.add_argument(
+        "--drop", type=float, default=0.5, help="points that λ_Ω may be below the best one on two tasks, as in selfless tune"
+    )
     parser.add_argument("--quick", action="store_true", help="a few images: runs all of the code and proves nothing")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int)

@@ -80,7 +80,7 @@ def test_the_page_of_an_index_has_no_relative_link(describe: Callable[[str, str 
     linked = describe(readme, "https://example.org/us/selfless/")
     assert all(f"/HEAD/{target})" in linked for target in relative)
     assert "![Accuracy" in linked
-    assert "https://example.org/us/selfless/raw/HEAD/results/reproduction/figures/fig-3a-ours.png" in linked
+    assert "https://example.org/us/selfless/raw/HEAD/results/equal/figures/fig-3a-equal.png" in linked
     assert describe("[a](b.md) ![c](d.png) [e](https://f.org) `[g](h)`", None) == "a  [e](https://f.org) `[g](h)`"
     assert "    print(keeper.capacity())  " in describe(readme, None)  # code is the same
 

@@ -40,7 +40,7 @@ def stage(index: int | None) -> Stage:
 
 
 def test_both_choices_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """λ_Ω = 1 keeps the second task, λ_Ω = 10 does not, and λ_Ω = 100 fails."""
+    """λ_Ω = 1 is as good as the best, λ_Ω = 10 is not, and λ_Ω = 100 fails."""
     scores = {0.0: 0.9, 1.0: 0.9, 10.0: 0.5, 100.0: 0.9}
 
     def train(runs: list[Run], *_: object, **__: object) -> list[Result]:
@@ -50,9 +50,9 @@ def test_both_choices_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("selfless.cli.tune_pair.train_with_progress", train)
     finish(stage(1), "mas", [1.0, 10.0, 100.0], TrainOptions(), tmp_path / "a.png", tmp_path / "a.toml", as_json=False)
     shown = capsys.readouterr().out
-    assert "Held-out accuracy on task 2 (%), with slnid:0.001" in shown
+    assert "Held-out accuracy on tasks 1 to 2 (%), with slnid:0.001" in shown
     rows = {line.split()[1]: line for line in shown.splitlines() if "mas:" in line and "│" in line}
-    assert "← largest within 1 points of 0" in rows["mas:1"]
+    assert "← largest within 1 points of the best" in rows["mas:1"]
     assert "failed" in rows["mas:100"]
     assert "50.00" in rows["mas:10"]
     assert "Suggested: --preserve mas:1 --sparsify slnid:0.001" in shown

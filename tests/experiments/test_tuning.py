@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import selfless
-from selfless import MAS, SLNID
+from selfless import MAS, SLNID, Run
+from selfless.experiments.decay import choose_decay, decay_runs
 from selfless.metrics import strongest_that_keeps
+from tests.fabricated import result
 
 
 def build() -> nn.Sequential:
@@ -48,9 +52,24 @@ def test_both_strengths_are_chosen_by_what_they_cost() -> None:
     found = selfless.tune(build, [halves(0), halves(1)], fit=fit, score=score, preserve=MAS(), sparsify=SLNID(sigma=2.0))
     assert (found.preserve, found.sparsify) == (MAS(1.0), SLNID(1e-3, sigma=2.0))
     assert all(keep == 0 for keep, _, tasks in seen[:9])
-    assert "the largest within 2 points" in str(found)
+    assert "the largest within 0.5 points of the best" in str(found)
     alone = selfless.tune(build, halves(0), fit=fit, score=score, preserve="mas:0.1")
     assert (str(alone.preserve), len(alone.trials)) == ("mas:0.1", 1)
+
+
+def test_a_preserver_that_costs_the_new_task_much_is_better_than_none() -> None:
+    """Without a preserver the second task is learned best and the first one is lost: no anchor must not be the choice."""
+    base = Run(preserve="mas:1", tasks=5)
+    tried = decay_runs(base, [3.0, 10.0, 100.0], 2, [0])
+    after = {0.0: (0.40, 0.59), 3.0: (0.65, 0.52), 10.0: (0.645, 0.523), 100.0: (0.65, 0.30)}  # first and second task
+    rows = {run: np.array([[0.65, 0.1], after[float(run.preserve.fixed_strength)]]) for run in tried}
+    results = {run: dataclasses.replace(result(run, 0.5), held_out=rows[one]) for one, (run,) in tried.items()}
+    found = choose_decay(tried, results, 0.5)
+    assert found.index == 2  # mas:10
+    assert [score for (score,) in found.scores] == pytest.approx([49.5, 58.5, 58.4, 47.5])
+    assert choose_decay(tried, results, 0.0).index == 1
+    failed = {run: dataclasses.replace(one, status="failed") for run, one in results.items()}
+    assert choose_decay(tried, failed, 0.5).index is None
 
 
 def test_the_default_loop_learns_and_leaves_random_numbers_alone() -> None:

@@ -37,7 +37,7 @@ def tune(
     ] = None,
     preserve_strengths: Annotated[str, typer.Option(help="The grid of the preserver's strengths.")] = "0.01,0.1,1,10,100",
     seen: Annotated[int, typer.Option(min=2, help="How many of the first tasks choose the preserver's strength.")] = 2,
-    drop: Annotated[float, typer.Option(min=0, help="How many points the newest task may lose to the preserver.")] = 2.0,
+    drop: Annotated[float, typer.Option(min=0, help="How many points λ_Ω may be below the best one.")] = 0.5,
     tolerance: Annotated[
         float, typer.Option(min=0, help="How many points of accuracy a strength may lose against training without a sparsifier.")
     ] = 0.5,
@@ -61,8 +61,8 @@ def tune(
 ) -> None:
     """Choose λ by the paper's rule of thumb, and with --preserve λ_Ω too: train with several strengths, compare held-out accuracies.
 
-    λ: the largest that keeps the accuracy on the first task. λ_Ω, at that λ: the largest with which the newest of the --seen tasks can
-    still be learned (strong, then decay). No test data are used.
+    λ: the largest that keeps the accuracy on the first task. λ_Ω, at that λ: the largest whose accuracy over all --seen tasks is within
+    --drop points of the best (strong, then decay). No test data are used.
 
     The paper asks for the smallest λ that keeps the accuracy, but means the λ that leaves most room, the largest one. Both are shown;
     the largest is suggested.

@@ -96,7 +96,7 @@ def _show(stage: Stage, found: Decay | None, best: Run, as_json: bool) -> None:
 
     from selfless.metrics import spread
 
-    table = Table(title=f"Held-out accuracy on task {stage.seen} (%), with {best.sparsify}", title_justify="left")
+    table = Table(title=f"Held-out accuracy on tasks 1 to {stage.seen} (%), with {best.sparsify}", title_justify="left")
     table.add_column("preserver")
     for heading in ("accuracy", "± std"):
         table.add_column(heading, justify="right")
@@ -104,7 +104,7 @@ def _show(stage: Stage, found: Decay | None, best: Run, as_json: bool) -> None:
     for i, (run, row) in enumerate(zip(found.candidates, found.scores, strict=True)):
         mean, std = spread(row)
         cells = ["failed", "–"] if mean != mean else [f"{mean:.2f}", f"{std:.2f}" if std == std else "–"]
-        table.add_row(str(run.preserve), *cells, f"← largest within {stage.drop:g} points of 0" if i == found.index else "")
+        table.add_row(str(run.preserve), *cells, f"← largest within {stage.drop:g} points of the best" if i == found.index else "")
     console = Console()
     console.print(table)
     console.print(f"Suggested: --preserve {best.preserve} --sparsify {best.sparsify}", highlight=False)
@@ -118,7 +118,8 @@ def _draw(stage: Stage, found: Decay | None, path: Path) -> None:
     panels = [Panel(f"{stage.base.sparsify.name}, task 1", by_strength, stage.chosen.scores, stage.chosen.index, stage.tolerance)]
     if found is not None:
         strengths = [run.preserve.fixed_strength for run in found.candidates]
-        panels.append(Panel(f"{found.candidates[0].preserve.name}, task {stage.seen}", strengths, found.scores, found.index, stage.drop))
+        title = f"{found.candidates[0].preserve.name}, tasks 1 to {stage.seen}"
+        panels.append(Panel(title, strengths, found.scores, found.index, stage.drop, beside_best=True))
     save_png(plot_tuning(panels), path)
 
 

@@ -1,12 +1,16 @@
-"""Choose λ_Ω by "strong, then decay": the largest strength of a preserver with which the newest task can still be learned.
+"""Choose λ_Ω by "strong, then decay": the largest strength of a preserver that costs little on the tasks seen so far.
 
-De Lange et al. (*A continual learning survey*, 2019) train a task with a strong λ_Ω and halve it until the accuracy on the task is within a
-margin of that without a preserver. A fleet trains all strengths at once. Only held-out data of the tasks seen so far are used.
+    λ_Ω = max {λ : s(λ) ≥ max_λ' s(λ') − drop},   s(λ): held-out accuracy after the newest task, mean over all tasks seen so far
+
+De Lange et al. (*A continual learning survey*, 2019) also start strong, but compare the newest task alone with training without a
+preserver. Where every strength costs more than their margin, that chooses none at all: on CIFAR-100 it ended 22 points below the best. A
+fleet trains all strengths at once. No test data are used.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +22,7 @@ from selfless.spec import Result, Run
 
 @dataclass(frozen=True)
 class Decay:
-    """The candidates by strength (the first is 0), their held-out accuracies on the newest task by seed in percent, and the chosen one."""
+    """The candidates by strength (the first is 0), their held-out accuracies by seed in percent, and the chosen one."""
 
     candidates: tuple[Run, ...]
     scores: tuple[tuple[float, ...], ...]
@@ -37,13 +41,14 @@ def decay_runs(base: Run, strengths: Sequence[float], tasks: int, seeds: Sequenc
 
 
 def choose_decay(trials: Mapping[Run, Sequence[Run]], results: Mapping[Run, Result], drop: float) -> Decay:
-    """Return the largest strength whose held-out accuracy on the newest task is within `drop` points of that at strength 0."""
+    """Return the largest strength whose held-out accuracy, averaged over the tasks seen, is within `drop` points of the best."""
 
     def score(run: Run) -> float:
         held_out = results[run].held_out
-        return 100 * float(held_out[-1, -1]) if results[run].status == "done" and held_out is not None else float("nan")
+        return 100 * float(held_out[-1].mean()) if results[run].status == "done" and held_out is not None else float("nan")
 
     scores = tuple(tuple(score(run) for run in runs) for runs in trials.values())
     means = [float(np.mean(row)) for row in scores]
     strengths = [run.preserve.fixed_strength for run in trials]
-    return Decay(tuple(trials), scores, strongest_that_keeps(strengths, means, means[0], drop))
+    best = max((mean for mean in means if not math.isnan(mean)), default=math.nan)
+    return Decay(tuple(trials), scores, strongest_that_keeps(strengths, means, best, drop))

@@ -1,8 +1,8 @@
 """`tune`: choose the strengths of a sparsifier and a preserver for one's own model and loop, on held-out data of the tasks seen so far.
 
     λ     the largest whose held-out accuracy on the first task is within `tolerance` of that without a sparsifier (the rule of thumb)
-    λ_Ω   at that λ, the largest whose held-out accuracy on the newest task is within `drop` of that without a preserver: start strong, and
-          weaken it until the new task can be learned (De Lange et al., *A continual learning survey*, 2019)
+    λ_Ω   at that λ, the largest whose held-out accuracy after the newest task, averaged over all tasks seen, is within `drop` of the best:
+          start strong, and weaken it until the tasks can be learned and kept (after De Lange et al., *A continual learning survey*, 2019)
 
 No test data and no task to come is used. With one task λ_Ω cannot be chosen, because nothing has to be kept yet.
 """
@@ -37,13 +37,17 @@ PRESERVE = (1e-2, 1e-1, 1.0, 10.0, 100.0)
 
 @dataclass(frozen=True)
 class Trial:
-    """The held-out scores of one kind of term at several strengths; the first is 0. `chosen` is the number of the chosen one."""
+    """The held-out scores of one kind of term at several strengths; the first is 0. `chosen` is the number of the chosen one.
+
+    beside   what the chosen score is within `allowed` of: "0", the score without the term, or "the best"
+    """
 
     term: Term
     strengths: tuple[float, ...]
     scores: tuple[float, ...]
     chosen: int
     allowed: float
+    beside: str = "0"
 
     @property
     def result(self) -> Term:
@@ -51,7 +55,7 @@ class Trial:
         return self.term.with_strength(self.strengths[self.chosen])
 
     def __str__(self) -> str:
-        mark = f"  ← the largest within {100 * self.allowed:g} points of 0"
+        mark = f"  ← the largest within {100 * self.allowed:g} points of {self.beside}"
         pairs = zip(self.strengths, self.scores, strict=True)
         rows = [f"  {s:>8g}  {100 * score:6.2f} %{mark if i == self.chosen else ''}" for i, (s, score) in enumerate(pairs)]
         return "\n".join([f"{self.term.name}: held-out score by strength", *rows])
@@ -80,7 +84,7 @@ def tune(
     preserve_strengths: Sequence[float] = PRESERVE,
     sparsify_strengths: Sequence[float] = SPARSIFY,
     tolerance: float = 0.005,
-    drop: float = 0.02,
+    drop: float = 0.005,
     layers: Layers = "auto",
     heads: Sequence[str] = (),
     epochs: int = 5,
@@ -93,7 +97,7 @@ def tune(
     task            (training batches, held-out batches) of the first task, or a list of such pairs; lists or DataLoaders, read often
     fit             fit(model, keeper, batches): your loop over one task, with keeper.penalty(); default: SGD and cross-entropy
     score           score(model, batches) → accuracy; default: the share of right labels
-    tolerance, drop how much λ may cost on the first task, and λ_Ω on the newest one
+    tolerance, drop how much λ may cost on the first task, and λ_Ω on the mean of all tasks beside the best λ_Ω
     epochs, lr      of the default loop
     """
     tasks = [task] if _is_pair(task) else list(task)
@@ -106,7 +110,7 @@ def tune(
     train, rate = fit or _default_fit(epochs, lr), score or accuracy
 
     def learn(preserver: Term, sparsifier: Term, seen: Sequence[Any]) -> float:
-        """Return the held-out score on the newest of the `seen` tasks; NaN if training diverged."""
+        """Return the mean held-out score on the `seen` tasks after the newest of them; NaN if training diverged."""
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = model_factory()
@@ -117,23 +121,24 @@ def tune(
                         return math.nan
                     if number + 1 < len(seen):
                         keeper.consolidate(batches)
-            return float(rate(model, seen[-1][1]))
+            return sum(float(rate(model, held_out)) for _, held_out in seen) / len(seen)
 
     first = _choose(spare, sparsify_strengths, tolerance, lambda term: learn(keep.with_strength(0.0), term, tasks[:1]))
     if len(tasks) == 1:
         return Tuned(keep, first.result, (first,))
-    second = _choose(keep, preserve_strengths, drop, lambda term: learn(term, first.result, tasks))
+    second = _choose(keep, preserve_strengths, drop, lambda term: learn(term, first.result, tasks), "the best")
     return Tuned(second.result, first.result, (first, second))
 
 
-def _choose(term: Term, strengths: Sequence[float], allowed: float, run: Callable[[Term], float]) -> Trial:
-    """Score the term at strength 0 and at each of `strengths`; choose the largest that keeps the score of 0."""
+def _choose(term: Term, strengths: Sequence[float], allowed: float, run: Callable[[Term], float], beside: str = "0") -> Trial:
+    """Score the term at strength 0 and at each of `strengths`; choose the largest that keeps the score of 0, or the best score."""
     grid = (0.0, *sorted(strengths))
     scores = tuple(run(term.with_strength(strength)) for strength in grid)
-    chosen = strongest_that_keeps(grid, scores, scores[0], allowed)
+    best = max((score for score in scores if not math.isnan(score)), default=math.nan)
+    chosen = strongest_that_keeps(grid, scores, scores[0] if beside == "0" else best, allowed)
     if chosen is None:
         raise ValueError(f"every strength of {term.name} failed: its score is NaN; try a smaller learning rate in fit()")
-    return Trial(term, grid, scores, chosen, allowed)
+    return Trial(term, grid, scores, chosen, allowed, beside)
 
 
 def _is_pair(task: Any) -> bool:

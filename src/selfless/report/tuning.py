@@ -12,17 +12,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Panel:
-    """One term: its strengths (the first is 0), the scores of each by seed in percent, the chosen number, and how much may be lost."""
+    """One term: its strengths (the first is 0), the scores of each by seed in percent, the chosen number, and how much may be lost.
+
+    beside_best   True if the scores are compared with the best of them, False if with that of strength 0
+    """
 
     title: str
     strengths: Sequence[float]
     scores: Sequence[Sequence[float]]
     chosen: int | None
     allowed: float
+    beside_best: bool = False
 
 
 def plot_tuning(panels: Sequence[Panel]) -> Figure:
-    """Return a figure with one panel per term; strength 0 is the dashed line, the band below it is what may be lost."""
+    """Return a figure with one panel per term; strength 0 is the dashed line, the band is what may be lost."""
     import matplotlib
     import numpy as np
     from matplotlib.figure import Figure
@@ -32,15 +36,17 @@ def plot_tuning(panels: Sequence[Panel]) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
         for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
-            reference = float(np.mean(panel.scores[0]))
-            axes.axhline(reference, color=COLOURS[6], linestyle="--", label="without")
-            axes.axhspan(reference - panel.allowed, reference, color=COLOURS[6], alpha=0.2, linewidth=0, label=f"within {panel.allowed:g}")
-            axes.plot(panel.strengths[1:], [float(np.mean(row)) for row in panel.scores[1:]], color=COLOURS[0], marker="o")
+            means = [float(np.mean(row)) for row in panel.scores]
+            axes.axhline(means[0], color=COLOURS[6], linestyle="--", label="without")
+            top, of = (float(np.nanmax(means)), " of the best") if panel.beside_best else (means[0], "")
+            axes.axhspan(top - panel.allowed, top, color=COLOURS[6], alpha=0.2, linewidth=0, label=f"within {panel.allowed:g}{of}")
+            axes.plot(panel.strengths[1:], means[1:], color=COLOURS[0], marker="o")
             for strength, row in zip(panel.strengths[1:], panel.scores[1:], strict=True):
                 axes.plot([strength] * len(row), row, color=COLOURS[0], marker=".", linestyle="none", alpha=0.5)
             if panel.chosen:
-                best = float(np.mean(panel.scores[panel.chosen]))
-                axes.plot([panel.strengths[panel.chosen]], [best], color=COLOURS[4], marker="*", markersize=14, label="chosen")
+                axes.plot(
+                    [panel.strengths[panel.chosen]], [means[panel.chosen]], color=COLOURS[4], marker="*", markersize=14, label="chosen"
+                )
             axes.set(xscale="log", xlabel="strength", ylabel="held-out accuracy, %", title=panel.title)
             axes.legend()
     return figure
