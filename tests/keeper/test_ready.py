@@ -67,6 +67,47 @@ def test_every_step_of_a_loop_has_the_penalty_of_the_formula(widths: tuple[int, 
             keeper.consolidate([(x, y)])
 
 
+@pytest.mark.parametrize("widths", [(12, 12), (8, 12), (200,)], ids=str)
+@pytest.mark.parametrize("check", [False, True])
+def test_every_injected_step_of_a_loop_has_the_gradient_of_the_formula(widths: tuple[int, ...], check: bool) -> None:
+    """Dense and factored S; other batches, another scale, two forward passes, passes without gradients and a new task in between."""
+    model, plain = make(widths), make(widths)
+    layers = [n for n, m in model.named_children() if isinstance(m, nn.ReLU)]
+    keeper = selfless.attach(model, MAS(0.1), SLNID(0.1), layers=layers, inject=True, check_finite=check)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    keeper.anchor_with(optimizer)
+    g = torch.Generator().manual_seed(1)
+    for size, passes, scale in (
+        (10, 1, 1.0),
+        (10, 1, 1.0),
+        (10, 1, 0.25),
+        (7, 1, 1),
+        (7, 1, 1.0),
+        (10, 2, 1.0),
+        (10, 1, 1.0),
+        (10, 1, 1.0),
+    ):
+        x, y = torch.randn(size, 6, generator=g, dtype=torch.float64), torch.randint(3, (size,), generator=g)
+        plain.load_state_dict(model.state_dict())
+        want = slow_penalty(plain, keeper, x, 0.1)
+        (F.cross_entropy(plain(x), y) * passes + want).mul(scale).backward()
+        keeper.scale = scale
+        loss = sum(F.cross_entropy(model(x), y) for _ in range(passes))
+        with torch.no_grad():
+            model(x)
+        optimizer.zero_grad()
+        torch.as_tensor(loss).mul(scale).backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            assert_close(p.grad, q.grad)
+            q.grad = None
+        found = keeper.log()
+        assert found["inhibition"] == pytest.approx(want.item())
+        assert sum(found[f"inhibition/{layer}"] for layer in layers) == pytest.approx(want.item())
+        optimizer.step()
+        if size == 7:
+            keeper.consolidate([(x, y)])
+
+
 def test_a_prepared_penalty_can_be_differentiated_twice() -> None:
     model = make((12, 12))
     keeper, x = selfless.attach(model, None, SLNID(0.1)), torch.randn(9, 6, dtype=torch.float64)

@@ -171,6 +171,26 @@ class StackedForm:
         return _Stacked.apply(self, *hs)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class LayerForm:
+    """The form of one layer h (M, N) with a strength λ, for a backward pass: S is computed once."""
+
+    def __init__(self, operands: Operands, strength: float, samples: int) -> None:
+        self._a, diagonal = operands
+        factor = 2 * strength / samples
+        self._scaled = factor * self._a  # 2λS/M, or 2λA/M
+        self._diagonal = None if diagonal is None else factor * diagonal
+
+    def add(self, gradient: Tensor, h: Tensor, scale: float = 1.0) -> Tensor:
+        """Return gradient + s · 2λSh/M."""
+        if self._diagonal is None:
+            return torch.addmm(gradient, h, self._scaled, alpha=scale)
+        return torch.addmm(torch.addcmul(gradient, h, self._diagonal, value=-scale), h @ self._scaled, self._a.T, alpha=scale)
+
+    def value(self, h: Tensor) -> Tensor:
+        """Return λR = ½⟨2λSh/M, h⟩."""
+        return 0.5 * torch.vdot(self.add(torch.zeros_like(h), h).flatten(), h.flatten())
+
+
 class _Stacked(torch.autograd.Function):
     """`StackedForm.sizes`: ½⟨G, h⟩ with the gradient G, which the backward pass only multiplies."""
 

@@ -25,6 +25,7 @@ from selfless.keeper.distillation import batch_size
 from selfless.keeper.hook import Hook, is_forward_pass
 from selfless.keeper.inhibition import add_up, check_layers, layer_costs, layer_sizes, weight_costs
 from selfless.keeper.padding import Counted
+from selfless.keeper.ready import ReadyLayer, needs_penalty, prepare_layer
 from selfless.network.calling import to_device
 from selfless.preserve.capabilities import Distils, Gated
 
@@ -77,6 +78,9 @@ class Injector:
         self._gradients: dict[str, Tensor] = {}  # ∂ (penalties on θ, distillation)/∂θ in this backward pass
         self._task, self._scale = -1, torch.ones(())
         self._handles: dict[int, tuple[Any, Any]] = {}
+        self._followed: Mapping[str, nn.Parameter] | None = None  # the parameters that have their hooks
+        self._ready: dict[str, ReadyLayer | None] = {}  # by layer: for the next backward pass, if it is like the last
+        self._known: tuple[float, torch.device] | None = None  # the number that self._scale was made of
         self._stopped = False
         keeper.collector.on_pass = torch.compiler.disable(self._note_pass)
         self._model = keeper.model
@@ -88,6 +92,9 @@ class Injector:
 
     def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Add the hooks of parameters that are new."""
+        if parameters is self._followed:
+            return
+        self._followed = parameters
         new = {name: parameter for name, parameter in parameters.items() if id(parameter) not in self._handles}
         sparse = (
             {id(m.weight) for m in self._model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse} if new else set()
@@ -124,8 +131,12 @@ class Injector:
         if task == self._task:
             return
         self._task = task
-        self._scale = torch.as_tensor(read_scale(keeper.scale), dtype=torch.float32, device=next(keeper.model.parameters()).device).detach()
-        keeper.begin_penalty(keeper.trainable())
+        parameters = self._followed if self._pending and self._followed is not None else keeper.trainable()
+        scale, device = read_scale(keeper.scale), next(iter(parameters.values())).device
+        if isinstance(scale, Tensor) or self._known != (scale, device):  # a number becomes a tensor once: that waits for a GPU
+            self._scale = torch.as_tensor(scale, dtype=torch.float32, device=device).detach()
+            self._known = None if isinstance(scale, Tensor) else (scale, device)
+        keeper.begin_penalty(parameters)
         self._gradients = self._differentiate_parameters(keeper)
         for part in keeper.parts:
             if part.path is not None:
@@ -145,7 +156,7 @@ class Injector:
         keeper = self._active
         if keeper is None or not tensor.requires_grad or tensor.grad_fn is None:
             return
-        if layer not in self._pending:
+        if not self._pending:
             self.follow(keeper.trainable())
         if tensor.dtype == torch.float16 and isinstance(keeper.scale, (int, float)) and keeper.scale == 1:
             keeper.notices.once(
@@ -173,6 +184,8 @@ class Injector:
             if keeper is None:
                 return None
             self._begin(keeper)
+            if (changed := self._add_ready(keeper, one, gradients[index])) is not None:
+                return tuple(changed if k == index else g for k, g in enumerate(gradients))
             if one.gradient is None:
                 self._differentiate(keeper, one)
             own, one.gradient = one.gradient, None
@@ -181,16 +194,24 @@ class Injector:
 
         return hook
 
+    def _add_ready(self, keeper: Keeper, one: _Pass, gradient: Tensor | None) -> Tensor | None:
+        """Return gradient + s · λ ∂R/∂h in an ordinary backward pass: one forward pass of the layer, as the last one; else None."""
+        ready, passes = self._ready.get(one.layer), self._pending.get(one.layer, ())
+        if ready is None or len(passes) != 1 or passes[0] is not one or one.activation is not None or one.counted is not None:
+            return None
+        _check_unchanged(one)
+        changed = ready.add(keeper, gradient, one.tensor)
+        if changed is not None:
+            del self._pending[one.layer]
+            one.batch = [one]
+        return changed
+
     def _differentiate(self, keeper: Keeper, one: _Pass) -> None:
         """Compute λ ∂R/∂h of all passes of a layer that are one batch."""
         batch = one.batch if one.batch is not None else self._pending.pop(one.layer, [one])
         for each in batch:
             each.batch = batch
-            if each.tensor._version != each.version:
-                raise RuntimeError(
-                    f"the activations of layer {one.layer!r} were changed in place after they were computed; write the operation after it "
-                    "out of place (x = x + y instead of x += y), or use keeper.penalty() without inject=True"
-                )
+            _check_unchanged(each)
         leaves = [each.tensor.detach().requires_grad_() for each in batch]
         collector = keeper.collector
         with torch.enable_grad():
@@ -205,6 +226,7 @@ class Injector:
         for each, gradient in zip(batch, gradients, strict=True):
             each.gradient = gradient
         self._note_path(keeper, batch)
+        self._ready[one.layer] = prepare_layer(keeper, one.layer, [(each.tensor, each.activation, each.counted) for each in batch])
 
     def _note_path(self, keeper: Keeper, batch: list[_Pass]) -> None:
         """Tell path integrals the share of the gradient that comes from these activations; nodes before h have not run yet."""
@@ -249,6 +271,9 @@ class Injector:
 
     def _differentiate_parameters(self, keeper: Keeper) -> dict[str, Tensor]:
         """Return the gradient of the penalties on θ, of the loss on old samples, and of distillation in the forward passes."""
+        reads_weights = keeper.sparsifiers.reading("weights", "parameters")
+        if not reads_weights and not self._distilled and not any(needs_penalty(p, keeper.tasks, keeper.implicit) for p in keeper.parts):
+            return {}
         parameters = keeper.trainable()
         with keeper.collector.pausing(), torch.enable_grad():
             costs = weight_costs(keeper.sparsifiers, keeper.collector, parameters, keeper.step_log, training=True)
@@ -271,7 +296,8 @@ class Injector:
         keeper = self._active
         if keeper is None or module is not keeper.model or not module.training or not torch.is_grad_enabled() or not is_forward_pass():
             return
-        self.follow(keeper.trainable())
+        if not self._pending:  # else the first layer of this pass did it
+            self.follow(keeper.trainable())
         terms = [part for part in keeper.parts if isinstance(part.term, Distils) and part.is_on]
         if not keeper.tasks or not terms:
             return
@@ -307,6 +333,14 @@ class Injector:
             return hook
 
         return on_leaves
+
+
+def _check_unchanged(one: _Pass) -> None:
+    if one.tensor._version != one.version:
+        raise RuntimeError(
+            f"the activations of layer {one.layer!r} were changed in place after they were computed; write the operation after it "
+            "out of place (x = x + y instead of x += y), or use keeper.penalty() without inject=True"
+        )
 
 
 def _forget_sources(passes: Iterable[_Pass]) -> None:

@@ -15,7 +15,7 @@ The values of a step are tensors. Only `floats` waits for the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,7 +36,7 @@ class Log:
     """The values of the last step, by name. A step only keeps its tensors; they are multiplied and summed when someone reads them."""
 
     def __init__(self) -> None:
-        self._terms: list[tuple[str, Tensor, Tensor | float, list[str]]] = []
+        self._terms: list[tuple[str, Tensor | Callable[[], Tensor], Tensor | float, list[str]]] = []
         self._active: list[tuple[list[str], Tensor, int]] = []  # layers, their activations or how many are above 0, and of how many
         self._kept = 0  # activations in this list
 
@@ -47,6 +47,12 @@ class Log:
     def add(self, name: str, value: Tensor, factor: Tensor | float = 1.0, layers: list[str] | None = None) -> None:
         """Add factor · value; several with one name are summed. A value of several `layers` counts in all and as NAME/LAYER."""
         self._terms.append((name, value.detach(), factor, layers or []))
+
+    def add_layer(self, layer: str, h: Tensor, size: Callable[[], Tensor]) -> None:
+        """Add the activations (samples, neurons) of a layer, and λR of it: `size` is called when someone reads it, or now if h is large."""
+        self.add_activity([layer], h.unsqueeze(0))
+        found = size if self._kept <= KEPT else size().reshape(1)
+        self._terms.append(("inhibition", found, 1.0, [layer]))
 
     def set(self, name: str, value: Tensor) -> None:
         """Set a value, whatever was added before."""
@@ -68,7 +74,9 @@ class Log:
         """The values of the last step."""
         found: dict[str, Tensor] = {}
         active = [("active", count, 1 / size, layers) for layers, count, size in self.active()]
+        self._terms = [(name, v if isinstance(v, Tensor) else v().reshape(1), factor, layers) for name, v, factor, layers in self._terms]
         for name, value, factor, layers in (*self._terms, *active):
+            assert isinstance(value, Tensor)
             each = {f"{name}/{layer}": value[i] for i, layer in enumerate(layers)}
             for key, one in {name: value.sum(), **each}.items():
                 found[key] = found[key] + factor * one if key in found else factor * one
