@@ -107,6 +107,13 @@ def test_auto_beside_tuned_strengths_are_the_recorded_ones() -> None:
         assert row == [one["network"], *means, gap, *pairs]
 
 
+def test_shares_of_injected_gradients_are_the_recorded_ones() -> None:
+    record, page = load("results/bench/neoverse/eager-penalty.json"), read("docs/performance.md")
+    for before, after in zip(record["before"], record["after"], strict=True):
+        shares = [f"{100 * share:.0f} %" for share in (after["share"], after["injected"], before["injected"])]
+        assert f"| {after['n']} | {' | '.join(shares)} |" in page
+
+
 def lambda_grid() -> set[str]:
     """mean ± standard deviation of every setting of the trial."""
     rows = load("results/trials/lambda-grid.json")["rows"]
