@@ -14,14 +14,34 @@ from typer.testing import CliRunner
 
 from selfless import Run
 from selfless.cli import app
+from selfless.cli.app import Commands
 from selfless.cli.run import run
 
 runner = CliRunner()
 
 
+LIST = """
+import sys
+from typer.main import get_command
+from typer.testing import CliRunner
+from selfless.cli import app
+assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+modules = sorted(name for name in sys.modules if name.startswith("selfless.cli."))
+assert modules == ["selfless.cli.app", "selfless.cli.flags"], modules      # the list of commands imports none of them
+assert len([get_command(app).commands[name] for name in get_command(app).commands]) == 12
+assert not {"torch", "numpy"} & set(sys.modules)                            # nor do all commands together load torch
+"""
+
+
+def test_the_list_of_commands_has_the_first_paragraph_of_each() -> None:
+    for name, later in Commands.later.items():
+        command = later.load(name)
+        assert command.name == name
+        assert later.help == " ".join(str(command.help).split("\n\n")[0].split())
+
+
 def test_help_is_quick_and_does_not_load_torch() -> None:
-    code = "import sys, selfless.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", LIST]).returncode == 0
     begun = time.process_time()
     done = runner.invoke(app, ["run", "--help"])
     assert done.exit_code == 0

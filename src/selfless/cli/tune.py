@@ -59,7 +59,7 @@ def tune(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Choose λ by the paper's rule of thumb, and with --preserve λ_Ω too: train with several strengths, compare held-out accuracies.
+    """Choose λ by the paper's rule of thumb, and with --preserve λ_Ω too: train several strengths, compare held-out accuracies.
 
     λ: the largest that keeps the accuracy on the first task. λ_Ω, at that λ: the largest whose accuracy over all --seen tasks is within
     --drop points of the best (strong, then decay). No test data are used.
