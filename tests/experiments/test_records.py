@@ -90,6 +90,9 @@ def test_more_seeds_without_the_runs_that_chose(tmp_path: Path) -> None:
     assert calls == [("fig-2: training", 3 * 5)]
     assert again["choices"] == first["choices"]
     assert first["about"] | {"runs": 19 + 6, "seconds": pytest.approx(25 * 10 / 5)} == again["about"]
+    (tmp_path / "experiments" / "torn.json").write_text('{"choices": [')
+    with pytest.raises(ValueError, match=r"torn\.json is not the record of an experiment"):
+        recorded_scores(tmp_path)
     calls.clear()
     changed = {key: dataclasses.replace(one, made_from="a file") for key, one in known.items()}
     reproduce(small(), seeds=3, out=tmp_path, train=trainer(score, calls), recorded=changed)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from selfless.experiments.choosing import RecordedScore, Scored
 from selfless.runner import Store
@@ -16,12 +17,20 @@ def recorded_scores(out: Path) -> dict[str, RecordedScore]:
     """Return the held-out score of every run that chose a strength, by key, from the records of a folder of results."""
     found: dict[str, RecordedScore] = {}
     for path in sorted((out / "experiments").glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        about = {name: tuple(record["about"].get(name, ())) for name in ("hardware", "torch", "commit")}
-        for one in (one for choice in record["choices"] if choice["by"] != "test" for one in choice["candidates"]):
-            times = one.get("seconds") or [None] * len(one["keys"])
-            for key, score, seconds in zip(one["keys"], one["scores"], times, strict=True):
-                found[key] = RecordedScore(math.nan if score is None else score, seconds, one.get("made_from", ""), about)
+        try:
+            found |= _scores(json.loads(path.read_bytes()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not the record of an experiment ({error!r}); restore it, or move it elsewhere") from error
+    return found
+
+
+def _scores(record: Mapping[str, Any]) -> dict[str, RecordedScore]:
+    found: dict[str, RecordedScore] = {}
+    about = {name: tuple(record["about"].get(name, ())) for name in ("hardware", "torch", "commit")}
+    for one in (one for choice in record["choices"] if choice["by"] != "test" for one in choice["candidates"]):
+        times = one.get("seconds") or [None] * len(one["keys"])
+        for key, score, seconds in zip(one["keys"], one["scores"], times, strict=True):
+            found[key] = RecordedScore(math.nan if score is None else float(score), seconds, one.get("made_from", ""), about)
     return found
 
 
