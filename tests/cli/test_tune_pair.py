@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from selfless import SLNID, Result, Run
 from selfless.cli.app import app
+from selfless.cli.tune import nothing_to_suggest
 from selfless.cli.tune_pair import Stage, finish, to_toml
 from selfless.experiments.choosing import Selection
 from selfless.runner import TrainOptions
@@ -22,7 +23,7 @@ runner = CliRunner()
 @pytest.mark.slow
 def test_tune_chooses_both_strengths_draws_and_writes(stream: str, tmp_path: Path) -> None:
     where = ["--out", str(tmp_path / "out"), "--plot", str(tmp_path / "tune.png"), "--write", str(tmp_path / "mine.toml")]
-    small = ["--stream", stream, "--model", "mlp-8", "--epochs", "1", "--batch", "50", "--seeds", "1", "--workers", "1", "--device", "cpu"]
+    small = ["--stream", stream, "--model", "mlp-8", "--epochs", "8", "--batch", "10", "--seeds", "1", "--workers", "1", "--device", "cpu"]
     grids = ["--preserve", "mas", "--strengths", "1e-4", "--preserve-strengths", "0.1,1"]
     done = runner.invoke(app, ["tune", *small, *grids, *where, "--json"])
     assert done.exit_code == 0, done.output
@@ -31,7 +32,32 @@ def test_tune_chooses_both_strengths_draws_and_writes(stream: str, tmp_path: Pat
     assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
     (run,) = plan(tmp_path / "mine.toml", {}).runs
     assert (str(run.preserve), str(run.sparsify)) == (found["chosen"]["preserve"], found["chosen"]["sparsify"])
-    assert (run.stream, run.model, run.batch) == (stream, "mlp-8", 50)
+    assert (run.stream, run.model, run.batch) == (stream, "mlp-8", 10)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--preserve", "packnet"], "tune cannot choose the strength of packnet"),
+        (["--preserve", "mass"], "mass"),
+        (["--preserve", "mas", "--preserve-strengths", "a"], "--preserve-strengths is 'a'"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_anything_is_trained(flags: list[str], words: str, tmp_path: Path) -> None:
+    done = runner.invoke(app, ["tune", *flags, "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert words in done.output.replace("\n", " ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_strengths_that_are_all_alike_choose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfless.cli.tune_pair.train_with_progress", lambda runs, *_, **__: [result(run, 0.1) for run in runs])
+    with pytest.raises(
+        ValueError, match=r"λ_Ω: Nothing to suggest: 10\.0 % on 400 held-out images is what guessing among 10 classes gives"
+    ):
+        finish(stage(1), "mas", [1.0], TrainOptions(), None, tmp_path / "a.toml", as_json=False, held_out=(200, 10))
+    assert not list(tmp_path.iterdir())
+    assert nothing_to_suggest([(10.0,), (10.5,)], (200, 10)) == ""
 
 
 def stage(index: int | None) -> Stage:
@@ -77,3 +103,4 @@ def test_settings_go_through_toml(tmp_path: Path) -> None:
     run = Run(preserve="lwf:1", sparsify="slnid:1e-3+decov:1e-4", lr=0.03, schedule="cosine", stream_options={"limit": 100})
     (tmp_path / "a.toml").write_text(to_toml(run))
     assert plan(tmp_path / "a.toml", {}).runs == [run]
+    assert "preserve =" not in to_toml(run, tuned=False)

@@ -82,7 +82,7 @@ def test_choose_train_measure_judge_record(tmp_path: Path) -> None:
 
 def test_more_seeds_without_the_runs_that_chose(tmp_path: Path) -> None:
     """The scores in a record are enough; runs on custom files that have changed since, and with --force all, choose again."""
-    first = reproduce(small(), seeds=3, out=tmp_path, train=trainer(score, fails=lambda run: run.sparsify.strength == 1e-2))
+    first = reproduce(small(), seeds=3, out=tmp_path, train=trainer(score))
     shutil.rmtree(tmp_path / "choosing")
     calls: list[tuple[str, int]] = []
     known = recorded_scores(tmp_path)
@@ -90,6 +90,11 @@ def test_more_seeds_without_the_runs_that_chose(tmp_path: Path) -> None:
     assert calls == [("fig-2: training", 3 * 5)]
     assert again["choices"] == first["choices"]
     assert first["about"] | {"runs": 19 + 6, "seconds": pytest.approx(25 * 10 / 5)} == again["about"]
+    other = json.loads(record_file(tmp_path, small()).read_text())
+    (one, two), key = other["choices"][0]["candidates"][:2], other["choices"][0]["candidates"][0]["keys"][0]
+    one["scores"][0], two["scores"][0], two["seconds"] = 1.0, None, None
+    (tmp_path / "experiments" / "other.json").write_text(json.dumps(other))
+    assert known.keys() - recorded_scores(tmp_path).keys() == {key}  # two records disagree; where one failed, the other counts
     (tmp_path / "experiments" / "torn.json").write_text('{"choices": [')
     with pytest.raises(ValueError, match=r"torn\.json is not the record of an experiment"):
         recorded_scores(tmp_path)

@@ -72,6 +72,24 @@ def test_a_preserver_that_costs_the_new_task_much_is_better_than_none() -> None:
     assert choose_decay(tried, failed, 0.5).index is None
 
 
+def test_old_tasks_are_scored_with_their_own_number() -> None:
+    """A model with a head for each task: `score` gets the number of the task."""
+    asked: list[tuple[int, int]] = []
+
+    def score(model: nn.Module, batches: Any, task: int) -> float:
+        asked.append((task, 0 if batches is first[1] else 1))
+        return 0.5
+
+    first, second = halves(0), halves(1)
+    grids: Any = {"sparsify_strengths": [1e-3], "preserve_strengths": [0.1]}
+    found = selfless.tune(build, [first, second], fit=lambda *_: None, score=score, **grids)
+    assert asked == [(0, 0)] * 2 + [(0, 0), (1, 1)] * 2
+    assert "every score is the same, so this choice says nothing" in str(found)
+    for odd in ("packnet", "none", "mas:1+hat:0.5"):
+        with pytest.raises(ValueError, match="tune cannot choose the strength of"):
+            selfless.tune(build, [first, second], preserve=odd)
+
+
 def test_the_default_loop_learns_and_leaves_random_numbers_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()

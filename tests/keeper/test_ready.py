@@ -108,6 +108,51 @@ def test_every_injected_step_of_a_loop_has_the_gradient_of_the_formula(widths: t
             keeper.consolidate([(x, y)])
 
 
+def injecting(check: bool = False) -> tuple[nn.Sequential, Any, Any]:
+    """A model whose keeper injects, after two ordinary steps."""
+    model, (x, y) = make((12, 12)), (torch.randn(9, 6, dtype=torch.float64), torch.zeros(9, dtype=torch.int64))
+    keeper = selfless.attach(model, MAS(0.5), SLNID(0.1), layers=["1", "3"], inject=True, check_finite=check)
+    for _ in range(2):
+        F.cross_entropy(model(x), y).backward()
+    return model, keeper, (x, y)
+
+
+def test_a_new_parameter_is_anchored_even_after_a_pass_without_a_backward_pass() -> None:
+    found = []
+    for inject in (True, False):
+        model, (x, y) = (
+            make((12, 12)),
+            (torch.randn(9, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)), torch.arange(9) % 3),
+        )
+        keeper = selfless.attach(model, MAS(5.0), SLNID(0.1), layers=["1", "3"], inject=inject)
+        keeper.consolidate([(x, y)])
+        for number in range(3):
+            if number == 2:
+                model(x)
+                model[4] = nn.Linear(12, 3).double()
+            loss = F.cross_entropy(model(x), y)
+            (loss if inject else loss + keeper.penalty()).backward()
+        found.append(model[4].weight.grad)
+    assert_close(*found)
+
+
+def test_a_batch_that_is_not_finite_is_no_part_of_the_next_one() -> None:
+    model, keeper, (x, y) = injecting(check=True)
+    with pytest.raises(ValueError, match="NaN or infinite activations"):
+        F.cross_entropy(model(x * torch.nan), y).backward()
+    keeper.injector.drop()
+    F.cross_entropy(model(x), y).backward()
+    assert keeper.log()["inhibition"] == pytest.approx(slow_penalty(model, keeper, x, 0.1).item())
+
+
+def test_the_log_of_an_injected_step_can_be_read_later() -> None:
+    model, keeper, (x, y) = injecting()
+    F.cross_entropy(model(x), y).backward()
+    want = slow_penalty(model, keeper, x, 0.1).item()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert keeper.log()["inhibition"] == pytest.approx(want)
+
+
 def test_a_prepared_penalty_can_be_differentiated_twice() -> None:
     model = make((12, 12))
     keeper, x = selfless.attach(model, None, SLNID(0.1)), torch.randn(9, 6, dtype=torch.float64)

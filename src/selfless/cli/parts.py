@@ -50,6 +50,7 @@ def train_part(
     out: Path,
     train: Train,
     recorded: Mapping[str, RecordedScore],
+    data_dir: Path | None = None,
 ) -> str:
     """Train all rounds of choosing and all reported runs of one part; return what to do next."""
     from selfless.experiments.parts import partition, read_part
@@ -59,7 +60,7 @@ def train_part(
     chosen = partition(experiments, seeds, of)[number - 1]
     if not chosen.cells:
         return f"part {part} is empty: there are fewer sets of runs than parts"
-    train_cells(chosen.cells, seeds=seeds, out=out, train=train, first_seed=first_seed, recorded=recorded)
+    train_cells(chosen.cells, seeds=seeds, out=out, train=train, first_seed=first_seed, data_dir=data_dir, recorded=recorded)
     return (
         f"part {part} is trained in {out}. When every part is: selfless results merge PART… --out DIR, "
         "then the same reproduce command with --out DIR and without --part writes the records"

@@ -107,7 +107,7 @@ def reproduce(
             console = open_console(stderr=True, quiet=as_json)
             if part:
                 known = _recorded(options, console)
-                said = train_part(wanted, part, count, first_seed, out, _trainer(options, as_json, console), known)
+                said = train_part(wanted, part, count, first_seed, out, _trainer(options, as_json, console), known, data_dir)
                 typer.echo(json.dumps({"out": str(out), "part": part, "next": said}) if as_json else said)
                 return
             records, problems = _run(wanted, count, first_seed, options, as_json, console)
@@ -169,7 +169,7 @@ def _run(
     records, problems = [], {}
     train, known = _trainer(options, as_json, console), _recorded(options, console)
     if len(wanted) > 1:
-        train_together(wanted, seeds=seeds, out=options.out, train=train, first_seed=first_seed, recorded=known)
+        train_together(wanted, seeds=seeds, out=options.out, train=train, first_seed=first_seed, data_dir=options.data_dir, recorded=known)
         train = _trainer(dataclasses.replace(options, force=False), True, open_console(quiet=True))  # reads what was just recorded
     for one in wanted:
         try:

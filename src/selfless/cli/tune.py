@@ -28,16 +28,16 @@ SURE = 0.05  # an accuracy that guessing reaches more often than this does not s
 
 
 def tune(
-    stream: Annotated[str, typer.Option(help="The stream whose first task is learned.")] = "permuted-mnist",
+    stream: Annotated[str, typer.Option(help="The stream whose first tasks are learned.")] = "permuted-mnist",
     model: Annotated[str, typer.Option(help="The network.")] = "mlp-128",
     sparsify: Annotated[str, typer.Option(help="The sparsifier whose strength is chosen; the parts of a sum keep their ratio.")] = "slnid",
     strengths: Annotated[str, typer.Option(help="The grid of strengths, separated by commas.")] = "1e-5,3e-5,1e-4,3e-4,1e-3,3e-3,1e-2,3e-2",
     preserve: Annotated[
-        str | None, typer.Option(help="A preserver: choose its strength too, on the first --seen tasks. Without it λ alone is chosen.")
+        str | None, typer.Option(help="A preserver, as mas or lwf: choose its strength too, on the first --seen tasks.")
     ] = None,
     preserve_strengths: Annotated[str, typer.Option(help="The grid of the preserver's strengths.")] = "0.01,0.1,1,10,100",
     seen: Annotated[int, typer.Option(min=2, help="How many of the first tasks choose the preserver's strength.")] = 2,
-    drop: Annotated[float, typer.Option(min=0, help="How many points λ_Ω may be below the best one.")] = 0.5,
+    drop: Annotated[float, typer.Option(min=0, help="How many points of accuracy the chosen λ_Ω may lose against the best one.")] = 0.5,
     tolerance: Annotated[
         float, typer.Option(min=0, help="How many points of accuracy a strength may lose against training without a sparsifier.")
     ] = 0.5,
@@ -46,7 +46,10 @@ def tune(
     optimizer: Annotated[str, typer.Option(help="Optimizer: sgd, adam, adamw.")] = "sgd",
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-2,
     schedule: Annotated[str, typer.Option(help="Learning rate over a task: constant, cosine.")] = "constant",
-    limit: Annotated[int | None, typer.Option(min=1, help="How many images of the task to use.")] = None,
+    layers: Annotated[str, typer.Option(help="Where the sparsifier acts: hidden, all.")] = "hidden",
+    augment: Annotated[str, typer.Option(help="Augmentation: none, crop-flip, …, as in run.")] = "none",
+    precision: Annotated[str, typer.Option(help="On a GPU: fp32, tf32, bf16.")] = "tf32",
+    limit: Annotated[int | None, typer.Option(min=1, help="How many images of each task to use.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 up.")] = 2,
     out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results/tune"),
     plot: Annotated[Path | None, typer.Option(help="Draw what was compared and chosen into this PNG file.", rich_help_panel=HOW)] = None,
@@ -62,7 +65,7 @@ def tune(
     """Choose λ by the paper's rule of thumb, and with --preserve λ_Ω too: train several strengths, compare held-out accuracies.
 
     λ: the largest that keeps the accuracy on the first task. λ_Ω, at that λ: the largest whose accuracy over all --seen tasks is within
-    --drop points of the best (strong, then decay). No test data are used.
+    --drop points of the best. No test data are used.
 
     The paper asks for the smallest λ that keeps the accuracy, but means the λ that leaves most room, the largest one. Both are shown;
     the largest is suggested.
@@ -70,6 +73,7 @@ def tune(
     with reporting_errors(as_json):
         from selfless.experiments.base import Choice
         from selfless.experiments.choosing import choose, trials
+        from selfless.experiments.decay import check_tunable
         from selfless.experiments.rule import tuning
         from selfless.runner import TrainOptions
         from selfless.spec import Run
@@ -83,9 +87,14 @@ def tune(
             optimizer=optimizer,  # type: ignore[arg-type]
             lr=lr,
             schedule=schedule,  # type: ignore[arg-type]
+            layers=layers,  # type: ignore[arg-type]
+            augment=augment,  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
             stream_options={} if limit is None else {"limit": limit},
         )
-        grid = _parse_strengths(strengths)
+        grid, anchors = _parse_strengths(strengths), _parse_strengths(preserve_strengths, "--preserve-strengths")
+        if preserve is not None:
+            check_tunable(base.replace(preserve=preserve).preserve)
         cell = tuning(base, grid, Choice("rule-largest", tuple(range(seeds)), tolerance=tolerance))
         runs = list(dict.fromkeys(trials(cell)))
         options = TrainOptions(
@@ -108,18 +117,21 @@ def tune(
         from selfless.cli.tune_pair import Stage, finish
 
         stage = Stage(base, cell.candidates, largest, tolerance, drop, seen, tuple(range(seeds)))
+        nothing = nothing_to_suggest(largest.scores, sizes_seen)
         if not as_json:
-            show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json, sizes_seen)
-        finish(stage, preserve, _parse_strengths(preserve_strengths), options, plot, write, as_json)
+            show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json, sizes_seen, advise=not nothing)
+        if nothing:
+            raise ValueError(f"{nothing} Nothing was written.")
+        finish(stage, preserve, anchors, options, plot, write, as_json, sizes_seen)
 
 
-def _parse_strengths(text: str) -> tuple[float, ...]:
+def _parse_strengths(text: str, flag: str = "--strengths") -> tuple[float, ...]:
     try:
         found = tuple(sorted({float(word) for word in text.split(",")}))
     except ValueError:
-        raise ValueError(f"--strengths is {text!r}; write numbers separated by commas, as 1e-4,1e-3,1e-2") from None
+        raise ValueError(f"{flag} is {text!r}; write numbers separated by commas, as 1e-4,1e-3,1e-2") from None
     if not found or found[0] <= 0:
-        raise ValueError(f"--strengths is {text!r}; every strength must be above 0 (no inhibition is tried anyway)")
+        raise ValueError(f"{flag} is {text!r}; every strength must be above 0 (0 is tried anyway)")
     return found
 
 
@@ -137,11 +149,13 @@ def show_tuning(
     tolerance: float,
     as_json: bool,
     held_out: tuple[int, int] = (0, 0),
+    advise: bool = True,
 ) -> None:
     """Print the held-out accuracy of every candidate (the first has no sparsifier) and the strength to take.
 
     scores[i] are the accuracies of candidate i over seeds, in percent, NaN for a failed run. `largest` and `smallest` are the numbers
     of the candidates that the two readings of the rule choose; None: all failed. `held_out`: how many images and classes were scored.
+    `advise`: say what to take.
     """
     from selfless.metrics import spread
 
@@ -178,13 +192,18 @@ def show_tuning(
         table.add_row(str(run.sparsify), *cells, marks.get(i, ""), style=None if ok else "dim")
     console = open_console()
     console.print(table)
-    if len({mean for mean, _ in means}) == 1:
-        advice = explain_tie(reference / 100, len(scores[0]), *held_out) or f"Suggested: --sparsify {candidates[largest].sparsify}"
-    elif any(kept[1:]):
-        advice = f"Suggested: --sparsify {candidates[largest].sparsify}"
+    if any(kept[1:]):
+        advice = nothing_to_suggest(scores, held_out) or f"Suggested: --sparsify {candidates[largest].sparsify}"
     else:
         advice = f"No strength keeps the accuracy within {tolerance:g} points; the weakest is {candidates[smallest].sparsify}"
-    console.print(advice, highlight=False)
+    if advise:
+        console.print(advice, highlight=False)
+
+
+def nothing_to_suggest(scores: Sequence[Sequence[float]], held_out: tuple[int, int]) -> str:
+    """Return why these scores in percent choose nothing: all strengths have the same, and it is that of guessing. "" if they do choose."""
+    means = {sum(row) / len(row) for row in scores}
+    return explain_tie(means.pop() / 100, len(scores[0]), *held_out) if len(means) == 1 else ""
 
 
 def explain_tie(accuracy: float, seeds: int, images: int, classes: int) -> str:

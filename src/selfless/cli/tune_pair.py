@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from selfless.runner import TrainOptions
     from selfless.spec import Run
 
-WRITTEN = ("stream", "model", "preserve", "sparsify", "epochs", "batch", "optimizer", "lr", "schedule")
+WRITTEN = ("stream", "model", "preserve", "sparsify", "epochs", "batch", "optimizer", "lr", "schedule", "layers", "augment", "precision")
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ def finish(
     plot: Path | None,
     write: Path | None,
     as_json: bool,
+    held_out: tuple[int, int] = (0, 0),
 ) -> None:
-    """Choose λ_Ω if a preserver is given, show it, draw the plot and write the file."""
+    """Choose λ_Ω if a preserver is given, show it, draw the plot and write the file; `held_out`: images of a task, and its classes."""
     if stage.chosen.index is None:
         raise ValueError("every strength failed; try a smaller --lr or smaller --strengths")
     best = stage.candidates[stage.chosen.index]
@@ -54,13 +55,17 @@ def finish(
         if found.index is None:
             raise ValueError("every strength of the preserver failed; try a smaller --lr or smaller --preserve-strengths")
         best = dataclasses.replace(found.candidates[found.index], tasks=stage.base.tasks, held_out=stage.base.held_out)
+        from selfless.cli.tune import nothing_to_suggest
+
+        if nothing := nothing_to_suggest(found.scores, (stage.seen * held_out[0], held_out[1])):
+            raise ValueError(f"λ_Ω: {nothing} Nothing was written.")
     _show(stage, found, best, as_json)
     if plot is not None:
         _draw(stage, found, plot)
     if write is not None:
         from selfless.files import write_text
 
-        write_text(write, to_toml(best))
+        write_text(write, to_toml(best, tuned=found is not None))
     if not as_json:
         for path, what in ((plot, "The plot"), (write, "The settings")):
             if path is not None:
@@ -115,20 +120,28 @@ def _draw(stage: Stage, found: Decay | None, path: Path) -> None:
     from selfless.report.tuning import Panel, plot_tuning
 
     by_strength = [run.sparsify.fixed_strength for run in stage.candidates]
-    panels = [Panel(f"{stage.base.sparsify.name}, task 1", by_strength, stage.chosen.scores, stage.chosen.index, stage.tolerance)]
+    panels = [Panel(f"λ of {stage.base.sparsify.name}, task 1", by_strength, stage.chosen.scores, stage.chosen.index, stage.tolerance)]
     if found is not None:
         strengths = [run.preserve.fixed_strength for run in found.candidates]
-        title = f"{found.candidates[0].preserve.name}, tasks 1 to {stage.seen}"
+        title = f"λ_Ω of {found.candidates[0].preserve.name}, tasks 1 to {stage.seen}"
         panels.append(Panel(title, strengths, found.scores, found.index, stage.drop, beside_best=True))
     save_png(plot_tuning(panels), path)
 
 
-def to_toml(run: Run) -> str:
-    """Return the settings of a run as a file for `selfless run --config`."""
+def to_toml(run: Run, tuned: bool = True) -> str:
+    """Return the settings of a run as a file for `selfless run --config`; `tuned`: the strength of the preserver was chosen."""
     lines = ["# written by selfless tune; use it with: selfless run --config FILE"]
     for name in WRITTEN:
         value = getattr(run, name)
+        if name == "preserve" and not tuned:
+            lines.append("# preserve: not tuned; add --preserve to selfless tune, or to selfless run")
+            continue
         lines.append(f"{name} = {value if isinstance(value, int | float) else json.dumps(str(value), ensure_ascii=False)}")
     if run.stream_options:
-        lines += ["", "[stream_options]", *(f"{name} = {json.dumps(value)}" for name, value in run.stream_options.items())]
+        lines += [
+            "",
+            "# limit, if it is here: only so many images were used; delete it to train on all",
+            "[stream_options]",
+            *(f"{name} = {json.dumps(value)}" for name, value in run.stream_options.items()),
+        ]
     return "\n".join(lines) + "\n"

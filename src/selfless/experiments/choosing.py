@@ -30,7 +30,7 @@ from selfless.spec import Result, Run
 class RecordedScore:
     """The held-out score of a run whose result is not kept, from the record of an experiment.
 
-    score       in percent; NaN if the run failed
+    score       in percent
     seconds     its training time; that of a fleet is divided among its members; None if unknown
     made_from   digest of the custom files that it depended on (Store.made_from)
     about       the record's hardware, versions of torch and commits, which may include those of other runs

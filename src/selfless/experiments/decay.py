@@ -18,6 +18,9 @@ import numpy as np
 
 from selfless.metrics import strongest_that_keeps
 from selfless.spec import Result, Run
+from selfless.terms import Term
+
+NO_WEIGHTS = {"none", "packnet", "hat", "gpm", "sgp", "replay", "der"}  # their number is not the weight of what is kept
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,15 @@ class Decay:
     candidates: tuple[Run, ...]
     scores: tuple[tuple[float, ...], ...]
     index: int | None
+
+
+def check_tunable(preserve: Term) -> None:
+    """Raise ValueError for a preserver whose strength is a share or a threshold: a larger one does not hold more."""
+    if odd := [part.name for part in preserve.parts if part.name in NO_WEIGHTS]:
+        raise ValueError(
+            f"tune cannot choose the strength of {odd[0]}: a larger one does not keep more of the old tasks. It tunes mas, ewc, si, lwf "
+            "and others with a penalty; for the rest see the tables in docs/choosing.md"
+        )
 
 
 def decay_runs(base: Run, strengths: Sequence[float], tasks: int, seeds: Sequence[int], held_out: float = 0.1) -> dict[Run, list[Run]]:

@@ -108,8 +108,7 @@ def _trained(runs: Sequence[Run], scored: Mapping[Run, Scored]) -> dict[str, Any
     """Return the keys and seconds of the runs that scored a candidate, and the digest of its custom files if there are some."""
     files = next((digest for run in runs if (digest := _files(scored[run]))), "")
     times = [_seconds(scored[run]) for run in runs]
-    known = {"seconds": times} if None not in times else {}
-    return {"keys": [run.key for run in runs]} | known | ({"made_from": files} if files else {})
+    return {"keys": [run.key for run in runs], "seconds": times} | ({"made_from": files} if files else {})
 
 
 def _files(result: Scored) -> str:
@@ -178,20 +177,27 @@ def list_notes(results: Iterable[Result]) -> list[str]:
     return list(dict.fromkeys(str(note) for result in results for note in result.about.get("notes") or ()))
 
 
-def describe_runs(results: Mapping[Run, Scored]) -> dict[str, Any]:
-    """Return the machines, the commits and the training time of the runs; "untimed" says of how many the time is not known."""
+def describe_runs(results: Mapping[Run, Scored], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the machines, the commits and the training time of the runs.
+
+    before   the record that this one continues: its time counts for the runs that it has. For others that have no time, "untimed" says
+             how many these are.
+    """
+    keys = {key for choice in before["choices"] for one in choice["candidates"] for key in one["keys"]} if before is not None else set()
+    keys |= {run["key"] for cell in before["cells"] for run in cell["runs"]} if before is not None else set()
 
     def every(name: str) -> list[str]:
         some = [r.about.get(name) or () if isinstance(r, RecordedScore) else (r.about.get(name),) for r in results.values()]
         return list(dict.fromkeys(str(value) for values in some for value in values if value))
 
-    failed = sum(math.isnan(r.score) if isinstance(r, RecordedScore) else r.status != "done" for r in results.values())
-    times = [_seconds(r) for r in results.values()]
+    failed = sum(not isinstance(r, RecordedScore) and r.status != "done" for r in results.values())
+    times = [_seconds(r) for run, r in results.items() if run.key not in keys]
+    spent = float(before["about"]["seconds"]) if before is not None else 0.0
     here = machine()
     return {
         "runs": len(results),
         "failed": failed,
-        "seconds": round(sum(seconds for seconds in times if seconds is not None), 3),
+        "seconds": round(spent + sum(seconds for seconds in times if seconds is not None), 3),
         **({"untimed": times.count(None)} if None in times else {}),
         "hardware": every("hardware") or [here["hardware"]],
         "torch": every("torch"),

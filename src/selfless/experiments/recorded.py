@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,20 @@ from selfless.spec import Run
 
 
 def recorded_scores(out: Path) -> dict[str, RecordedScore]:
-    """Return the held-out score of every run that chose a strength, by key, from the records of a folder of results."""
+    """Return the held-out score of every run that chose a strength, by key, from the records of a folder of results.
+
+    Runs that failed are left out, because a failure may have been the machine's; so are runs with different scores in two records.
+    """
     found: dict[str, RecordedScore] = {}
+    conflicts: set[str] = set()
     for path in sorted((out / "experiments").glob("*.json")):
         try:
-            found |= _scores(json.loads(path.read_bytes()))
+            own = _scores(json.loads(path.read_bytes()))
+            conflicts |= {key for key in own.keys() & found.keys() if own[key].score != found[key].score}
+            found = own | found
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not the record of an experiment ({error!r}); restore it, or move it elsewhere") from error
-    return found
+    return {key: one for key, one in found.items() if key not in conflicts}
 
 
 def _scores(record: Mapping[str, Any]) -> dict[str, RecordedScore]:
@@ -30,11 +35,12 @@ def _scores(record: Mapping[str, Any]) -> dict[str, RecordedScore]:
     for one in (one for choice in record["choices"] if choice["by"] != "test" for one in choice["candidates"]):
         times = one.get("seconds") or [None] * len(one["keys"])
         for key, score, seconds in zip(one["keys"], one["scores"], times, strict=True):
-            found[key] = RecordedScore(math.nan if score is None else float(score), seconds, one.get("made_from", ""), about)
+            if score is not None:
+                found[key] = RecordedScore(float(score), seconds, one.get("made_from", ""), about)
     return found
 
 
 def take(runs: Iterable[Run], recorded: Mapping[str, RecordedScore], store: Store) -> dict[Run, Scored]:
     """Return the recorded scores of these runs, except where the store has the result, or custom data, network or method has changed."""
     known = {run: recorded[run.key] for run in runs if run.key in recorded and not store.has(run.key)}
-    return {run: score for run, score in known.items() if score.made_from == store.made_from(run)}
+    return {run: score for run, score in known.items() if store.is_made_from(run, score.made_from)}

@@ -101,6 +101,8 @@ def reproduce(
     filled = [fill_cell(cell, chosen[cell.place], runs[cell.place], results, out, data_dir) for cell in cells]
     if experiment.quick:  # its numbers mean nothing beside published ones
         filled = [cell | {"difference": None} for cell in filled]
+    path = record_file(out, experiment)
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     wanted_seeds = list(reported[: max((report_seeds(cell, seeds) for cell in cells), default=seeds)])
     record = {
         "format": FORMAT,
@@ -112,24 +114,23 @@ def reproduce(
         "figure": experiment.figure,
         "pending": experiment.pending,
         "seeds": wanted_seeds,
-        "looks": count_looks(record_file(out, experiment), wanted_seeds),
+        "looks": count_looks(before, wanted_seeds),
         "cells": filled,
         "choices": list_choices(experiment, chosen, scored),
         "claims": judge_claims(experiment, filled),
         "notes": [*experiment.notes, *list_notes(results.values())],
-        "about": describe_runs(scored | results),
+        "about": describe_runs(scored | results, before if recorded else None),
     }
-    write_json(record_file(out, experiment), record)
+    write_json(path, record)
     return record
 
 
-def count_looks(path: Path, seeds: Sequence[int]) -> list[int]:
+def count_looks(before: Mapping[str, Any] | None, seeds: Sequence[int]) -> list[int]:
     """Return the numbers of seeds by which the claims of a record were judged, this time included.
 
     Who adds seeds until a claim is decided looks at it several times; the correction of verdicts divides the level by the number of looks.
     """
-    before = json.loads(path.read_text()) if path.is_file() else {}
-    if before.get("seeds", [])[:1] != list(seeds[:1]):  # other seeds: another experiment, judged for the first time
+    if before is None or before.get("seeds", [])[:1] != list(seeds[:1]):  # other seeds: another experiment, judged for the first time
         return [len(seeds)]
     return list(dict.fromkeys([*before.get("looks", [len(before["seeds"])]), len(seeds)]))
 
@@ -157,6 +158,7 @@ def train_together(
     out: Path,
     train: Train,
     first_seed: int = 0,
+    data_dir: Path | None = None,
     recorded: Mapping[str, RecordedScore] | None = None,
 ) -> None:
     """Train what these experiments need, one stream at a time: first the runs that choose strengths, then the reported runs.
@@ -164,7 +166,7 @@ def train_together(
     A stream whose data is missing is skipped; the experiment that needs it reports that later.
     """
     cells = [cell for experiment in experiments for cell in experiment.cells]
-    train_cells(cells, seeds=seeds, out=out, train=train, first_seed=first_seed, recorded=recorded)
+    train_cells(cells, seeds=seeds, out=out, train=train, first_seed=first_seed, data_dir=data_dir, recorded=recorded)
 
 
 def train_cells(
@@ -174,10 +176,15 @@ def train_cells(
     out: Path,
     train: Train,
     first_seed: int = 0,
+    data_dir: Path | None = None,
     recorded: Mapping[str, RecordedScore] | None = None,
 ) -> None:
     """Train what these cells need: all rounds of choosing, then the reported runs; one stream at a time."""
-    scored, ready = _choose_all(cells, out, lambda runs, place: _by_stream(runs, place, f"all: {CHOOSE}", train), recorded or {})
+
+    def train_all(runs: Sequence[Run], place: Path) -> dict[Run, Result]:
+        return _by_stream(runs, place, f"all: {CHOOSE}", train)
+
+    scored, ready = _choose_all(cells, out, train_all, recorded or {}, data_dir)
     reported = range(first_seed, first_seed + seeds)
     _by_stream([run for cell in ready for run in _finals(cell, choose(cell, scored), reported)], out, "all: training", train)
 
@@ -199,7 +206,7 @@ def _choose_all(
     out: Path,
     train: Callable[[Sequence[Run], Path], dict[Run, Result]],
     recorded: Mapping[str, RecordedScore],
-    data_dir: Path | None = None,
+    data_dir: Path | None,
 ) -> tuple[dict[Run, Scored], list[Cell]]:
     """Train the rounds of choosing of all cells together; return the results, and the cells whose choice is made.
 

@@ -9,6 +9,8 @@ No test data and no task to come is used. With one task λ_Ω cannot be chosen, 
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selfless.experiments.decay import check_tunable
 from selfless.keeper import Keeper, attach
 from selfless.metrics import strongest_that_keeps
 from selfless.network.calling import evaluating, labels_of, run_batch, to_device
@@ -29,7 +32,7 @@ from selfless.terms import Term, parse
 Batches = Iterable[Any]
 Seen = tuple[Batches, Batches]  # the training batches and the held-out batches of a task
 Fit = Callable[[nn.Module, Keeper, Batches], None]
-Score = Callable[[nn.Module, Batches], float]
+Score = Callable[[nn.Module, Batches], float] | Callable[[nn.Module, Batches, int], float]
 
 SPARSIFY = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 PRESERVE = (1e-2, 1e-1, 1.0, 10.0, 100.0)
@@ -58,6 +61,8 @@ class Trial:
         mark = f"  ← the largest within {100 * self.allowed:g} points of {self.beside}"
         pairs = zip(self.strengths, self.scores, strict=True)
         rows = [f"  {s:>8g}  {100 * score:6.2f} %{mark if i == self.chosen else ''}" for i, (s, score) in enumerate(pairs)]
+        if len(set(self.scores)) == 1:
+            rows.append("  every score is the same, so this choice says nothing: train longer, or hold more data out")
         return "\n".join([f"{self.term.name}: held-out score by strength", *rows])
 
 
@@ -96,7 +101,8 @@ def tune(
     model_factory   makes a new model; torch's random numbers start from `seed` before each call
     task            (training batches, held-out batches) of the first task, or a list of such pairs; lists or DataLoaders, read often
     fit             fit(model, keeper, batches): your loop over one task, with keeper.penalty(); default: SGD and cross-entropy
-    score           score(model, batches) → accuracy; default: the share of right labels
+    score           score(model, batches) → accuracy on the held-out batches of a task, for every task seen; score(model, batches, task)
+                    if the model needs the number of the task, as for its head; default: the share of right labels
     tolerance, drop how much λ may cost on the first task, and λ_Ω on the mean of all tasks beside the best λ_Ω
     epochs, lr      of the default loop
     """
@@ -107,7 +113,9 @@ def tune(
         )
     keep = parse(preserve, PRESERVERS, "preserve") if isinstance(preserve, str) else preserve
     spare = parse(sparsify, SPARSIFIERS, "sparsify") if isinstance(sparsify, str) else sparsify
-    train, rate = fit or _default_fit(epochs, lr), score or accuracy
+    if len(tasks) > 1:
+        check_tunable(keep)
+    train, rate = fit or _default_fit(epochs, lr), _with_task(score or accuracy)
 
     def learn(preserver: Term, sparsifier: Term, seen: Sequence[Any]) -> float:
         """Return the mean held-out score on the `seen` tasks after the newest of them; NaN if training diverged."""
@@ -121,13 +129,27 @@ def tune(
                         return math.nan
                     if number + 1 < len(seen):
                         keeper.consolidate(batches)
-            return sum(float(rate(model, held_out)) for _, held_out in seen) / len(seen)
+                found = 0.0
+                for number, (_, held_out) in enumerate(seen):
+                    with keeper.evaluating(number) if number < keeper.tasks else contextlib.nullcontext(model) as now:
+                        found += float(rate(now, held_out, number))
+                return found / len(seen)
 
     first = _choose(spare, sparsify_strengths, tolerance, lambda term: learn(keep.with_strength(0.0), term, tasks[:1]))
     if len(tasks) == 1:
         return Tuned(keep, first.result, (first,))
     second = _choose(keep, preserve_strengths, drop, lambda term: learn(term, first.result, tasks), "the best")
     return Tuned(second.result, first.result, (first, second))
+
+
+def _with_task(score: Score) -> Callable[[nn.Module, Batches, int], float]:
+    """Return score(model, batches, task), whether or not the given one takes the task."""
+    plain: Any = score
+    try:
+        takes_task = len(inspect.signature(plain).parameters) > 2
+    except ValueError:  # a function without a signature
+        takes_task = False
+    return plain if takes_task else lambda model, batches, _: plain(model, batches)
 
 
 def _choose(term: Term, strengths: Sequence[float], allowed: float, run: Callable[[Term], float], beside: str = "0") -> Trial:

@@ -188,7 +188,8 @@ class LayerForm:
 
     def value(self, h: Tensor) -> Tensor:
         """Return λR = ½⟨2λSh/M, h⟩."""
-        return 0.5 * torch.vdot(self.add(torch.zeros_like(h), h).flatten(), h.flatten())
+        with without_autocast(h):
+            return 0.5 * torch.vdot(self.add(torch.zeros_like(h), h).flatten(), h.flatten())
 
 
 class _Stacked(torch.autograd.Function):

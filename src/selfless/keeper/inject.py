@@ -59,6 +59,7 @@ class _Pass:
     version: int
     gradient: Tensor | None = None
     batch: list[_Pass] | None = None  # the passes that are one batch with this one
+    alone: bool = False  # True if it is a batch of its own
 
 
 class Injector:
@@ -131,12 +132,11 @@ class Injector:
         if task == self._task:
             return
         self._task = task
-        parameters = self._followed if self._pending and self._followed is not None else keeper.trainable()
-        scale, device = read_scale(keeper.scale), next(iter(parameters.values())).device
+        scale, device = read_scale(keeper.scale), next(keeper.model.parameters()).device
         if isinstance(scale, Tensor) or self._known != (scale, device):  # a number becomes a tensor once: that waits for a GPU
             self._scale = torch.as_tensor(scale, dtype=torch.float32, device=device).detach()
             self._known = None if isinstance(scale, Tensor) else (scale, device)
-        keeper.begin_penalty(parameters)
+        keeper.begin_penalty(keeper.trainable())
         self._gradients = self._differentiate_parameters(keeper)
         for part in keeper.parts:
             if part.path is not None:
@@ -200,15 +200,15 @@ class Injector:
         if ready is None or len(passes) != 1 or passes[0] is not one or one.activation is not None or one.counted is not None:
             return None
         _check_unchanged(one)
+        waiting, one.alone = self._pending.pop(one.layer), True  # also if an error is raised: this pass is no part of the next batch
         changed = ready.add(keeper, gradient, one.tensor)
-        if changed is not None:
-            del self._pending[one.layer]
-            one.batch = [one]
+        if changed is None:
+            self._pending[one.layer], one.alone = waiting, False
         return changed
 
     def _differentiate(self, keeper: Keeper, one: _Pass) -> None:
         """Compute λ ∂R/∂h of all passes of a layer that are one batch."""
-        batch = one.batch if one.batch is not None else self._pending.pop(one.layer, [one])
+        batch = [one] if one.alone else one.batch if one.batch is not None else self._pending.pop(one.layer, [one])
         for each in batch:
             each.batch = batch
             _check_unchanged(each)
@@ -296,8 +296,7 @@ class Injector:
         keeper = self._active
         if keeper is None or module is not keeper.model or not module.training or not torch.is_grad_enabled() or not is_forward_pass():
             return
-        if not self._pending:  # else the first layer of this pass did it
-            self.follow(keeper.trainable())
+        self.follow(keeper.trainable())
         terms = [part for part in keeper.parts if isinstance(part.term, Distils) and part.is_on]
         if not keeper.tasks or not terms:
             return

@@ -48,11 +48,15 @@ class Log:
         """Add factor · value; several with one name are summed. A value of several `layers` counts in all and as NAME/LAYER."""
         self._terms.append((name, value.detach(), factor, layers or []))
 
-    def add_layer(self, layer: str, h: Tensor, size: Callable[[], Tensor]) -> None:
-        """Add the activations (samples, neurons) of a layer, and λR of it: `size` is called when someone reads it, or now if h is large."""
+    def add_layer(self, layer: str, h: Tensor, size: Tensor | Callable[[], Tensor]) -> None:
+        """Add the activations (samples, neurons) of a layer, and λR of it, or a function that returns it when someone reads it.
+
+        If h is large, the function is called now, because it keeps h.
+        """
         self.add_activity([layer], h.unsqueeze(0))
-        found = size if self._kept <= KEPT else size().reshape(1)
-        self._terms.append(("inhibition", found, 1.0, [layer]))
+        if not isinstance(size, Tensor) and self._kept > KEPT:
+            size = size()
+        self._terms.append(("inhibition", size.reshape(1) if isinstance(size, Tensor) else size, 1.0, [layer]))
 
     def set(self, name: str, value: Tensor) -> None:
         """Set a value, whatever was added before."""

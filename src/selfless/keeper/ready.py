@@ -7,6 +7,7 @@ way in `selfless.keeper.keeper` and `selfless.keeper.inject`; the result is the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -95,10 +96,13 @@ class ReadyLayer:
             return None
         if not is_ordinary(h) or torch.is_autocast_enabled(h.device.type) or not keeper.ranks.is_alone:
             return None
-        form = self._form
-        keeper.step_log.add_layer(self._layer, h, lambda: form.value(h))
+        form, version = self._form, h._version
         if keeper.check_finite:
-            keeper.check_penalty({self._layer: h}, form.value(h))
+            value = form.value(h)
+            keeper.step_log.add_layer(self._layer, h, value)
+            keeper.check_penalty({self._layer: h}, value)
+        else:  # unknown if someone has changed the activations before reading the log
+            keeper.step_log.add_layer(self._layer, h, lambda: form.value(h) if h._version == version else h.new_full((), math.nan))
         return form.add(gradient, h, scale)
 
 
@@ -126,8 +130,8 @@ def prepare(keeper: Keeper, found: Mapping[str, Tensor], passes: Mapping[str, Se
 
 def prepare_layer(keeper: Keeper, layer: str, parts: Sequence[tuple[Tensor, Any, Any]]) -> ReadyLayer | None:
     """Return what the next backward passes of a layer need if they are ordinary ones; `parts` are its forward passes in this one."""
-    h, only = _plain(parts), _only_term(keeper)
-    if h is None or only is None or any(part.path is not None for part in keeper.parts):
+    h, only, alpha = _plain(parts), _only_term(keeper), keeper.alpha.get(layer)
+    if h is None or only is None or any(part.path is not None for part in keeper.parts) or (alpha is not None and alpha.is_inference()):
         return None
     term, strength = only
     operands = _operands(keeper, term, layer, h)

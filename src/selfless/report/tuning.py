@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,8 +38,9 @@ def plot_tuning(panels: Sequence[Panel]) -> Figure:
         figure = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
         for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
             means = [float(np.mean(row)) for row in panel.scores]
-            axes.axhline(means[0], color=COLOURS[6], linestyle="--", label="without")
-            top, of = (float(np.nanmax(means)), " of the best") if panel.beside_best else (means[0], "")
+            axes.axhline(means[0], color=COLOURS[6], linestyle="--", label="without" + ", chosen" * (panel.chosen == 0))
+            known = [mean for mean in means if not math.isnan(mean)]
+            top, of = (max(known, default=math.nan), " of the best") if panel.beside_best else (means[0], "")
             axes.axhspan(top - panel.allowed, top, color=COLOURS[6], alpha=0.2, linewidth=0, label=f"within {panel.allowed:g}{of}")
             axes.plot(panel.strengths[1:], means[1:], color=COLOURS[0], marker="o")
             for strength, row in zip(panel.strengths[1:], panel.scores[1:], strict=True):
@@ -48,5 +50,7 @@ def plot_tuning(panels: Sequence[Panel]) -> Figure:
                     [panel.strengths[panel.chosen]], [means[panel.chosen]], color=COLOURS[4], marker="*", markersize=14, label="chosen"
                 )
             axes.set(xscale="log", xlabel="strength", ylabel="held-out accuracy, %", title=panel.title)
+            axes.set_xticks(panel.strengths[1:], [f"{strength:g}" for strength in panel.strengths[1:]])
+            axes.set_xticks([], minor=True)
             axes.legend()
     return figure

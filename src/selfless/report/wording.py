@@ -131,7 +131,10 @@ def provenance(record: Record) -> str:
     about = record["about"]
     runs = f"{about['runs']} runs" + f", {about['failed']} of them failed" * bool(about["failed"])
     commits = ", ".join(filter(None, about["commit"]))  # none if the package was not in a checkout
-    return f"{runs}, {about['seconds']:.0f} s of training, {', '.join(about['hardware'])}" + f", commit {commits}" * bool(commits)
+    time = f"{about['seconds']:.0f} s of training" + f" without {about.get('untimed')} runs whose time is unknown" * bool(
+        about.get("untimed")
+    )
+    return f"{runs}, {time}, {', '.join(about['hardware'])}" + f", commit {commits}" * bool(commits)
 
 
 def remarks(record: Record) -> list[str]:

@@ -50,9 +50,7 @@ class Store:
     def load(self, run: Run) -> Result | None:
         """Return the recorded result of a run; None if there is none, or if its custom data, network or method has changed."""
         result = self.get(run.key)
-        if result is None or not self._contents_of(run).is_here:  # without the data on this machine the digest is unknown
-            return result
-        return result if result.about.get("made_from", "") == self.made_from(run) else None
+        return result if result is None or self.is_made_from(run, result.about.get("made_from", "")) else None
 
     def get(self, key: str) -> Result | None:
         """Return the recorded result of a key, from its folder or else from the archive; None if there is none."""
@@ -131,6 +129,10 @@ class Store:
         return Path(to) / key
 
     # ------------------------------------------------------------------------------------------------------------ sources
+    def is_made_from(self, run: Run, digest: str) -> bool:
+        """Return whether a run depends on the files of this digest; True if its data is not on this machine: then that is unknown."""
+        return not self._contents_of(run).is_here or digest == self.made_from(run)
+
     def made_from(self, run: Run) -> str:
         """Return the digest of the files that a run depends on, with the data of this store."""
         return made_from(run, self.data_dir, self._contents_of(run))
