@@ -69,9 +69,16 @@ def record_rows(root: Path = ROOT) -> list[Measured]:
         case, run = case_of(cell["run"]), Run.from_dict(cell["run"])
         assert case is not None
         place = (case.name, f"joint, {run.sparsify.name}" if run.stream.startswith("joint-") else run.preserve.name)
-        if place not in best or cell["mean"] > best[place][1]["mean"]:
+        if place not in best or _is_better(cell, best[place][1]):
             best[place] = path, cell
     return [load_row(root, path, cell) for path, cell in best.values()]
+
+
+def _is_better(cell: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether the average is higher; of two records of the same settings, whether there are more seeds."""
+    if cell["run"] == other["run"]:
+        return len(cell["runs"]) > len(other["runs"])
+    return float(cell["mean"]) > float(other["mean"])
 
 
 def load_row(root: Path, path: str, cell: dict[str, Any]) -> Measured:

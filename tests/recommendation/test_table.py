@@ -26,9 +26,10 @@ def values() -> dict[str, Any]:
 
 
 def test_the_table_has_the_best_recorded_row_of_each_preserver() -> None:
-    """By the records of experiments alone, which are read fast."""
+    """By the records of experiments alone, which are read fast. Of two records of the same settings that with more seeds counts."""
     best: dict[tuple[str, str], tuple[float, float]] = {}
-    for _, cell in recommended.recorded_cells():
+    cells = sorted((cell for _, cell in recommended.recorded_cells()), key=lambda cell: len(cell["runs"]))
+    for cell in {json.dumps(cell["run"], sort_keys=True): cell for cell in cells}.values():
         case, run = recommended.case_of(cell["run"]), Run.from_dict(cell["run"])
         name = f"joint, {run.sparsify.name}" if run.stream.startswith("joint-") else run.preserve.name
         best[case.name, name] = max(best.get((case.name, name), (0.0, 0.0)), (cell["mean"], cell["std"]))

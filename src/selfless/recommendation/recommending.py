@@ -114,8 +114,9 @@ def _best(case: Case, task_known: bool, memory: float | None = None) -> Recommen
     label = preserve.label if sparsify.name == "none" else f"{preserve.label} with {sparsify.label}"
     bound = joint[case.name]
     beside = "" if bound.sparsify == "none" else f" with {parse(bound.sparsify, SPARSIFIERS, 'sparsifier').label}"
+    count = sum(term.name != "none" for _, term in allowed)
     why = (
-        f"On {case.title} {label} has the highest average of the {' '.join([f'{len(allowed)} preservers measured', *conditions])}: "
+        f"On {case.title} {label} has the highest average of the {' '.join([f'{count} preservers measured', *conditions])}: "
         f"{best.average:.1f} %{' (a trial with one held-out seed)' * (best.chosen_on == TRIAL)}; joint training{beside} has "
         f"{bound.average:.1f} %."
     )
