@@ -90,6 +90,10 @@ def test_more_seeds_without_the_runs_that_chose(tmp_path: Path) -> None:
     assert calls == [("fig-2: training", 3 * 5)]
     assert again["choices"] == first["choices"]
     assert first["about"] | {"runs": 19 + 6, "seconds": pytest.approx(25 * 10 / 5)} == again["about"]
+    shutil.copytree(tmp_path / "experiments", tmp_path / "new" / "experiments")
+    fresh = reproduce(small(), seeds=3, out=tmp_path / "new", train=trainer(score), first_seed=10, recorded=known)
+    assert (fresh["choices"], fresh["looks"]) == (first["choices"], [3])
+    assert fresh["about"]["seconds"] == first["about"]["seconds"]  # ten runs that chose, nine new ones; those of seeds 0 to 4 do not count
     other = json.loads(record_file(tmp_path, small()).read_text())
     (one, two), key = other["choices"][0]["candidates"][:2], other["choices"][0]["candidates"][0]["keys"][0]
     one["scores"][0], two["scores"][0], two["seconds"] = 1.0, None, None

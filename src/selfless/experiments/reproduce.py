@@ -119,10 +119,15 @@ def reproduce(
         "choices": list_choices(experiment, chosen, scored),
         "claims": judge_claims(experiment, filled),
         "notes": [*experiment.notes, *list_notes(results.values())],
-        "about": describe_runs(scored | results, before if recorded else None),
+        "about": describe_runs(scored | results, before if recorded and _continues(before, wanted_seeds) else None),
     }
     write_json(path, record)
     return record
+
+
+def _continues(before: Mapping[str, Any] | None, seeds: Sequence[int]) -> bool:
+    """Return whether a record begins with the same seed; with others it is another experiment, of which the scores alone are used."""
+    return before is not None and before.get("seeds", [])[:1] == list(seeds[:1])
 
 
 def count_looks(before: Mapping[str, Any] | None, seeds: Sequence[int]) -> list[int]:
@@ -130,7 +135,7 @@ def count_looks(before: Mapping[str, Any] | None, seeds: Sequence[int]) -> list[
 
     Who adds seeds until a claim is decided looks at it several times; the correction of verdicts divides the level by the number of looks.
     """
-    if before is None or before.get("seeds", [])[:1] != list(seeds[:1]):  # other seeds: another experiment, judged for the first time
+    if before is None or not _continues(before, seeds):  # other seeds: another experiment, judged for the first time
         return [len(seeds)]
     return list(dict.fromkeys([*before.get("looks", [len(before["seeds"])]), len(seeds)]))
 
