@@ -48,7 +48,7 @@ def reproduce(
     first_seed: Annotated[int, typer.Option(min=0, help="The first of the reported seeds; choosing has its own.")] = 0,
     part: Annotated[str | None, typer.Option(metavar="I/N", help="Train one of N parts, and write no record; see results merge.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show the parts and their estimated seconds on one H200, and stop.")] = False,
-    most: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="With --plan: how long a part may take.")] = 1500,
+    most: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="With --plan: about how long a part may take.")] = 1500,
     judge: Annotated[bool, typer.Option("--judge", help="Train nothing; decide the current claims by the recorded results.")] = False,
     out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results"),
     data_dir: DataDir = None,
