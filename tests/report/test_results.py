@@ -29,6 +29,8 @@ def test_equal_chances_lead_once_they_are_recorded(recorded: list[Record]) -> No
     equal = [record | {"profile": "equal"} for record in recorded if (record["name"], record["profile"]) == ("fig-2", "paper")]
     assert profiles_of(recorded) == ["ours", "paper"]
     assert profiles_of([*recorded, *equal]) == ["equal", "ours", "paper"]
+    assert profiles_of(equal) == ["equal"]  # no empty columns
+    assert profiles_of([]) == ["ours"]
     rows = {(row.name, row.text): row for row in claim_rows([*recorded, *equal])}
     lead = rows["fig-2", "SLNID is best on the last two tasks"]
     assert (lead.leading_profile, lead.verdict) == ("equal", "holds")

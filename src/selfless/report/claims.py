@@ -96,8 +96,9 @@ class ClaimRow(NamedTuple):
 
 
 def profiles_of(records: Sequence[Record]) -> list[str]:
-    """Return the profiles that have a column: `ours` and `paper` always, `equal` first if something is recorded with it."""
-    return [profile for profile in PROFILES if profile != "equal" or any(r["profile"] == profile and not r["quick"] for r in records)]
+    """Return the profiles that have a column: those with a record, in the order of PROFILES; `ours` if there is none."""
+    recorded = {record["profile"] for record in records if not record["quick"]}
+    return [profile for profile in PROFILES if profile in recorded] or ["ours"]
 
 
 def claim_rows(records: Sequence[Record]) -> list[ClaimRow]:
