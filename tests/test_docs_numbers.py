@@ -114,6 +114,14 @@ def test_shares_of_injected_gradients_are_the_recorded_ones() -> None:
         assert f"| {after['n']} | {' | '.join(shares)} |" in page
 
 
+def test_the_start_of_a_command_is_the_recorded_one() -> None:
+    record, page = load("results/bench/neoverse/start.json"), " ".join(read("docs/performance.md").split())
+    now, before, plain = (f"{statistics.median(record[name]):.2f} s" for name in ("help", "help_before", "import"))
+    assert f"`selfless --help` takes {now} on" in page
+    assert f"it took {before} before" in page
+    assert f"`import selfless` takes {plain};" in page
+
+
 def lambda_grid() -> set[str]:
     """mean ± standard deviation of every setting of the trial."""
     rows = load("results/trials/lambda-grid.json")["rows"]

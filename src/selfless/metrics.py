@@ -100,15 +100,16 @@ def chance_of_hits(hits: int, n: int, p: float) -> float:
     return min(1.0, math.fsum(map(math.exp, logs)))
 
 
-def strongest_that_keeps(strengths: "ArrayLike", scores: "ArrayLike", reference: float, tolerance: float) -> int | None:
+def strongest_that_keeps(strengths: "ArrayLike", scores: "ArrayLike", reference: float | None, tolerance: float) -> int | None:
     """max {λ_i : s_i ≥ reference − tolerance}, as its number i; the weakest λ with a score if none keeps it, None if there is no score.
 
     It is the rule of thumb for a sparsifier, and "strong, then decay" for a preserver: start with the strongest and weaken it until the
-    score is kept. A NaN stands for a run that failed.
+    score is kept. A NaN stands for a run that failed. Without a `reference` it is the highest score.
     """
     s = _float64(scores)
     known = [i for i in range(len(s)) if not math.isnan(s[i])]
-    kept = [i for i in known if s[i] >= reference - tolerance]
+    floor = (max((s[i] for i in known), default=0.0) if reference is None else reference) - tolerance
+    kept = [i for i in known if s[i] >= floor]
     by_strength = _float64(strengths).__getitem__
     return max(kept, key=by_strength) if kept else min(known, key=by_strength, default=None)
 

@@ -18,7 +18,7 @@ from selfless.experiments import PAPER, experiment
 from selfless.experiments.base import EQUAL, Experiment
 from selfless.experiments.choosing import trials
 from selfless.experiments.parts import MOST, completed, partition, plan, read_part, seconds, units
-from selfless.experiments.reproduce import count, reproduce, train_cells
+from selfless.experiments.reproduce import count, reproduce, train_together
 from selfless.runner.merge import merge_results
 from selfless.runner.store import Store
 from selfless.spec import Result, Run
@@ -111,8 +111,8 @@ def test_parts_joined_are_the_whole(tmp_path: Path) -> None:
     whole = reproduce(made, seeds=3, out=tmp_path / "whole", train=trainer(score))
     parts = partition([made], 3, 2)
     for part in parts:
-        train_cells(part.cells, seeds=3, out=tmp_path / f"part-{part.number}", train=trainer(score))
-        train_cells(part.cells, seeds=3, out=tmp_path / f"part-{part.number}", train=trainer(score))  # resumed: nothing changes
+        train_together(part.cells, seeds=3, out=tmp_path / f"part-{part.number}", train=trainer(score))
+        train_together(part.cells, seeds=3, out=tmp_path / f"part-{part.number}", train=trainer(score))  # resumed: nothing changes
     merged = merge_results([tmp_path / "part-1", tmp_path / "part-2"], tmp_path / "all")
     assert (merged.repeated, merged.conflicts) == (0, ())
     assert merge_results([tmp_path / "part-2"], tmp_path / "all").runs == merged.runs  # merging again adds nothing

@@ -28,7 +28,7 @@ from tests.fabricated import A, B, score, small, trainer
 def test_several_experiments_share_their_fleets(tmp_path: Path) -> None:
     calls: list[tuple[str, int]] = []
     other = dataclasses.replace(small(), name="table-1", cells=small().cells[:2], claims=())
-    train_together([small(), other], seeds=3, out=tmp_path, train=trainer(score, calls))
+    train_together([*small().cells, *other.cells], seeds=3, out=tmp_path, train=trainer(score, calls))
     assert calls == [
         ("all: choosing strengths, permuted-mnist", 5 * 2),
         ("all: training, permuted-mnist", 2 * 3),
@@ -45,7 +45,7 @@ def test_data_that_is_missing_does_not_stop_the_other_streams(tmp_path: Path) ->
             raise MissingData("there is no MNIST")
         return made(runs, place, what)
 
-    train_together([small()], seeds=3, out=tmp_path, train=train)
+    train_together(small().cells, seeds=3, out=tmp_path, train=train)
     assert calls == [("all: training, joint-permuted-mnist", 3)]
     with pytest.raises(MissingData, match="no MNIST"):
         reproduce(small(), seeds=3, out=tmp_path, train=train)

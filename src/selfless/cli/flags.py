@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -76,22 +76,16 @@ class Later:
         return command
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """Commands by name; each is imported when it is read."""
 
     def __init__(self, later: Mapping[str, Later]) -> None:
-        self._later, self.loaded = later, dict[str, Any]()
+        self._later, self._loaded = later, dict[str, Any]()
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self.loaded:
-            self.loaded[name] = self._later[name].load(name)
-        return self.loaded[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self.loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("a command cannot be removed")
+        if name not in self._loaded:
+            self._loaded[name] = self._later[name].load(name)
+        return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._later)
@@ -107,7 +101,8 @@ class LazyGroup(_Group):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands, self._listing = _Commands(self.later), False
+        self.commands: Any = _Commands(self.later)
+        self._listing = False
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._listing = True

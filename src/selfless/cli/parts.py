@@ -54,13 +54,13 @@ def train_part(
 ) -> str:
     """Train all rounds of choosing and all reported runs of one part; return what to do next."""
     from selfless.experiments.parts import partition, read_part
-    from selfless.experiments.reproduce import train_cells
+    from selfless.experiments.reproduce import train_together
 
     number, of = read_part(part)
     chosen = partition(experiments, seeds, of)[number - 1]
     if not chosen.cells:
         return f"part {part} is empty: there are fewer sets of runs than parts"
-    train_cells(chosen.cells, seeds=seeds, out=out, train=train, first_seed=first_seed, data_dir=data_dir, recorded=recorded)
+    train_together(chosen.cells, seeds=seeds, out=out, train=train, first_seed=first_seed, data_dir=data_dir, recorded=recorded)
     return (
         f"part {part} is trained in {out}. When every part is: selfless results merge PART… --out DIR, "
         "then the same reproduce command with --out DIR and without --part writes the records"

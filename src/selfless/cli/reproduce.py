@@ -169,7 +169,8 @@ def _run(
     records, problems = [], {}
     train, known = _trainer(options, as_json, console), _recorded(options, console)
     if len(wanted) > 1:
-        train_together(wanted, seeds=seeds, out=options.out, train=train, first_seed=first_seed, data_dir=options.data_dir, recorded=known)
+        cells = [cell for one in wanted for cell in one.cells]
+        train_together(cells, seeds=seeds, out=options.out, train=train, first_seed=first_seed, data_dir=options.data_dir, recorded=known)
         train = _trainer(dataclasses.replace(options, force=False), True, open_console(quiet=True))  # reads what was just recorded
     for one in wanted:
         try:

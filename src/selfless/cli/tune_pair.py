@@ -140,7 +140,7 @@ def to_toml(run: Run, tuned: bool = True) -> str:
     if run.stream_options:
         lines += [
             "",
-            "# limit, if it is here: only so many images were used; delete it to train on all",
+            *(["# only so many images of a task were used; delete limit to train on all"] if "limit" in run.stream_options else []),
             "[stream_options]",
             *(f"{name} = {json.dumps(value)}" for name, value in run.stream_options.items()),
         ]

@@ -10,7 +10,6 @@ fleet trains all strengths at once. No test data are used.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,5 +61,4 @@ def choose_decay(trials: Mapping[Run, Sequence[Run]], results: Mapping[Run, Resu
     scores = tuple(tuple(score(run) for run in runs) for runs in trials.values())
     means = [float(np.mean(row)) for row in scores]
     strengths = [run.preserve.fixed_strength for run in trials]
-    best = max((mean for mean in means if not math.isnan(mean)), default=math.nan)
-    return Decay(tuple(trials), scores, strongest_that_keeps(strengths, means, best, drop))
+    return Decay(tuple(trials), scores, strongest_that_keeps(strengths, means, None, drop))

@@ -157,24 +157,6 @@ def judge_again(record: dict[str, Any], experiment: Experiment) -> dict[str, Any
 
 
 def train_together(
-    experiments: Sequence[Experiment],
-    *,
-    seeds: int,
-    out: Path,
-    train: Train,
-    first_seed: int = 0,
-    data_dir: Path | None = None,
-    recorded: Mapping[str, RecordedScore] | None = None,
-) -> None:
-    """Train what these experiments need, one stream at a time: first the runs that choose strengths, then the reported runs.
-
-    A stream whose data is missing is skipped; the experiment that needs it reports that later.
-    """
-    cells = [cell for experiment in experiments for cell in experiment.cells]
-    train_cells(cells, seeds=seeds, out=out, train=train, first_seed=first_seed, data_dir=data_dir, recorded=recorded)
-
-
-def train_cells(
     cells: Sequence[Cell],
     *,
     seeds: int,
@@ -184,7 +166,10 @@ def train_cells(
     data_dir: Path | None = None,
     recorded: Mapping[str, RecordedScore] | None = None,
 ) -> None:
-    """Train what these cells need: all rounds of choosing, then the reported runs; one stream at a time."""
+    """Train what these cells, of one or several experiments, need: all rounds of choosing, then the reported runs; one stream at a time.
+
+    A stream whose data is missing is skipped; the experiment that needs it reports that later.
+    """
 
     def train_all(runs: Sequence[Run], place: Path) -> dict[Run, Result]:
         return _by_stream(runs, place, f"all: {CHOOSE}", train)

@@ -156,8 +156,7 @@ def _choose(term: Term, strengths: Sequence[float], allowed: float, run: Callabl
     """Score the term at strength 0 and at each of `strengths`; choose the largest that keeps the score of 0, or the best score."""
     grid = (0.0, *sorted(strengths))
     scores = tuple(run(term.with_strength(strength)) for strength in grid)
-    best = max((score for score in scores if not math.isnan(score)), default=math.nan)
-    chosen = strongest_that_keeps(grid, scores, scores[0] if beside == "0" else best, allowed)
+    chosen = strongest_that_keeps(grid, scores, scores[0] if beside == "0" else None, allowed)
     if chosen is None:
         raise ValueError(f"every strength of {term.name} failed: its score is NaN; try a smaller learning rate in fit()")
     return Trial(term, grid, scores, chosen, allowed, beside)

@@ -186,10 +186,18 @@ class LayerForm:
             return torch.addmm(gradient, h, self._scaled, alpha=scale)
         return torch.addmm(torch.addcmul(gradient, h, self._diagonal, value=-scale), h @ self._scaled, self._a.T, alpha=scale)
 
-    def value(self, h: Tensor) -> Tensor:
-        """Return λR = ½⟨2λSh/M, h⟩."""
+    def gradient(self, h: Tensor) -> Tensor:
+        """Return 2λSh/M."""
         with without_autocast(h):
-            return 0.5 * torch.vdot(self.add(torch.zeros_like(h), h).flatten(), h.flatten())
+            if self._diagonal is None:
+                return h @ self._scaled
+            return torch.addmm(h * self._diagonal, h @ self._scaled, self._a.T, beta=-1)
+
+    def value(self, h: Tensor, gradient: Tensor | None = None) -> Tensor:
+        """Return λR = ½⟨2λSh/M, h⟩; the gradient 2λSh/M may be given."""
+        gradient = self.gradient(h) if gradient is None else gradient
+        with without_autocast(h):
+            return 0.5 * torch.vdot(gradient.flatten(), h.flatten())
 
 
 class _Stacked(torch.autograd.Function):

@@ -98,11 +98,13 @@ class ReadyLayer:
             return None
         form, version = self._form, h._version
         if keeper.check_finite:
-            value = form.value(h)
+            own = form.gradient(h)
+            value = form.value(h, own)
             keeper.step_log.add_layer(self._layer, h, value)
             keeper.check_penalty({self._layer: h}, value)
-        else:  # unknown if someone has changed the activations before reading the log
-            keeper.step_log.add_layer(self._layer, h, lambda: form.value(h) if h._version == version else h.new_full((), math.nan))
+            return torch.add(gradient, own, alpha=scale)
+        # the value is unknown if someone changes the activations before reading the log
+        keeper.step_log.add_layer(self._layer, h, lambda: form.value(h) if h._version == version else h.new_full((), math.nan))
         return form.add(gradient, h, scale)
 
 
