@@ -1,11 +1,13 @@
-"""Where the time of a training step goes, for each method, in a fleet on a stream of CIFAR's shape.
+"""Where the time of a training step goes, for each method, in a fleet on a stream of the shape of CIFAR-100 or Tiny ImageNet.
 
     python benchmarks/fleet_speed.py --out fleet-speed.json                       # an H200: about two minutes
     python benchmarks/fleet_speed.py --rows lwf lwf+decov --augment crop-flip --out fleet-speed.json
+    python benchmarks/fleet_speed.py --rows mas+slnid --augment none --model vgg-slim --layers hidden --samples 10000 --epochs 10
     python benchmarks/fleet_speed.py --device cpu --members 2 --samples 40 --batch 20 --model cnn-8 --tasks 3 --rounds 1
 
 To compare two versions, run the same file with PYTHONPATH at each of the two `src` folders; `selfless` is imported from there. The images
-are drawn, so no data is needed and what is learnt means nothing. Sparsifiers act in all layers.
+are drawn, so no data is needed and what is learnt means nothing. Sparsifiers act in all layers, with `--layers hidden` in fully-connected
+ones. `--model vgg-slim` has tasks of twenty classes of images of 64×64.
 
 A run is not trained to its end. A step is timed in the first task, in the second (one old head) and in the last one (all others are old),
 and PackNet's also after pruning. Between the second and the last task the time is interpolated. Then
@@ -38,7 +40,7 @@ import torch
 
 import selfless
 from selfless import EBLL, MAS, SLNID, DeCov, LwF, NoSparsifier, PackNet, Run
-from selfless.bench.engine import cnn, synthetic_source, training_settings
+from selfless.bench.engine import cnn, synthetic_source, training_settings, vgg
 from selfless.data import offer
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Learner
@@ -72,11 +74,12 @@ TOP = 15
 def learner(row: str, augment: str, options: argparse.Namespace, **changes: Any) -> tuple[Learner, Any]:
     """Return the learner of a fleet, and the images, which are forgotten with this value."""
     preserve, sparsify = ROWS[row]
-    chosen = {"schedule": "cosine", "layers": "all", "precision": "bf16", "augment": augment, "lr": 1e-3}
+    chosen = {"schedule": "cosine", "layers": options.layers, "precision": "bf16", "augment": augment, "lr": 1e-3}
     settings = {"epochs": options.epochs, "batch": options.batch, **chosen, **changes}
-    runs = [Run("split-cifar-100", options.model, preserve, sparsify, seed=seed, **settings) for seed in range(options.members)]
+    workload = vgg() if options.model == "vgg-slim" else cnn()
+    runs = [Run(workload.stream, options.model, preserve, sparsify, seed=seed, **settings) for seed in range(options.members)]
     data = f"drawn/{options.samples}"  # a folder that does not exist: the images are offered under its name
-    source = synthetic_source(cnn(), options.samples)
+    source = synthetic_source(workload, options.samples)
     offer(source, data_dir=data)
     return Learner(runs, device=options.device, data_dir=data), source  # type: ignore[arg-type]  # only compared, never opened
 
@@ -161,7 +164,8 @@ class Bench:
                 tables["parts_ms"] = self.parts(task, self.phase or 5)
             else:
                 ends.append(self.end_task())
-        tables["end_of_task_s"] = sorted(ends)[len(ends) // 2]
+        later = sorted(ends[1:] or ends)  # the first one compiles
+        tables["end_of_task_s"] = later[len(later) // 2]
         tables["seconds_a_run"] = self.seconds_a_run(tables)
         tables["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9 if self.device.type == "cuda" else None
         return tables
@@ -266,6 +270,7 @@ def main() -> None:
     parser.add_argument("--augment", nargs="+", choices=("none", "crop-flip"), default=["crop-flip", "none"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="cnn-256")
+    parser.add_argument("--layers", choices=("all", "hidden"), default="all")
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--tasks", type=int, default=10, help="at least 3")
     parser.add_argument("--epochs", type=int, default=50, help="of a task, for the sum; at least 8")

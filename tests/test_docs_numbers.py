@@ -238,14 +238,29 @@ def test_speed_on_a_cpu_is_the_recorded_one() -> None:
     assert missing(wanted) == []
 
 
-def test_growth_of_cost_is_the_recorded_one() -> None:
-    rows, wanted = load("results/bench/neoverse/growth.json")["growth"], []
+@pytest.mark.parametrize("machine", ["neoverse", "h200"])
+def test_growth_of_cost_is_the_recorded_one(machine: str) -> None:
+    rows, wanted = [row for row in load(f"results/bench/{machine}/growth.json")["growth"] if row["seconds"] is not None], []
     for axis in dict.fromkeys(row["axis"] for row in rows):
         first, *_, last = (row for row in rows if row["axis"] == axis)
         times = last["seconds"] / first["seconds"]
         grown = f"{times:.0f}×" if times >= 10 else f"{times:.2f}×"
         wanted.append(f"| {first['size']:,} | {last['size']:,} | {grown} | {number(last['exponent'])} |")
     assert missing(wanted) == []
+
+
+def test_speed_of_convolutions_with_many_channels_is_the_recorded_one() -> None:
+    record, page, notes = load("results/bench/h200/vgg-slim.json"), read("docs/performance.md"), read("docs/lab-notes/speed-gpu.md")
+    before, after = record["before"], record["after"]
+    assert f"**{after['seconds_a_run']:.1f} s** (aim ≤ 9 ✓)" in page
+    assert f"It was {before['seconds_a_run']:.1f} s before" in page
+    for title, value, unit in [
+        ("a step", lambda r: f"{r['step_ms_task_3']:.1f}", " ms"),
+        ("kernels a step", lambda r: f"{r['kernels_a_step']:.0f}", ""),
+        ("the end of a task", lambda r: f"{min(r['end_of_task_s']):.1f}", " s"),
+        ("a run of 10 tasks × 10 epochs", lambda r: f"{r['seconds_a_run']:.1f}", " s"),
+    ]:
+        assert f"| {title} | {value(before)}{unit} | {value(after)}{unit} |" in notes
 
 
 def test_memory_of_a_keeper_is_the_recorded_one() -> None:

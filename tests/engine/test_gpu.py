@@ -114,18 +114,23 @@ from torch import nn
 def net(outputs, input_shape):
     return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
                          nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(144, 20), nn.ReLU(), nn.Linear(20, outputs))
+def wide(outputs, input_shape):  # cuDNN runs what has more than 64 channels
+    return nn.Sequential(nn.Conv2d(1, 72, 3, padding=1), nn.ReLU(), nn.Conv2d(72, 66, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                         nn.Conv2d(66, 16, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1), nn.ReLU(),
+                         nn.Conv2d(8, 70, 1), nn.Tanh(), nn.Flatten(), nn.Linear(630, 20), nn.ReLU(), nn.Linear(20, outputs))
 """
 
 
+@pytest.mark.parametrize("network", ["net", "wide"])
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("change", [{}, {"preserve": EWC(5.0), "schedule": "cosine"}, {"layers": "all"}], ids=str)
 def test_convolutions_on_a_gpu(
-    tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], members: int
+    tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], members: int, network: str
 ) -> None:
     (tmp_path / "gpunets.py").write_text(NETWORK)
     monkeypatch.chdir(tmp_path)
     kinds = [SLNID(1e-2), NoSparsifier(), DeCov(1e-3)]
-    runs = [small(tasks_npz, model="gpunets:net", sparsify=kinds[m], seed=m, epochs=1, **change) for m in range(members)]
+    runs = [small(tasks_npz, model=f"gpunets:{network}", sparsify=kinds[m], seed=m, epochs=1, **change) for m in range(members)]
     cpu, gpu = Learner(runs), Learner(runs, device="cuda")
     cpu.learn()
     gpu.learn()

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from selfless.data import Augment
 from selfless.engine import rng
 from selfless.engine.native.hardware import kernels
 from selfless.engine.native.options import CovarianceGradient, PairGradient
+from selfless.importance import closed
 from tests.engine.small_runs import on_gpu
 
 pytestmark = on_gpu
@@ -199,3 +200,34 @@ def test_inhibition_by_factors(k: Any, n: int, rank: int) -> None:
     )
     want = g.double() + 0.1 * (h.double() @ a.double() @ a.double().mT - h.double() * d.double()[:, None])
     close(k.inhibit(g, h, a, d, 0.1), want)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize(
+    ("layer", "size", "dtype"),
+    [
+        (nn.Conv2d(5, 7, 3, padding=1), (6, 5), torch.float32),
+        (nn.Conv2d(70, 66, 3, padding=1), (4, 4), torch.float32),
+        (nn.Conv2d(3, 9, (3, 5), (2, 1), (1, 2)), (9, 8), torch.float32),
+        (nn.Conv2d(16, 20, 3, padding=2, dilation=2), (9, 9), torch.float32),
+        (nn.Conv2d(64, 128, 3, padding=1), (32, 32), torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_importances_of_any_convolution(k: Any, layer: nn.Conv2d, size: tuple[int, int], dtype: torch.dtype, power: int) -> None:
+    x = drawn(MEMBERS, BATCH, *size, layer.in_channels).to(dtype).permute(0, 1, 4, 2, 3)
+    layer = layer.cuda().double()
+    g = drawn(MEMBERS, BATCH, *layer(x[0].double()).shape[1:]).to(dtype)
+    want = [dict(closed.conv(layer, x[f].double(), g[f].double(), power, 2**30))["weight"] for f in range(MEMBERS)]
+    close(k.magnitudes(x, g, layer, power), torch.stack(want))
+
+
+@pytest.mark.parametrize(("rows", "n"), [(37, 20), (9000, 130)])
+def test_sums_over_the_rows_of_a_bias(k: Any, rows: int, n: int) -> None:
+    g, h = drawn(MEMBERS, rows, n), drawn(MEMBERS, rows, n).relu()
+    dz, db = k.unbias(g, h)
+    assert torch.equal(dz, g * (h > 0))
+    close(db, dz.double().sum(1))
+    close(k.unbias(g, None)[1], g.double().sum(1))
+    k.masked_into(g, h, out := torch.empty_like(g))
+    assert torch.equal(out, dz)

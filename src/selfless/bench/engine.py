@@ -1,4 +1,4 @@
-"""The engine on synthetic images of MNIST's and of CIFAR's shape: the real Learner and Fleet, without files."""
+"""The engine on synthetic images of the shape of MNIST, CIFAR and Tiny ImageNet: the real Learner and Fleet, without files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from selfless.spec import Run
 
 @dataclass(frozen=True)
 class Workload:
-    """A network and the stream that it learns, ten classes per task."""
+    """A network and the stream that it learns."""
 
     model: str
     stream: str
     data: str
     shape: tuple[int, int, int]
     outputs: int
+    classes_per_task: int = 10
 
     @property
     def title(self) -> str:
@@ -48,6 +49,11 @@ def cnn(width: int = 256) -> Workload:
     return Workload(f"cnn-{width}", "split-cifar-100", "cifar-100", (3, 32, 32), 100)
 
 
+def vgg() -> Workload:
+    """Split Tiny ImageNet on the paper's network."""
+    return Workload("vgg-slim", "split-tiny-imagenet", "tiny-imagenet", (3, 64, 64), 200, classes_per_task=20)
+
+
 def small_images(workload: Workload) -> torch.Tensor:
     """Return 1,000 random images, with four fifths of the bytes 0 as in MNIST."""
     generator = torch.Generator().manual_seed(0)
@@ -57,14 +63,14 @@ def small_images(workload: Workload) -> torch.Tensor:
 
 def synthetic_source(workload: Workload, samples: int) -> Source:
     """Return `samples` images per task: 1,000 random images, repeated; balanced classes."""
-    images, classes = small_images(workload), workload.outputs
+    images, classes, per_task = small_images(workload), workload.outputs, workload.classes_per_task
 
     def labelled(n: int) -> tuple[torch.Tensor, torch.Tensor]:
         return images[torch.arange(n) % len(images)], torch.arange(n) % classes
 
     mean, std = (MEAN, STD) if workload.data == "cifar-100" else (None, None)
     names = tuple(str(c) for c in range(classes))
-    return Source(workload.data, labelled(samples * classes // 10), labelled(classes), names, mean, std, classes_per_task=10)
+    return Source(workload.data, labelled(samples * classes // per_task), labelled(classes), names, mean, std, classes_per_task=per_task)
 
 
 class EngineFleet:

@@ -6,9 +6,9 @@ Every kernel has a PyTorch version where it is used (`native`, `fleet`, `batches
 
 from selfless.engine.kernels.batch import gather
 from selfless.engine.kernels.conv import CHANNELS, columns_of, conv, pool, unpool
-from selfless.engine.kernels.dense import bias_, cross_entropy, inhibit, rates_, unbias, update_
+from selfless.engine.kernels.dense import bias_, cross_entropy, inhibit, masked_into, rates_, unbias, update_
 from selfless.engine.kernels.pairs import add_product, covariance_matrix, is_map
-from selfless.engine.kernels.sums import weight_sums
+from selfless.engine.kernels.sums import magnitudes, weight_sums
 
 __all__ = [
     "CHANNELS",
@@ -21,6 +21,8 @@ __all__ = [
     "gather",
     "inhibit",
     "is_map",
+    "magnitudes",
+    "masked_into",
     "pool",
     "rates_",
     "unbias",

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+MANY = 4096  # rows of a batch from which on a sum over them is split
+
 
 # ---------------------------------------------------------------------------------------------------------------------- loss
 @triton.jit
@@ -50,30 +52,31 @@ def cross_entropy(logits: Tensor, y: Tensor, rate: Tensor, head: range, loss_sum
 
 # ------------------------------------------------------------------------------------------------------------- linear layers
 @triton.jit
-def _bias(z, bias, N, M, RELU: tl.constexpr, BLOCK: tl.constexpr):
-    """z ← z + b, or relu(z + b), in place. Program: (block of rows × columns, f)."""
+def _bias(z, bias, out, N, M, RELU: tl.constexpr, BLOCK: tl.constexpr):
+    """out = z + b, or relu(z + b). Program: (block of rows × columns, f)."""
     f = tl.program_id(1).to(tl.int64)
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(z + f * M + e, mask=e < M, other=0.0).to(tl.float32) + tl.load(bias + f * N + e % N, mask=e < M, other=0.0)
     if RELU:
         value = tl.maximum(value, 0.0)
-    tl.store(z + f * M + e, value, mask=e < M)
+    tl.store(out + f * M + e, value, mask=e < M)
 
 
-def bias_(z: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """z ← z + bias, or relu(z + bias), in place; z: (F, B, N), bias: (F, N)."""
-    per_member = z[0].numel()
-    _bias[(triton.cdiv(per_member, 1024), len(z))](z, bias, z.shape[-1], per_member, RELU=relu, BLOCK=1024)
-    return z
+def bias_(z: Tensor, bias: Tensor, relu: bool, out: Tensor | None = None) -> Tensor:
+    """z + bias, or relu(z + bias), in place or into `out`; z: (F, …, N), bias: (F, N)."""
+    per_member, to = z[0].numel(), z if out is None else out
+    _bias[(triton.cdiv(per_member, 1024), len(z))](z, bias, to, z.shape[-1], per_member, RELU=relu, BLOCK=1024)
+    return to
 
 
 @triton.jit
-def _unbias(g, h, dz, db, B, N, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """dz = g · [h > 0] if RELU; db = Σ_b dz. Program: (block of columns, f)."""
-    f = tl.program_id(1).to(tl.int64)
+def _unbias(g, h, dz, db, B, N, LEN, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """dz = g · [h > 0] if RELU; db = Σ_b dz over LEN of the B rows. Program: (block of columns, part of the rows, f)."""
+    f = tl.program_id(2).to(tl.int64)
     c = tl.program_id(0) * COLS + tl.arange(0, COLS)
     total = tl.zeros((COLS,), tl.float32)
-    for start in range(0, B, ROWS):
+    first = tl.program_id(1) * LEN
+    for start in range(first, tl.minimum(first + LEN, B), ROWS):
         b = start + tl.arange(0, ROWS)
         live = (b < B)[:, None] & (c < N)[None, :]
         place = (f * B + b)[:, None] * N + c[None, :]
@@ -82,16 +85,32 @@ def _unbias(g, h, dz, db, B, N, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl
             value = tl.where(tl.load(h + place, mask=live, other=0.0) > 0, value, 0.0)
             tl.store(dz + place, value, mask=live)
         total += tl.sum(value, axis=0)
-    tl.store(db + f * N + c, total, mask=c < N)
+    tl.store(db + (tl.program_id(1) * tl.num_programs(2) + f) * N + c, total, mask=c < N)
 
 
 def unbias(g: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return (∂/∂z, ∂/∂bias) of h = relu(z + b), or of z + b if h is None, given g = ∂/∂h: (F, B, N)."""
     members, batch, n = g.shape
     dz = g if h is None else torch.empty_like(g)
-    db = torch.empty(members, n, device=g.device)
-    _unbias[(triton.cdiv(n, 32), members)](g, g if h is None else h, dz, db, batch, n, RELU=h is not None, ROWS=64, COLS=32)
-    return dz, db
+    cols, length = (32, batch) if batch <= MANY else (min(128, triton.next_power_of_2(n)), MANY // 4)  # a feature map has many rows
+    parts = triton.cdiv(batch, length)
+    db = torch.empty(parts, members, n, device=g.device)
+    _unbias[(triton.cdiv(n, cols), parts, members)](
+        g, g if h is None else h, dz, db, batch, n, length, RELU=h is not None, ROWS=64, COLS=cols
+    )  # fmt: skip
+    return dz, db[0] if parts == 1 else db.sum(0)
+
+
+@triton.jit
+def _masked(g, h, out, M, BLOCK: tl.constexpr):
+    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(g + e, mask=e < M, other=0.0)
+    tl.store(out + e, tl.where(tl.load(h + e, mask=e < M, other=0.0) > 0, value, 0.0), mask=e < M)
+
+
+def masked_into(g: Tensor, h: Tensor, out: Tensor) -> None:
+    """out = g · [h > 0]; all contiguous."""
+    _masked[(triton.cdiv(g.numel(), 1024),)](g, h, out, g.numel(), BLOCK=1024)
 
 
 # ---------------------------------------------------------------------------------------------------------------- sparsifiers

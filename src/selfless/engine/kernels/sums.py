@@ -1,4 +1,4 @@
-"""Sums over pixels: the gradients of the weights of a 3×3 convolution, and their importances. Layout in memory: (F, B, H, W, C)."""
+"""Sums over pixels: the gradients of the weights of a 3×3 convolution, and the importances of any. Layout in memory: (F, B, H, W, C)."""
 
 from __future__ import annotations
 
@@ -208,3 +208,58 @@ def _map_sums(x: Tensor, dz: Tensor, padding: int, power: int, _: Tensor | None)
         num_warps=8 if power else 4 if big else 2, num_stages=3,
     )  # fmt: skip
     return sums
+
+
+# ------------------------------------------------------------------------------------------------------- importances of any size
+@triton.jit
+def _magnitudes(
+    x, dz, out, B, EACH, s_f, s_b, s_h, s_w, s_c, H, W, SPAN: tl.constexpr, STRIDE_I: tl.constexpr, STRIDE_J: tl.constexpr,
+    PAD_I: tl.constexpr, PAD_J: tl.constexpr, APART_I: tl.constexpr, APART_J: tl.constexpr, WO: tl.constexpr, P: tl.constexpr,
+    CI: tl.constexpr, CO: tl.constexpr, TAPS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, BP: tl.constexpr, POWER: tl.constexpr,
+    PREC: tl.constexpr,
+):  # fmt: skip
+    """Program (block of weights, part, f): Σ_m |Σ_p x_m[p, c] dz_m[p, o]|^POWER of one tap, over EACH of the samples m."""
+    f = tl.program_id(2).to(tl.int64)
+    tap = tl.program_id(0) % TAPS
+    block = tl.program_id(0) // TAPS
+    c = block % tl.cdiv(CI, IN) * IN + tl.arange(0, IN)
+    o = block // tl.cdiv(CI, IN) * OUT + tl.arange(0, OUT)
+    total = tl.zeros((IN, OUT), tl.float32)
+    for m in range(tl.program_id(1) * EACH, tl.minimum((tl.program_id(1) + 1) * EACH, B)):
+        acc = tl.zeros((IN, OUT), tl.float32)
+        source = x + f * s_f + m * tl.cast(s_b, tl.int64)
+        delta = dz + (f * B + m) * (P * CO)
+        for start in range(0, P, BP):
+            p = start + tl.arange(0, BP)
+            i = p // WO * STRIDE_I - PAD_I + tap // SPAN * APART_I
+            j = p % WO * STRIDE_J - PAD_J + tap % SPAN * APART_J
+            inside = (p < P) & (i >= 0) & (i < H) & (j >= 0) & (j < W)
+            xs = tl.load(source + (i * s_h + j * s_w)[None, :] + (c * s_c)[:, None], mask=inside[None, :] & (c < CI)[:, None], other=0.0)
+            g = tl.load(delta + p[:, None] * CO + o[None, :], mask=(p < P)[:, None] & (o < CO)[None, :], other=0.0)
+            acc = tl.dot(xs, g, acc, input_precision=PREC)
+        total += _power(acc, POWER)
+    part = (tl.program_id(1) * tl.num_programs(2) + f) * (CO * CI * TAPS)
+    tl.store(out + part + (o[None, :] * CI + c[:, None]) * TAPS + tap, total, mask=(c < CI)[:, None] & (o < CO)[None, :])
+
+
+def magnitudes(x: Tensor, dz: Tensor, layer: torch.nn.Conv2d, power: int) -> Tensor:
+    """Return Σ_m |∂_m W|^power (F, O, C, height, width) of a convolution without groups, from its input and dz = ∂/∂output.
+
+    No gradient of a sample is written to memory, where the 512×512×3×3 weights of one layer would take 9 MB a sample.
+    """
+    members, batch, inputs, height, width = x.shape
+    outputs, span, s = dz.shape[2], layer.kernel_size[1], x.stride()
+    taps, flat = layer.kernel_size[0] * span, channels_last(dz)
+    pixels = flat.shape[2] * flat.shape[3]
+    wide, high = min(64, tile(inputs)), min(64, tile(outputs))
+    blocks = taps * triton.cdiv(inputs, wide) * triton.cdiv(outputs, high)
+    parts = max(1, min(batch, 4 * PROGRAMS // (blocks * members)))
+    each = triton.cdiv(batch, parts)
+    sums = torch.empty(triton.cdiv(batch, each), members, outputs * inputs * taps, device=x.device)
+    _magnitudes[(blocks, len(sums), members)](
+        x, flat, sums, batch, each, s[0], s[1], s[3], s[4], s[2], height, width, SPAN=span, STRIDE_I=layer.stride[0],
+        STRIDE_J=layer.stride[1], PAD_I=layer.padding[0], PAD_J=layer.padding[1], APART_I=layer.dilation[0], APART_J=layer.dilation[1],
+        WO=flat.shape[3], P=pixels, CI=inputs, CO=outputs, TAPS=taps, IN=wide, OUT=high, BP=min(64, tile(pixels)), POWER=power,
+        PREC=precision(), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return sums.sum(0).view(members, outputs, inputs, *layer.kernel_size)

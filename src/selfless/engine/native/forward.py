@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from selfless.activations import LWTA, Maxout
 from selfless.engine.native.functions import Inhibit, MemberConv, Probe, StackedLinear, TritonConv, TritonPool, apply
-from selfless.engine.native.hardware import is_small_pool, runs_in_triton
+from selfless.engine.native.hardware import is_small_pool, kernels, runs_in_triton
 from selfless.engine.native.options import ForwardOptions, Penalty, Tensors
 
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Dropout)
@@ -78,7 +78,9 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
                 pending = None
                 owed, skip = fused, following[0] if fused else ""
             else:
-                x, owed = apply(MemberConv, _rectify(x, owed), weight, bias, layer, options.measure), False
+                joined = fused and kernels(x) is not None
+                x = apply(MemberConv, x, weight, bias, layer, options.measure, joined, owed)
+                owed, skip = joined, following[0] if joined else ""
         elif name == skip:
             skip = ""
         elif is_small_pool(layer, x):

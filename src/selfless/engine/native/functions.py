@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -125,46 +126,78 @@ def _flatten_kernel(kernel: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class MemberConv(torch.autograd.Function):
-    """Any other convolution, member by member. On a GPU the weights are channels-last, so outputs and later layers are, too."""
+    """Any other convolution, member by member. On a GPU the weights are channels-last, so outputs and later layers are, too.
+
+    With kernels, the pass that stacks the members also adds the bias and applies the ReLU (if `relu`), and in the backward pass the mask
+    that is `owed`. As in `TritonConv`, after `relu` the layer after this one masks the gradient.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, measure: Measure | None) -> Tensor:
-        low, shift = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, measure: Measure | None, relu: bool, owed: bool
+    ) -> Tensor:
+        low, fast = weight.to(x.dtype), kernels(x)
         if x.is_cuda:
             low = low.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         ctx.save_for_backward(x, low)
-        ctx.layer, ctx.measure = layer, measure
-        outputs = [layer._conv_forward(xs, w, None if shift is None else shift[f]) for f, (xs, w) in enumerate(zip(x, low, strict=True))]
-        return _restack(outputs)
+        ctx.layer, ctx.measure, ctx.owed = layer, measure, owed
+        shift = [None] * len(x) if bias is None or fast is not None else list(bias.to(x.dtype))
+        outputs = [layer._conv_forward(xs, w, b) for xs, w, b in zip(x, low, shift, strict=True)]
+        if fast is None:
+            return _restack(outputs)
+        biases = weight.new_zeros(*weight.shape[:2]) if bias is None else bias
+        return _stack_last(outputs, lambda f, z, to: fast.bias_(z, biases[f : f + 1], relu, out=to))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        layer, measure = ctx.layer, ctx.measure
+        layer, measure, fast = ctx.layer, ctx.measure, kernels(g)
         wants_x, wants_w, wants_b = ctx.needs_input_grad[:3]
         measures = measure is not None
-        size = [weight.shape[1]] if wants_b and not measures else None
-        flags = [wants_x, wants_w and not measures, wants_b and not measures]
+        size = [weight.shape[1]] if wants_b and not measures and fast is None else None
+        flags = [wants_x, wants_w and not measures, size is not None]
         shape = (layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups)
+        g = g if fast is None else g.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         found = [torch.ops.aten.convolution_backward(g[f], x[f], weight[f], size, *shape, flags) for f in range(len(x))]
-        dx = _restack([each[0] for each in found]) if wants_x else None
-        dw: Tensor | None
-        db: Tensor | None
+        dx = dw = db = None
+        if wants_x and fast is not None and ctx.owed:
+            rows = x.permute(0, 1, 3, 4, 2).contiguous()
+            dx = _stack_last([each[0] for each in found], lambda f, d, to: fast.masked_into(d, rows[f], to))
+        elif wants_x:
+            dx = _restack([each[0] for each in found])
         if measures and (wants_w or wants_b):
-            weighted = measure.weighted(g).float()
-            memory = memory_of(x.device) // 64 if x.is_cuda else MEMORY
-            sums = [dict(closed.conv(layer, x[f].float(), weighted[f], measure.power, memory)) for f in range(len(x))]
-            dw = torch.stack([s["weight"] for s in sums])
-            db = torch.stack([s["bias"] for s in sums]) if wants_b else None
+            dw, db = _conv_magnitudes(layer, x, measure.weighted(g), measure.power)
         else:
             dw = torch.stack([each[1] for each in found]).float() if wants_w else None
-            db = torch.stack([each[2] for each in found]).float() if wants_b else None
-        return dx, dw if wants_w else None, db if wants_b else None, None, None
+            if wants_b and fast is not None:
+                db = fast.unbias(g.permute(0, 1, 3, 4, 2).flatten(1, 3), None)[1]
+            elif wants_b:
+                db = torch.stack([each[2] for each in found]).float()
+        return dx, dw if wants_w else None, db if wants_b else None, None, None, None, None
+
+
+def _conv_magnitudes(layer: nn.Conv2d, x: Tensor, g: Tensor, power: int) -> tuple[Tensor, Tensor | None]:
+    """Return Σ_m |∂_m|^power of the weight (F, O, C, …) and of the bias (F, O) of a convolution, given ∂/∂output."""
+    fast = kernels(g)
+    if fast is not None and layer.groups == 1:
+        return fast.magnitudes(x, g, layer, power), g.float().sum((3, 4)).abs().pow(power).sum(1)
+    memory = memory_of(x.device) // 64 if x.is_cuda else MEMORY
+    sums = [dict(closed.conv(layer, x[f].float(), g[f].float(), power, memory)) for f in range(len(x))]
+    return torch.stack([s["weight"] for s in sums]), torch.stack([s["bias"] for s in sums]) if layer.bias is not None else None
 
 
 def _restack(each: list[Tensor]) -> Tensor:
     """Return the members as one tensor, in the memory layout that their convolutions chose."""
     return torch.cat(each).view(len(each), *each[0].shape)
+
+
+def _stack_last(each: list[Tensor], write: Callable[[int, Tensor, Tensor], object]) -> Tensor:
+    """Return the members as one tensor, channels last in memory. write(f, z, to) writes what becomes of z = each[f] (1, B, H, W, C)."""
+    last = [z.permute(0, 2, 3, 1).contiguous().unsqueeze(0) for z in each]  # copies nothing if a member is channels-last
+    stacked = torch.empty(len(each), *last[0].shape[1:], dtype=last[0].dtype, device=last[0].device)
+    for f, z in enumerate(last):
+        write(f, z, stacked[f : f + 1])
+    return stacked.permute(0, 1, 4, 2, 3)
 
 
 class TritonPool(torch.autograd.Function):
