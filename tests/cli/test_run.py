@@ -49,6 +49,11 @@ def test_config_and_flags_compose(stream: str, tmp_path: Path) -> None:
     assert [(r["run"]["model"], r["run"]["epochs"], r["run"]["model_options"]) for r in made] == [("mlp-9", 1, {"layers": 3})]
 
 
+def test_a_limit_is_an_option_of_the_stream(stream: str, tmp_path: Path) -> None:
+    made = json.loads(runner.invoke(app, small(stream, tmp_path, "--limit", "30", "--stream-option", "head=shared", "--json")).stdout)
+    assert made["runs"][0]["run"]["stream_options"] == {"head": "shared", "limit": 30}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -179,6 +179,18 @@ def test_a_shared_activation_module_serves_each_layer_apart() -> None:
         keeper.penalty()
 
 
+@pytest.mark.parametrize("inject", [True, False])
+def test_an_empty_batch_has_no_penalty(inject: bool) -> None:
+    model = made(mlp)
+    keeper = selfless.attach(model, MAS(0.1), SNI(1.0), inject=inject)
+    for rows in (4, 0):  # the first one prepares the next
+        loss = model(rand(rows, 6)).sum()
+        if rows:
+            (loss if inject else loss + keeper.penalty()).backward()
+    with pytest.raises(ValueError, match="got no samples, so its penalty is not defined; leave out empty batches"):
+        loss.backward() if inject else keeper.penalty()
+
+
 def test_the_penalty_keeps_float64() -> None:
     model = made(mlp, dtype=torch.float64)
     keeper = selfless.attach(model, MAS(0.1), SNI(1.0))

@@ -33,6 +33,10 @@ EXAMPLES = """[bold]Examples[/bold]
 @with_run_fields
 def run(
     seeds: Annotated[int | None, typer.Option(help="How many seeds, from --seed up.", show_default="1", rich_help_panel="Training")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many images of each task to use: --stream-option limit=N.", show_default="all", rich_help_panel="What"),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -80,6 +84,8 @@ def run(
     with reporting_errors(as_json):
         from selfless.runner.plan import plan
 
+        if limit is not None:
+            fields["stream_options"] = [*(fields.get("stream_options") or []), f"limit={limit}"]
         how = {"out": out, "data_dir": data_dir, "device": device, "workers": workers, "budget": budget, "checkpoints": checkpoints}
         how |= {"deterministic": deterministic, "engine": engine, "address": address}
         planned = plan(config, {**fields, "seeds": seeds, **how}, force=force)

@@ -215,4 +215,7 @@ class Collector:
             raise RuntimeError(
                 f"a layer gave {sizes} neurons in one step: its activation module serves several layers; name the modules before it instead"
             )
-        return torch.cat(rows) if len(rows) > 1 else rows[0]
+        joined = torch.cat(rows) if len(rows) > 1 else rows[0]
+        if not len(joined):
+            raise ValueError(f"layer {name!r} got no samples, so its penalty is not defined; leave out empty batches (drop_last=True)")
+        return joined
