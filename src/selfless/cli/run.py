@@ -35,7 +35,7 @@ def run(
     seeds: Annotated[int | None, typer.Option(help="How many seeds, from --seed up.", show_default="1", rich_help_panel="Training")] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="How many images of each task to use: --stream-option limit=N.", show_default="all", rich_help_panel="What"),
+        typer.Option(min=1, help="How many images of each task: --stream-option limit=N.", show_default="all", rich_help_panel="What"),
     ] = None,
     config: Annotated[
         Path | None,
