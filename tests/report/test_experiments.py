@@ -18,6 +18,7 @@ from selfless.experiments.base import Claim, Experiment, at_least
 from selfless.experiments.reproduce import declared, grids, judge_again, record_file, reproduce
 from selfless.report import experiment_plots, write
 from selfless.report import experiments as reporting
+from selfless.report.figures.dots import dots
 from selfless.runner import Store
 from selfless.spec import Result
 from tests.fabricated import A, B, score, small, trainer
@@ -232,3 +233,13 @@ def test_figures_are_written_as_files(tmp_path: Path) -> None:
     assert {path.name for path in written} == {"fig-2-ours.png", "fig-2-ours.pdf"}
     assert written[0].read_bytes().startswith(b"\x89PNG")
     assert written[1].read_bytes().startswith(b"%PDF")
+
+
+def test_an_axis_says_what_its_values_are() -> None:
+    cell = {"row": "A", "published": None, "mean": 1.0, "std": 0.1}
+    cells = [
+        cell | {"column": "accuracy", "unit": "%", "heading": "average"},
+        cell | {"column": "lost", "unit": "points", "heading": "lost"},
+    ]
+    labels = [figure.axes[0].get_xlabel() for figure in dots({"title": "", "cells": cells}).values()]
+    assert labels == ["accuracy (%)", "lost (points)"]

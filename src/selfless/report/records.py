@@ -96,6 +96,11 @@ def rows_and_columns(record: Record) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(c["row"] for c in record["cells"])), list(dict.fromkeys(c["column"] for c in record["cells"]))
 
 
+def value_label(cell: Cell) -> str:
+    """Return what the value of a cell is, for an axis."""
+    return "accuracy (%)" if cell.get("unit", "%") == "%" else f"{cell['heading']} ({cell['unit']})"
+
+
 def by_place(record: Record) -> dict[Place, dict[str, Any]]:
     """Return (row, column) → cell."""
     return {(c["row"], c["column"]): c for c in record["cells"]}

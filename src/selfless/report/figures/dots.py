@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from selfless.report.drawing import COLOURS, INK, WIDTH, end_at_100, style
-from selfless.report.records import Cell, Record, rows_and_columns
+from selfless.report.records import Cell, Record, rows_and_columns, value_label
 
 
 def dots(record: Record) -> dict[str, Figure]:
@@ -62,7 +62,7 @@ def _dots(drawn: Sequence[Cell]) -> Figure:
         axes.set_ylim(-0.6, len(drawn) - 0.4)
         axes.margins(x=0.08)
         end_at_100(axes, "x")
-        axes.set_xlabel("accuracy (%)")
+        axes.set_xlabel(value_label(drawn[0]))
         handles, names = axes.get_legend_handles_labels()
         figure.legend(handles[::-1], names[::-1], loc="outside lower center", ncols=2, handlelength=1.6)
     return figure

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from selfless.report.drawing import COLOURS, INK, WIDTH, end_at_100, style
-from selfless.report.records import Cell, Record, by_place, rows_and_columns
+from selfless.report.records import Cell, Record, by_place, rows_and_columns, value_label
 
 
 def pairs(record: Record) -> dict[str, Figure]:
@@ -51,6 +51,6 @@ def _pairs(drawn: Sequence[tuple[Cell, Cell | None]]) -> Figure:
         axes.set_ylim(-0.6, len(drawn) - 0.4)
         axes.margins(x=0.08)
         end_at_100(axes, "x")
-        axes.set_xlabel("accuracy (%)")
+        axes.set_xlabel(value_label(drawn[0][0]))
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=1.6)
     return figure
