@@ -79,6 +79,18 @@ def test_a_step_writes_in_place_and_can_be_undone(tasks_npz: str, name: str, mem
     assert not left
 
 
+@pytest.mark.parametrize(("name", "members"), [(name, 1 + place % 2) for place, name in enumerate(ROWS)])
+def test_the_copies_of_an_epoch_undo_a_step_at_its_start(tasks_npz: str, name: str, members: int) -> None:
+    """A capture at the first step of an epoch restores from them, instead of copies of its own."""
+    fleet = in_the_second_task(tasks_npz, ROWS[name], members)
+    fleet.begin_epoch(1, 1)
+    values = {n: t.detach().clone() for n, t in held(fleet)}
+    with undone(fleet.changing(), fleet.before):
+        fleet.step(40, fleet.step.measures(0))
+        assert any(not torch.equal(t.detach(), values[n]) for n, t in held(fleet))
+    assert not [n for n, t in held(fleet) if not torch.equal(t.detach(), values[n])]
+
+
 class Unread(TorchDispatchMode):
     """Raises where a tensor's value would be waited for, or a Python number turned into a tensor: neither can be captured."""
 

@@ -22,20 +22,25 @@ class CannotCapture(RuntimeError):
 
 
 def capture(
-    step: Callable[[], object], rewind: Callable[[], object], changed: Sequence[Tensor], drawn: Sequence[torch.Generator] = ()
+    step: Callable[[], object],
+    rewind: Callable[[], object],
+    changed: Sequence[Tensor],
+    drawn: Sequence[torch.Generator] = (),
+    before: Sequence[Tensor] = (),
 ) -> torch.cuda.CUDAGraph:
     """Return the step as a graph. Before the capture two warm-up steps run, each after `rewind`.
 
     changed   the tensors that a step changes. Their values are restored at the end.
     drawn     the generators that a step uses besides the default one. Their states are restored at the end, as that of the default one. A
               replay reads the seed and the position of each and moves the position on, so `manual_seed` works between replays.
+    before    copies of `changed` as they are now, if there are some; else they are made
 
     Raise CannotCapture if the warm-up works and the capture does not.
     """
     current = torch.cuda.current_stream()
     generators = [default_generator(current.device), *drawn]
     states = [generator.get_state() for generator in generators]
-    with undone(changed):
+    with undone(changed, before):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -87,9 +92,9 @@ def no_collection() -> Iterator[None]:
 
 
 @contextmanager
-def undone(changed: Sequence[Tensor]) -> Iterator[None]:
-    """Restore the values of these tensors at the end of `with`."""
-    before = [t.detach().clone() for t in changed]
+def undone(changed: Sequence[Tensor], before: Sequence[Tensor] = ()) -> Iterator[None]:
+    """Restore the values of these tensors at the end of `with`; `before` are copies of them, if there are some."""
+    before = before or [t.detach().clone() for t in changed]
     try:
         yield
     finally:

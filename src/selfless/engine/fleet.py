@@ -178,7 +178,7 @@ class Fleet:
             phase = max((e for e in range(epoch + 1) if self.starts_phase(e)), default=0)
             for number, start in enumerate(range(0, count * batch, batch), (epoch - phase) * math.ceil(n / batch)):
                 size, measures = min(batch, n - start), self.step.measures(number)
-                graph = self._captured(size, measures) if self.capturable else None
+                graph = self._captured(size, measures, start == 0) if self.capturable else None
                 if graph is not None:
                     graph.replay()
                 else:
@@ -224,11 +224,11 @@ class Fleet:
         plain = self.device.type == "cuda" and not self.step.data.first.mapped
         return plain and not self.refused and all(part.term.capturable for part in self.parts)
 
-    def _captured(self, size: int, measures: bool) -> torch.cuda.CUDAGraph | None:
-        """Return the captured step on `size` samples; capture it if this task or phase has none yet. None if it cannot be captured."""
+    def _captured(self, size: int, measures: bool, is_first: bool) -> torch.cuda.CUDAGraph | None:
+        """Return the captured step on `size` samples, captured now if need be; None if it cannot be. `is_first`: it begins an epoch."""
         if (size, measures) not in self.graphs:
             try:
-                self._capture(size, measures)
+                self._capture(size, measures, self.before if is_first else [])
             except CannotCapture as error:
                 self.refused = True
                 self.stack.forget()
@@ -239,18 +239,18 @@ class Fleet:
                 )
         return self.graphs.get((size, measures))
 
-    def _capture(self, size: int, measures: bool) -> None:
+    def _capture(self, size: int, measures: bool, before: list[Tensor]) -> None:
         """Capture the step on `size` samples; of a network that `vmap` cannot differentiate, with its members in turn."""
         try:
             rewind, drawn = self.step.clock.zero_, [] if self.stack.draws is None else self.stack.draws.generators
-            self.graphs[size, measures] = capture(lambda: self.step(size, measures), rewind, self.changing(), drawn)
+            self.graphs[size, measures] = capture(lambda: self.step(size, measures), rewind, self.changing(), drawn, before)
         except (CannotCapture, torch.cuda.OutOfMemoryError):
             raise
         except RuntimeError:
             if self.stack.native or self.stack.bound or self.stack.in_turn:
                 raise
             self.stack.in_turn = True
-            self._capture(size, measures)
+            self._capture(size, measures, before)
 
     def optimizer_tensors(self) -> list[Tensor]:
         """Return the state of the optimizer."""
