@@ -2,7 +2,7 @@
 
     python benchmarks/fleet_speed.py --out fleet-speed.json                       # an H200: about two minutes
     python benchmarks/fleet_speed.py --rows lwf lwf+decov --augment crop-flip --out fleet-speed.json
-    python benchmarks/fleet_speed.py --rows mas+slnid --augment none --model vgg-slim --layers hidden --samples 10000 --epochs 10
+    python benchmarks/fleet_speed.py --rows mas+slnid --augment none --model vgg-slim --layers hidden --samples 10000 --epochs 10 --tasks 3
     python benchmarks/fleet_speed.py --device cpu --members 2 --samples 40 --batch 20 --model cnn-8 --tasks 3 --rounds 1
 
 To compare two versions, run the same file with PYTHONPATH at each of the two `src` folders; `selfless` is imported from there. The images

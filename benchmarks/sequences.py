@@ -84,14 +84,16 @@ def _wait(device: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--members", type=int, default=60)
+    parser.add_argument("--members", type=int, default=60, help="runs, an even number")
     parser.add_argument("--tasks", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--limit", type=int, help="images of a task")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--rounds", type=int, default=2, help="trainings that are timed")
+    parser.add_argument("--data", type=Path, help="folder with MNIST")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.members < 2 or options.members % 2 or options.rounds < 1:
+        parser.error("--members is an even number, half of it for each method, and --rounds at least 1")
     first, _ = train(options)
     rounds, results = [], []
     for _ in range(options.rounds):

@@ -211,6 +211,7 @@ def test_inhibition_by_factors(k: Any, n: int, rank: int) -> None:
         (nn.Conv2d(3, 9, (3, 5), (2, 1), (1, 2)), (9, 8), torch.float32),
         (nn.Conv2d(16, 20, 3, padding=2, dilation=2), (9, 9), torch.float32),
         (nn.Conv2d(64, 128, 3, padding=1), (32, 32), torch.bfloat16),
+        (nn.Conv2d(64, 128, 3, padding=1), (32, 32), torch.float32),
     ],
     ids=str,
 )

@@ -79,9 +79,7 @@ class Injector:
         self._gradients: dict[str, Tensor] = {}  # ∂ (penalties on θ, distillation)/∂θ in this backward pass
         self._task, self._scale = -1, torch.ones(())
         self._handles: dict[int, tuple[Any, Any]] = {}
-        self._followed: Mapping[str, nn.Parameter] = {}  # the parameters as of the last forward pass
-        self._hooked: Mapping[str, nn.Parameter] | None = None  # those that have their hooks, if they need any
-        self._has_followed = False  # True if a layer of this forward pass has called `follow`
+        self._followed: Mapping[str, nn.Parameter] | None = None  # the parameters that have their hooks
         self._ready: dict[str, ReadyLayer | None] = {}  # by layer: for the next backward pass, if it is like the last
         self._known: tuple[float, torch.device] | None = None  # the number that self._scale was made of
         self._stopped = False
@@ -91,14 +89,13 @@ class Injector:
         for part in keeper.parts:
             if part.gates is not None:
                 part.gates.on_leaves = self._hook_gates(part)
-        self.follow(keeper)
+        self.follow(keeper.trainable())
 
-    def follow(self, keeper: Keeper) -> None:
-        """Add the hooks of parameters that are new; none while no term of the loss reads parameters."""
-        self._followed = parameters = keeper.trainable()
-        if parameters is self._hooked or not (self._handles or self._reads_parameters(keeper)):
+    def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Add the hooks of parameters that are new."""
+        if parameters is self._followed:
             return
-        self._hooked = parameters
+        self._followed = parameters
         new = {name: parameter for name, parameter in parameters.items() if id(parameter) not in self._handles}
         sparse = (
             {id(m.weight) for m in self._model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse} if new else set()
@@ -109,11 +106,6 @@ class Injector:
             else:
                 handle = parameter.register_hook(self._hook_parameter(name))
             self._handles[id(parameter)] = (handle, parameter)
-
-    def _reads_parameters(self, keeper: Keeper) -> bool:
-        """Return True if a term of this task is differentiated with respect to parameters or gates directly."""
-        others = any(needs_penalty(part, keeper.tasks, keeper.implicit) for part in keeper.parts)
-        return bool(others or self._distilled or keeper.sparsifiers.reading("weights", "parameters"))
 
     def drop(self) -> None:
         """Forget the passes that had no backward pass: the step is over."""
@@ -140,11 +132,11 @@ class Injector:
         if task == self._task:
             return
         self._task = task
-        scale, device = read_scale(keeper.scale), next(iter(self._followed.values())).device
+        scale, device = read_scale(keeper.scale), next(keeper.model.parameters()).device
         if isinstance(scale, Tensor) or self._known != (scale, device):  # a number becomes a tensor once: that waits for a GPU
             self._scale = torch.as_tensor(scale, dtype=torch.float32, device=device).detach()
             self._known = None if isinstance(scale, Tensor) else (scale, device)
-        keeper.begin_penalty(self._followed)
+        keeper.begin_penalty(keeper.trainable())
         self._gradients = self._differentiate_parameters(keeper)
         for part in keeper.parts:
             if part.path is not None:
@@ -165,8 +157,7 @@ class Injector:
         if keeper is None or not tensor.requires_grad or tensor.grad_fn is None:
             return
         if not self._pending:
-            self.follow(keeper)
-            self._has_followed = True
+            self.follow(keeper.trainable())
         if tensor.dtype == torch.float16 and isinstance(keeper.scale, (int, float)) and keeper.scale == 1:
             keeper.notices.once(
                 "scale",
@@ -280,7 +271,8 @@ class Injector:
 
     def _differentiate_parameters(self, keeper: Keeper) -> dict[str, Tensor]:
         """Return the gradient of the penalties on θ, of the loss on old samples, and of distillation in the forward passes."""
-        if not self._reads_parameters(keeper):
+        reads_weights = keeper.sparsifiers.reading("weights", "parameters")
+        if not reads_weights and not self._distilled and not any(needs_penalty(p, keeper.tasks, keeper.implicit) for p in keeper.parts):
             return {}
         parameters = keeper.trainable()
         with keeper.collector.pausing(), torch.enable_grad():
@@ -304,9 +296,7 @@ class Injector:
         keeper = self._active
         if keeper is None or module is not keeper.model or not module.training or not torch.is_grad_enabled() or not is_forward_pass():
             return
-        if not self._has_followed:
-            self.follow(keeper)
-        self._has_followed = False
+        self.follow(keeper.trainable())
         terms = [part for part in keeper.parts if isinstance(part.term, Distils) and part.is_on]
         if not keeper.tasks or not terms:
             return

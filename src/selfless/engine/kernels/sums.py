@@ -236,7 +236,7 @@ def _magnitudes(
             inside = (p < P) & (i >= 0) & (i < H) & (j >= 0) & (j < W)
             xs = tl.load(source + (i * s_h + j * s_w)[None, :] + (c * s_c)[:, None], mask=inside[None, :] & (c < CI)[:, None], other=0.0)
             g = tl.load(delta + p[:, None] * CO + o[None, :], mask=(p < P)[:, None] & (o < CO)[None, :], other=0.0)
-            acc = tl.dot(xs, g, acc, input_precision=PREC)
+            acc = tl.dot(xs, g, acc, input_precision=PREC)  # asynchronous, but nothing else reads the tiles (docs/lab-notes/pitfalls.md)
         total += _power(acc, POWER)
     part = (tl.program_id(1) * tl.num_programs(2) + f) * (CO * CI * TAPS)
     tl.store(out + part + (o[None, :] * CI + c[:, None]) * TAPS + tap, total, mask=(c < CI)[:, None] & (o < CO)[None, :])
