@@ -31,7 +31,6 @@ class Sparsifier(Term):
     reads: ClassVar[Reads] = "activations"
     decorrelates: ClassVar[bool] = False  # True if R is ½ Σ_{i≠j} S_ij C_ij², as DeCov; the engine then adds its gradient itself
     is_mean: ClassVar[bool] = False  # True if R is a mean over samples; over several ranks it then needs no other rank's activations
-    discounted: ClassVar[bool] = False  # True if α lowers the penalty of neurons that earlier tasks need
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Remove the inherited `pair_form` from a subclass that overrides `penalty`, because it belongs to the parent's formula."""
@@ -109,7 +108,6 @@ class SNID(_Inhibition, Sparsifier):
     """SNI that inhibits important neurons less (`functional.snid`)."""
 
     name: ClassVar[str] = "snid"
-    discounted: ClassVar[bool] = True
     strength: Strength = 1e-3
     discount: Discount = "product"
     absolute: bool = False
@@ -144,7 +142,6 @@ class SLNID(_Inhibition, Sparsifier):
     """Local inhibition that inhibits important neurons less: the method of the paper (`functional.slnid`)."""
 
     name: ClassVar[str] = "slnid"
-    discounted: ClassVar[bool] = True
     strength: Strength = 1e-3
     sigma: float | None = None
     discount: Discount = "product"
@@ -200,7 +197,6 @@ class SparingDeCov(Sparsifier):
 
     name: ClassVar[str] = "decov-sparing"
     decorrelates: ClassVar[bool] = True
-    discounted: ClassVar[bool] = True
     strength: float = 1e-4
     sigma: float | None = None
     local: bool = True

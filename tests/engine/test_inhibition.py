@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
-from selfless import DeCov, SparingDeCov, functional
+from selfless import MAS, SLNID, DeCov, Run, SparingDeCov, functional
 from selfless.engine.inhibition import Slot
+from selfless.engine.learner import Learner
 from selfless.engine.native.options import CovarianceGradient, PairGradient, Switch
+from selfless.sparsify import Sparsifier
 
 
 def test_the_gradient_of_decov_is_autograds() -> None:
@@ -51,3 +58,27 @@ def test_the_mask_of_a_relu_that_is_owed() -> None:
     weight = torch.ones(2)
     for penalty in (PairGradient(matrix=s), factored, CovarianceGradient(weight), CovarianceGradient(weight, off)):
         assert_close(penalty.add_to(g.clone(), h, True), torch.where(h > 0, penalty.add_to(g.clone(), h), 0.0))
+
+
+@dataclass(frozen=True)
+class Mine(Sparsifier):
+    """SLNID as a user would write it, without a pair form."""
+
+    name: ClassVar[str] = "mine"
+    strength: float = 1e-2
+
+    def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
+        return SLNID(1.0).penalty(x, alpha)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_sparsifier_of_ones_own_gets_alpha(tasks_npz: str, members: int) -> None:
+    """As in the keeper: without α its discount would be off in every run, and nobody would know."""
+    found = []
+    for kind in (SLNID(0.1), Mine(0.1)):
+        chosen = {"preserve": MAS(0.1), "sparsify": kind, "epochs": 1, "batch": 50, "lr": 0.05}
+        learner = Learner([Run(tasks_npz, "mlp-12", seed=seed, **chosen) for seed in range(members)])
+        learner.learn()
+        found.append(learner.fleet.params)
+    for name, value in found[0].items():
+        assert_close(found[1][name], value, rtol=1e-4, atol=1e-6)

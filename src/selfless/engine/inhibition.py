@@ -118,8 +118,7 @@ def _forms(kinds: Sequence[Sparsifier], n: int, alpha: Tensor | None, like: Tens
     """Return one form per member, all dense or all low-rank; None for a penalty without such a form at this width."""
 
     def form(m: int, kind: Sparsifier) -> PairForm | None:
-        member_alpha = alpha[m] if alpha is not None and kind.discounted else None
-        return kind.pair_form(n, member_alpha) if kind.reads == "activations" else None
+        return kind.pair_form(n, None if alpha is None else alpha[m]) if kind.reads == "activations" else None
 
     found = [form(m, kind) for m, kind in enumerate(kinds)]
     dense: list[Form | None] = []
@@ -135,7 +134,7 @@ def _forms(kinds: Sequence[Sparsifier], n: int, alpha: Tensor | None, like: Tens
 
 def _covariance_pairs(kinds: Sequence[Sparsifier], members: set[int], n: int, alpha: Tensor | None, like: Tensor) -> Tensor | None:
     """Return S (F, N, N) of the members that decorrelate; None if S = 1 for all of them."""
-    forms = {m: kinds[m].covariance_form(n, alpha[m] if alpha is not None and kinds[m].discounted else None) for m in members}
+    forms = {m: kinds[m].covariance_form(n, None if alpha is None else alpha[m]) for m in members}
     if all(form is None for form in forms.values()):
         return None
     ones = like.new_ones(n, n)

@@ -294,9 +294,8 @@ class Step:
         """Return the tensors that a sparsifier reads of these members, with their α."""
         fleet = self.fleet
         if kind.reads == "activations":
-            alpha = fleet.alpha if kind.discounted else {}
             named = zip(fleet.stack.layers, hidden, strict=True)
-            return [(h[members], alpha[name][members] if name in alpha else None) for name, h in named]
+            return [(h[members], fleet.alpha[name][members] if name in fleet.alpha else None) for name, h in named]
         if kind.reads == "weights":
             weights = fleet.params | leaves  # includes frozen weights, whose penalty is constant
             return [(weights[fleet.stack.weight_before(name)][members], None) for name in fleet.stack.layers]
