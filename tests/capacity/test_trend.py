@@ -36,7 +36,7 @@ def test_no_loss_has_no_limit() -> None:
     found = forecast([0.9, 0.91, 0.92], margin=0.02)
     assert math.isinf(found.more)
     assert found.as_dict()["more"] is None
-    assert "no limit more fit" in str(found)
+    assert "room for any number of more tasks" in str(found)
     assert fitted([0.9, 0.91, 0.92], 0.02, 2) is None
 
 

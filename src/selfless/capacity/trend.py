@@ -68,8 +68,9 @@ class Forecast:
 
     def __str__(self) -> str:
         interval = f"{100 * self.level:.0f} % interval: {_words(self.low)} to {_words(self.high)}"
-        change = f"A new task {'loses' if self.slope < 0 else 'gains'} {100 * abs(self.slope):.2f} points with each task"
-        return f"{change}; {_words(self.more)} more fit before it loses more than {100 * self.margin:g} points ({interval})."
+        change = f"Each new task is {100 * abs(self.slope):.2f} points {'worse' if self.slope < 0 else 'better'} than the one before"
+        left = "room for any number of" if math.isinf(self.more) else f"room for {self.more:.0f}"
+        return f"{change}; {left} more tasks before one is more than {100 * self.margin:g} points below the first ({interval})."
 
 
 def forecast(accuracy: Sequence[float] | Sequence[Sequence[float]] | Floats, margin: float = 0.02, level: float = 0.8) -> Forecast:

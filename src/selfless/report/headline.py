@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from selfless.metrics import forgetting, paired_interval
+from selfless.metrics import forgetting, paired_t_interval
 from selfless.report.groups import ON_TEST, USES_OLD_DATA, Group, Value, best, groups, number, over_seeds, rivals, uses_old_data
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def headline(results: Sequence[Result]) -> Headline:
 
 
 def _single(group: Group) -> Headline:
-    lost = _lost(group).text(1, std=False)
-    tail = "" if lost == "–" else f", with {lost} points lost since they were learnt"
+    lost = _lost(group).mean
+    tail = "" if math.isnan(lost) else f", after {'losing' if lost >= 0 else 'gaining'} {number(abs(lost))} points on earlier ones"
     return Headline(
         f"{_name(group.run)} ends at {_percent(group)} {_over(group)}{tail}.",
         _seeds(group) + _warning(group),
@@ -103,7 +104,7 @@ def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
     gain = method.average.mean - alone.average.mean
     a, b = ({r.run.seed: r.average for r in g.done} for g in pair)
     seeds = sorted(a.keys() & b.keys())
-    low, high = paired_interval([a[s] for s in seeds], [b[s] for s in seeds]) if len(seeds) > 1 else (gain, gain)
+    low, high = paired_t_interval([a[s] for s in seeds], [b[s] for s in seeds]) if len(seeds) > 1 else (gain, gain)
     several = f"Best of {_count(rivals, 'sparsifier')}: " if rivals > 1 else ""
     free, before = (g.value("free_parameters").mean for g in pair)
     moved = abs(free - before) >= 0.005  # False where either is NaN
@@ -121,8 +122,8 @@ def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
     else:
         ahead = sum(a[s] > b[s] for s in seeds)
         support = (
-            f"Ahead on {ahead} of {len(seeds)} seeds; the paired difference lies between {_signed(low)} and {_signed(high)} points "
-            "(95 % bootstrap interval)."
+            f"{name} is ahead on {ahead} of {len(seeds)} seeds; the 95 % interval of the difference is {_signed(low)} to {_signed(high)} "
+            "points (paired t test)."
         )
     return Headline(sentence, support + _warning(*pair))
 
