@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,8 @@ def test_what_was_not_measured_is_an_error_that_names_the_nearest_case() -> None
     with pytest.raises(NotMeasured, match=r"not measured: 21 tasks; the nearest is ten .* recommend\(inputs='same', heads='own'\)"):
         recommend(inputs="same", heads="own", tasks=21)
     assert recommend(inputs="same", heads="own", tasks=20) == recommend(inputs="same", heads="own")
-    with pytest.raises(NotMeasured, match=r"at most -1 times the parameters"):
-        recommend(inputs="same", heads="own", memory=-1.0)
+    with pytest.raises(NotMeasured, match=r"at most 0.5 times the parameters"):
+        recommend(inputs="same", heads="own", augment=True, memory=0.5)
     with pytest.raises(NotMeasured, match=r"der:1, which keeps old samples"):
         recommend(inputs="same", heads="own", task_known=False)
     with pytest.raises(ValueError, match=r"inputs is 'alike'; choose one of 'same', 'different'"):
@@ -140,3 +141,25 @@ def test_attach_takes_a_recommendation_and_keeps_what_is_named() -> None:
     assert (keeper.preserve, keeper.sparsify) == (found.preserve, found.sparsify)
     keeper = selfless.attach(net(), found, sparsify="l1-rep:1e-5")
     assert (keeper.preserve, str(keeper.sparsify)) == (found.preserve, "l1-rep:1e-05")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"augment": "crop-flip"}, "augment is 'crop-flip'; choose one of True, False"),
+        ({"task_known": "yes"}, "task_known is 'yes'; choose one of True, False"),
+        ({"tasks": "5"}, "tasks is '5'; write how many tasks"),
+        ({"tasks": 0}, "tasks is 0; write how many tasks"),
+        ({"memory": -1}, "memory is -1; write how many copies"),
+        ({"memory": "1"}, "memory is '1'; write how many copies"),
+    ],
+)
+def test_wrong_values_are_said_with_the_remedy(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        recommend(inputs="different", heads="shared", **wrong)
+
+
+def test_without_memory_there_is_no_preserver() -> None:
+    found = str(recommend(inputs="different", heads="shared", memory=0))
+    assert found.startswith("no preserver with slnid")
+    assert "no preserver was measured that holds so little. SLNID without one has" in found

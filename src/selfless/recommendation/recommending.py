@@ -48,7 +48,9 @@ class Recommendation:
     @property
     def text(self) -> str:
         """The methods and the layers in words."""
-        return f"{self.preserve} alone" if self.sparsify.name == "none" else f"{self.preserve} with {self.sparsify} in {self.layers} layers"
+        if self.sparsify.name == "none":
+            return f"{self.preserve} alone"
+        return f"{'no preserver' if self.preserve.name == 'none' else self.preserve} with {self.sparsify} in {self.layers} layers"
 
     def __str__(self) -> str:
         return f"{self.text}. {self.why} Measured: {self.measured}"
@@ -73,9 +75,18 @@ def recommend(
     tasks       how many tasks there will be; None: about as many as were measured
     augment     whether training images are shifted and mirrored
     """
-    for name, value, kind in (("inputs", inputs, Inputs), ("heads", heads, Heads)):
-        if value not in get_args(kind):
-            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, get_args(kind)))}")
+    for name, value, choices in (
+        ("inputs", inputs, get_args(Inputs)),
+        ("heads", heads, get_args(Heads)),
+        ("task_known", task_known, (True, False)),
+        ("augment", augment, (True, False)),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
+    if tasks is not None and (not isinstance(tasks, int) or tasks < 1):
+        raise ValueError(f"tasks is {tasks!r}; write how many tasks there will be, 1 or more")
+    if memory is not None and (not isinstance(memory, int | float) or not memory >= 0):
+        raise ValueError(f"memory is {memory!r}; write how many copies of the parameters may be held beside the model, 0 or more")
     if heads == "own" and not task_known:
         raise NotMeasured(
             "not measured: new classes, and the task is not known. Methods without old data then keep the newest task alone; the nearest "
@@ -115,11 +126,11 @@ def _best(case: Case, task_known: bool, memory: float | None = None) -> Recommen
     bound = joint[case.name]
     beside = "" if bound.sparsify == "none" else f" with {parse(bound.sparsify, SPARSIFIERS, 'sparsifier').label}"
     count = sum(term.name != "none" for _, term in allowed)
-    why = (
-        f"On {case.title} {label} has the highest average of the {' '.join([f'{count} preservers measured', *conditions])}: "
-        f"{best.average:.1f} %{' (a trial with one held-out seed)' * (best.chosen_on == TRIAL)}; joint training{beside} has "
-        f"{bound.average:.1f} %."
-    )
+    first = f"On {case.title} {label} has the highest average of the {' '.join([f'{count} preservers measured', *conditions])}"
+    if not count:
+        first = f"On {case.title} no preserver was measured that holds so little. {sparsify.label} without one has"
+    trial = " (a trial with one held-out seed)" * (best.chosen_on == TRIAL)
+    why = f"{first}{':' * bool(count)} {best.average:.1f} %{trial}; joint training{beside} has {bound.average:.1f} %."
     return Recommendation(preserve, sparsify, best.layers, why, best)
 
 
@@ -129,7 +140,8 @@ def _not_measured(what: str, case: Case, task_known: bool) -> NotMeasured:
     best = _best(case, known)
     assert best is not None, f"{case.name} has no measured row"
     call = f"recommend(inputs={case.inputs!r}, heads={case.heads!r}{', task_known=False' * (not known)}{', augment=True' * case.augment})"
-    return NotMeasured(f"not measured: {what}; the nearest is {case.title}, where {best.text} is best: {call}")
+    flags = f"--preserve {best.preserve} --sparsify {best.sparsify} --layers {best.layers}"
+    return NotMeasured(f"not measured: {what}; the nearest is {case.title}, where {best.text} is best: {call}, or {flags}")
 
 
 # ------------------------------------------------------------------------------------------------------------------ from a run
