@@ -113,3 +113,11 @@ def test_a_result_is_shown_in_a_few_lines(tasks_npz: str) -> None:
     assert "status='done'" in shown
     assert "history" not in shown
     assert len(shown) < 1000
+
+
+@pytest.mark.parametrize("name", ["seed", "tasks", "held_out"])
+def test_a_setting_of_the_run_is_no_option_of_its_stream(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^{name} is a setting of the run, not an option of its stream: {name}=3, or --{name.replace('_', '-')}$"
+    ):
+        Run(stream_options={name: 3})

@@ -175,6 +175,12 @@ class Run:
         raise_all(problems)
         if self.parent and not PARENT.fullmatch(self.parent):
             raise ValueError(f"parent is {self.parent!r}; load('DIR/KEY').continued(stream=…) makes the run that continues DIR/KEY")
+        for name in ("seed", "tasks", "held_out"):
+            if name in self.stream_options:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(
+                    f"{name} is a setting of the run, not an option of its stream: {name}={self.stream_options[name]!r}, or {flag}"
+                )
         if self.ramp >= self.epochs:
             raise ValueError(f"ramp is {self.ramp} of {self.epochs} epochs, so λ would never reach its strength; ramp must be below epochs")
         if self.tasks is None and self.stream.removeprefix("joint-").startswith(("permuted-", "rotated-")):

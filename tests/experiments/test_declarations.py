@@ -209,7 +209,7 @@ def test_quick_versions_are_small_and_complete(name: str, profile: str) -> None:
 def test_bad_names_and_bad_experiments_are_told() -> None:
     with pytest.raises(ValueError, match=r"no experiment is called 'fig2'\. Did you mean 'fig-2'"):
         experiment("fig2")
-    with pytest.raises(ValueError, match=r"choose paper .* or ours"):
+    with pytest.raises(ValueError, match=r"choose ours, equal .* or paper"):
         experiment("fig-2", "theirs")
     a = Cell("a", "x", (Run(),))
     with pytest.raises(ValueError, match="two cells"):

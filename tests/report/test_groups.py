@@ -90,8 +90,8 @@ def test_the_headline_says_what_the_sparsifier_brings():
         ([], "No run has finished."),
         ([failed(PLAIN)], "One run failed, none finished."),
         (PAIR[:1], "MAS ends at 91.0 % on average over three tasks, after losing 7.5 points on earlier ones. One seed."),
-        ([made(PLAIN, accuracy=np.array([[0.9, 0.7, 0.1], [0.9, 0.5, 0.1], [0.9, 0.5, 0.7]]))], "after losing 0.0 points"),  # 0.7 was a guess
-        ([made(PLAIN, accuracy=np.array([[0.5, 0.9, 0.1], [0.8, 0.6, 0.1], [0.7, 0.5, 0.9]]))], "after losing 10.0 points"),  # from 0.8, 0.6
+        ([made(PLAIN, accuracy=np.array([[0.9, 0.7, 0.1], [0.9, 0.5, 0.1], [0.9, 0.5, 0.7]]))], "after losing 0.0 points"),  # a guess
+        ([made(PLAIN, accuracy=np.array([[0.5, 0.9, 0.1], [0.8, 0.6, 0.1], [0.7, 0.5, 0.9]]))], "after losing 10.0 points"),  # 0.8, 0.6
         ([made(PLAIN, tasks=1)], "MAS ends at 97.0 % on its one task. One seed."),
         ([made(PLAIN), made(SPARSE, drop=0.09)], "−4.0 points. One seed each"),
         ([made(PLAIN), made(SPARSE, drop=0.09, free=0.6)], "−4.0 points, but leaves 60 %"),

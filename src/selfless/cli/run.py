@@ -92,8 +92,8 @@ def run(
         if planned.recommended is not None:
             console, run = open_console(stderr=True, quiet=as_json), planned.runs[0]
             used = f"{run.preserve} with {run.sparsify} in {run.layers} layers, lr {run.lr:g}, {run.schedule}, {run.epochs} epochs"
-            for line in (f"recommended: {planned.recommended}", f"measured by: {planned.recommended.measured.command}", f"this run: {used}"):
-                console.print(line, soft_wrap=True, highlight=False, markup=False)
+            lines = f"recommended: {planned.recommended}\nmeasured by: {planned.recommended.measured.command}\nthis run: {used}"
+            console.print(lines, soft_wrap=True, highlight=False, markup=False)
         results = train_with_progress(planned.runs, planned.options, as_json=as_json, log=log)
         assert planned.options.out is not None  # `plan` gives every command a folder
         show_results(results, planned.options.out, as_json)

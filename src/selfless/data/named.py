@@ -125,7 +125,8 @@ def _check_options(name: str, given: Options, *functions: Callable[..., Any]) ->
     )
     for option in given:
         if option not in known:
-            raise ValueError(f"stream {name!r} has no option {option!r}{suggest(option, known)} (it has {', '.join(known)})")
+            offered = sorted({*known, "limit"} - {"seed", "tasks", "held_out"})  # those are arguments, and settings of a run
+            raise ValueError(f"stream {name!r} has no option {option!r}{suggest(option, offered)} (it has {', '.join(offered)})")
 
 
 def _describe_unknown(name: str) -> str:

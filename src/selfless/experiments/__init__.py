@@ -89,7 +89,7 @@ def experiment(
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no experiment is called {name!r}.{hint} Choose from: {', '.join(NAMES)}, or all")
     if profile not in PROFILES:
-        raise ValueError(f"profile {profile!r} is unknown; choose paper (the authors' settings) or ours")
+        raise ValueError(f"profile {profile!r} is unknown; choose ours, equal (equal grids for all rows) or paper (the authors' settings)")
     if name in DEPENDING_ON_DATA:
         made = DEPENDING_ON_DATA[name](profile, data_dir=data_dir, prepare=prepare, record=record)
     else:
