@@ -50,8 +50,8 @@ class Sparsifier(Term):
             )
 
     def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """Return R of one layer or parameter, without the strength; `alpha` is None before the first consolidation."""
-        raise NotImplementedError
+        """Return R of one layer or parameter, without the strength; `alpha` (N,) is None before the first consolidation."""
+        raise NotImplementedError(f"{type(self).__name__} has no penalty: write penalty(self, x, alpha=None), which returns one number")
 
     def pair_form(self, n: int, alpha: Tensor | None = None) -> PairForm | None:
         """Return the pair form of a layer of n neurons if R = 1/M Σ_m hᵀSh, else None. The engine then adds the gradient 2Sh/M itself."""
@@ -60,6 +60,15 @@ class Sparsifier(Term):
     def covariance_form(self, n: int, alpha: Tensor | None = None) -> PairForm | None:
         """Return S of a sparsifier that decorrelates, R = ½ Σ_{i≠j} S_ij C_ij²; None if S_ij = 1."""
         return None
+
+
+def size_of(kind: Sparsifier, x: Tensor, alpha: Tensor | None = None) -> Tensor:
+    """Return `kind.penalty(x, alpha)`; raise ValueError if it is not one number."""
+    value = kind.penalty(x, alpha)
+    if not isinstance(value, Tensor) or value.shape != ():
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(f"{type(kind).__name__}.penalty returned {found}; it must return one number: end with .mean() or .sum()")
+    return value
 
 
 @dataclass(frozen=True)

@@ -82,3 +82,38 @@ def test_a_sparsifier_of_ones_own_gets_alpha(tasks_npz: str, members: int) -> No
         found.append(learner.fleet.params)
     for name, value in found[0].items():
         assert_close(found[1][name], value, rtol=1e-4, atol=1e-6)
+
+
+@dataclass(frozen=True)
+class Conditional(Mine):
+    name: ClassVar[str] = "conditional"
+
+    def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
+        return x.mean() if x.mean() > 0 else x.sum()
+
+
+@dataclass(frozen=True)
+class BySample(Mine):
+    name: ClassVar[str] = "by-sample"
+
+    def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
+        return x.sum(-1)
+
+
+@dataclass(frozen=True)
+class Empty(Sparsifier):
+    name: ClassVar[str] = "empty"
+    strength: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Conditional(0.1), r"Conditional.penalty cannot be mapped over the members of a fleet \(vmap: .*control flow\). Write it without"),
+        (BySample(0.1), r"BySample.penalty returned a tensor of shape \(50,\); it must return one number: end with .mean\(\)"),
+        (Empty(0.1), r"Empty has no penalty: write penalty\(self, x, alpha=None\)"),
+    ],
+)
+def test_a_fault_of_ones_own_sparsifier_is_said(tasks_npz: str, kind: Sparsifier, message: str) -> None:
+    with pytest.raises((ValueError, NotImplementedError), match=message):
+        Learner([Run(tasks_npz, "mlp-12", sparsify=kind, seed=seed, epochs=1, batch=50) for seed in range(2)]).learn()

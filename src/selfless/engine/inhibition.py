@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -15,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selfless.engine.native.options import CovarianceGradient, PairGradient, Penalty, Switch
+from selfless.engine.stack import each, why_not_mapped
 from selfless.functional import DENSE, PairForm
-from selfless.sparsify import NoSparsifier, Sparsifier
+from selfless.sparsify import NoSparsifier, Sparsifier, size_of
 from selfless.terms import Term
 
 MOST_DENSE = 1024  # on a GPU, use an N×N matrix up to this width if a member has no factors: matrix units have time for it
@@ -89,6 +91,19 @@ def slots(terms: Sequence[Term]) -> list[Slot]:
     """Return one slot for each part of the longest sum. A member with fewer parts has NoSparsifier in the last slots."""
     count = max(len(term.parts) for term in terms)
     return [Slot([term.parts[k] if k < len(term.parts) else NoSparsifier() for term in terms]) for k in range(count)]
+
+
+def penalties(kind: Sparsifier, x: Tensor, alpha: Tensor | None) -> Tensor:
+    """Return the penalty of every member, (F,), of x (F, …) and α (F, N)."""
+    try:
+        return each(partial(size_of, kind), x, alpha)
+    except RuntimeError as error:
+        if (reason := why_not_mapped(error)) is None:
+            raise
+        raise ValueError(
+            f"{type(kind).__name__}.penalty cannot be mapped over the members of a fleet ({reason}). Write it "
+            "without boolean indexing, .item() and `if tensor`: torch.where and masks do the same (docs/methods.md)"
+        ) from error
 
 
 @contextmanager

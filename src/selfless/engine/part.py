@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selfless.engine import rng
-from selfless.engine.stack import Stack, Tensors, column, each
+from selfless.engine.stack import Stack, Tensors, column, each, why_not_mapped
 from selfless.network.roles import output_layer
 from selfless.network.wiring import Wiring
 from selfless.preserve import Preserver, State
@@ -108,9 +108,8 @@ class Part:
             try:
                 return mapped(*arguments)
             except RuntimeError as error:
-                if "vmap" not in str(error) and "functorch" not in str(error):
+                if (reason := why_not_mapped(error)) is None:
                     raise
-                reason = str(error).strip().splitlines()[0]
                 raise ValueError(
                     f"{self.term.label} cannot be mapped over the members of a fleet ({reason}). Write its functions without boolean "
                     "indexing, .item() and `if tensor`: torch.where, masks and topk do the same (docs/methods.md)"

@@ -321,12 +321,18 @@ def each(function: Any, *stacked: Any) -> Tensor:
     return mapped
 
 
+def why_not_mapped(error: RuntimeError) -> str | None:
+    """Return why vmap cannot map a function, in a few words; None if the error is about something else."""
+    text = str(error).strip()
+    return text.splitlines()[0].partition(". We don't support")[0] if "vmap" in text or "functorch" in text else None
+
+
 def by_member(function: Any, *stacked: Any) -> Tensor:
     """Return the same as `each`, also of a function that vmap cannot map: then by a plain call for each member."""
     try:
         return each(function, *stacked)
     except RuntimeError as error:
-        if "vmap" not in str(error) and "functorch" not in str(error):
+        if why_not_mapped(error) is None:
             raise
         size = next(len(leaf) for leaf in torch.utils._pytree.tree_leaves(stacked) if isinstance(leaf, Tensor))
         members = [torch.utils._pytree.tree_map(lambda t, m=m: t[m : m + 1] if isinstance(t, Tensor) else t, stacked) for m in range(size)]

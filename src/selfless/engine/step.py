@@ -20,14 +20,14 @@ from torch import Tensor
 from selfless.engine import rng
 from selfless.engine.adam import adam_step, entry_rates
 from selfless.engine.batches import FleetData
-from selfless.engine.inhibition import inhibition_off
+from selfless.engine.inhibition import inhibition_off, penalties
 from selfless.engine.lanes import Ahead
 from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
 from selfless.engine.stack import Tensors, add_weighted, by_member, column, each
 from selfless.functional import measures_curvature
 from selfless.preserve.capabilities import Anchored, Encodes, Observes, Replays
-from selfless.sparsify import Sparsifier
+from selfless.sparsify import Sparsifier, size_of
 
 if TYPE_CHECKING:
     from selfless.engine.fleet import Fleet
@@ -267,7 +267,7 @@ class Step:
                     continue
                 for x, alpha in self._read(kind, members, hidden, leaves):
                     self._cache_kernel(kind, x)
-                    terms.append(torch.dot(lr_lambda[members], each(kind.penalty, x, alpha)))
+                    terms.append(torch.dot(lr_lambda[members], penalties(kind, x, alpha)))
         return terms
 
     @torch.no_grad()
@@ -305,7 +305,7 @@ class Step:
         """Call the formula once outside of vmap, so that its kernel is cached. Under vmap it would be computed in every step."""
         if len(x) > 1 and (kind, x.shape[-1]) not in self._cached_kernels:
             with torch.no_grad():
-                kind.penalty(x[0].detach())
+                size_of(kind, x[0].detach())
             self._cached_kernels.add((kind, x.shape[-1]))
 
     # ----------------------------------------------------------------------------------------------------- gradients and update

@@ -15,7 +15,7 @@ from selfless.keeper.log import Log
 from selfless.keeper.notices import Notices
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.network.roles import neuron_rows
-from selfless.sparsify import Sparsifier
+from selfless.sparsify import Sparsifier, size_of
 
 
 def inhibition(
@@ -60,7 +60,7 @@ def _penalties(term: Sparsifier, found: Mapping[str, Tensor], alpha: Mapping[str
     forms = [term.pair_form(h.shape[1], alpha.get(name)) for name, h in found.items()]
     known = [form for form in forms if form is not None]
     if len(known) < len(forms):
-        return torch.stack([term.penalty(h, alpha.get(name)) for name, h in found.items()])
+        return torch.stack([size_of(term, h, alpha.get(name)) for name, h in found.items()])
     return functional.pair_values(known, [functional.samples(h) for h in found.values()])
 
 
@@ -79,7 +79,7 @@ def weight_costs(terms: Sparsifiers, collector: Collector, parameters: Mapping[s
     for number, term in terms.reading("weights", "parameters").items():
         check_layers(collector)
         read = list(parameters.values()) if term.reads == "parameters" else _weights(collector)
-        size = add_up([term.penalty(x) for x in read])
+        size = add_up([size_of(term, x) for x in read])
         if training:
             terms.follow(number, size)
         costs.append(terms.strength(number) * size)
