@@ -63,7 +63,7 @@ def headline(results: Sequence[Result]) -> Headline:
 
 def _single(group: Group) -> Headline:
     lost = _lost(group).mean
-    tail = "" if math.isnan(lost) else f", after {'losing' if lost >= 0 else 'gaining'} {number(abs(lost))} points on earlier ones"
+    tail = "" if math.isnan(lost) else f", after {'gaining' if round(lost, 3) < 0 else 'losing'} {number(abs(lost))} points on earlier ones"
     return Headline(
         f"{_name(group.run)} ends at {_percent(group)} {_over(group)}{tail}.",
         _seeds(group) + _warning(group),

@@ -108,7 +108,7 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
         "model": None if model is None else name_network(model),
     }
     changes = {field: named[0] for field, named in given.items() if named is not None}
-    listed = [runs] if isinstance(runs, Run) else list(runs)
+    listed = [runs] if isinstance(runs, Run | str) else list(runs)
     wrong = next((run for run in listed if not isinstance(run, Run)), None)
     if wrong is not None:
         raise TypeError(f"train takes a Run or a list of runs, not {wrong!r}; write selfless.train(Run(...))")
