@@ -33,11 +33,12 @@ def test_a_warning_is_one_line_without_a_path(stream: str, tmp_path: Path) -> No
     assert ".py" not in line
 
 
-def test_a_reader_that_stops_reading_sees_no_error() -> None:
+@pytest.mark.parametrize("write", ["print", "open_console().print"])
+def test_a_reader_that_stops_reading_sees_no_error(write: str) -> None:
     """`selfless … | head`: no error, no traceback."""
     code = (
-        "import typer; from selfless.cli.errors import reporting_errors\n"
-        "def f():\n  with reporting_errors():\n    for i in range(10**6): print(i)\ntyper.run(f)"
+        "import typer; from selfless.cli.errors import reporting_errors; from selfless.cli.terminal import open_console\n"
+        f"def f():\n  write = {write}\n  with reporting_errors():\n    for i in range(10**6): write(i)\ntyper.run(f)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None

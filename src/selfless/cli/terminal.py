@@ -12,4 +12,8 @@ def open_console(**options: Any) -> Console:
     """Return a console that prints "[/b]" and ":star:" as they are; styles come from `rich.text.Text` and `style=`."""
     from rich.console import Console
 
-    return Console(markup=False, emoji=False, **options)
+    class Ours(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with 1; the caller ends as by SIGPIPE
+            raise BrokenPipeError
+
+    return Ours(markup=False, emoji=False, **options)

@@ -27,6 +27,13 @@ def train_with_progress(runs: Sequence[Run], options: TrainOptions, *, as_json: 
     console = open_console(stderr=True, quiet=as_json)
     store = Store(options.out, options.data_dir)
     recorded = set() if options.force else {run for run in runs if store.load(run) is not None}
+    changed = 0 if options.force else sum(run not in recorded and store.get(run.key) is not None for run in runs)
+    if changed:
+        what = "1 recorded run was" if changed == 1 else f"{changed} recorded runs were"
+        console.print(
+            f"{what} made from other files (your data, network or method has changed) and will be replaced; another --out keeps both",
+            soft_wrap=True,
+        )
     if recorded:
         many = "s" if len(runs) > 1 else ""
         console.print(f"{len(recorded)} of {len(runs)} run{many} recorded in {options.out} already; --force trains again", soft_wrap=True)
