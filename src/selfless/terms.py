@@ -255,6 +255,9 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         if name.lower() == "joint":  # the upper bound in every table, but not a method
             hint = " Joint training is a stream: --stream joint-permuted-mnist --preserve none."
+        if role := _role_of(name):
+            field = "sparsify" if role == "sparsifier" else "preserve"
+            hint = f" {name} is a {role}: --{field} {text.strip()}, or {field}={text.strip()!r}."
         if name == "recommended":  # depends on the case, which a term does not know
             hint = " Use selfless run --preserve recommended, attach(model, 'recommended') or Run(**selfless.recommend(…).settings)."
         raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}")
@@ -285,6 +288,16 @@ def _parse_option(option: str, kind: type[Term], name: str, text: str) -> tuple[
             f"{text!r}: {option!r} is not an option of {name}.{hint} Write key=value with a key of: {', '.join(known) or 'none'}"
         )
     return key, _parse_value(value)
+
+
+def _role_of(name: str) -> str:
+    """Return the role of the term of that name; "" if there is none."""
+    kinds = list(Term.__subclasses__())
+    for kind in kinds:  # it grows
+        if kind.__dict__.get("name") == name and isinstance(kind.role, str):
+            return kind.role
+        kinds += kind.__subclasses__()
+    return ""
 
 
 def _import_term(name: str, what: str) -> Any:

@@ -180,9 +180,11 @@ def _check_finite(omega: Sums, alpha: Sums) -> None:
     """Raise ValueError for an importance that is NaN or infinite."""
     for name, value in omega.items():
         if not is_finite(value):
-            raise ValueError(f"the importance of {name!r} is not finite: the output contains NaN or infinity. Did training diverge?")
+            raise ValueError(
+                f"the importance of {name!r} is not finite: the output has NaN or infinity. Did training diverge? Has the data NaN?"
+            )
     for name, value in alpha.items():
         if not is_finite(value):
             raise ValueError(
-                f"the importance of layer {name!r} is not finite: activations or outputs contain NaN or infinity. Did training diverge?"
+                f"the importance of layer {name!r} is not finite: activations have NaN or infinity. Did training diverge? Has the data NaN?"
             )

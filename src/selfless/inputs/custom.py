@@ -64,7 +64,8 @@ def import_custom(name: str) -> Any:
     try:
         return attrgetter(attribute)(module)
     except (AttributeError, ValueError):
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        own = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
+        names = [key for key, value in own.items() if getattr(value, "__module__", module_name) == module_name]
         raise ValueError(f"{name}: {module_name} has no {attribute!r}; it has {', '.join(names) or 'no functions'}") from None
 
 
