@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from selfless import MAS, SLNID, DERpp, LwF, Replay, metrics, report
+from selfless.data.description import DataDescription, TaskDescription
 from selfless.report.groups import best
 from tests.report.samples import PAIR, PLAIN, SPARSE, failed, made, noted, shown
 
@@ -113,3 +114,12 @@ def test_the_headline_says_what_the_sparsifier_brings():
 )
 def test_the_headline_claims_no_more_than_the_data(results, words):
     assert words in str(report.headline(results))
+
+
+@pytest.mark.parametrize(("accuracy", "remark"), [(0.11, True), (0.2, False)])
+def test_tasks_at_chance_are_called_so(accuracy: float, remark: bool):
+    tasks = tuple(TaskDescription(f"task {t}", range(10), tuple("0123456789"), "") for t in range(3))
+    described = DataDescription((1, 28, 28), (1, 28, 28), "uint8", None, None, 10, tasks)
+    result = dataclasses.replace(made(PLAIN, accuracy=np.full((3, 3), accuracy)), data=described)
+    said = "Guessing gives 10.0 %, so nothing was learnt: more --epochs, or another --lr." in str(report.headline([result]))
+    assert said is remark

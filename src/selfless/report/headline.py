@@ -66,8 +66,18 @@ def _single(group: Group) -> Headline:
     tail = "" if math.isnan(lost) else f", after {'gaining' if round(lost, 3) < 0 else 'losing'} {number(abs(lost))} points on earlier ones"
     return Headline(
         f"{_name(group.run)} ends at {_percent(group)} {_over(group)}{tail}.",
-        _seeds(group) + _warning(group),
+        _seeds(group) + _guessed(group) + _warning(group),
     )
+
+
+def _guessed(group: Group) -> str:
+    """Return a remark if tasks are learnt no better than by guessing among their classes."""
+    described = group.done[0].data
+    if described is None:
+        return ""
+    guess = float(np.mean([1 / len(task.columns) for task in described.tasks]))
+    learnt = float(np.mean([np.diagonal(accuracy).mean() for accuracy in group.accuracy]))
+    return "" if learnt > guess + 0.02 else f" Guessing gives {number(guess)} %, so nothing was learnt: more --epochs, or another --lr."
 
 
 def _partly_known(group: Group) -> Headline:
