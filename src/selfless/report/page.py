@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selfless.report.claims import claim_rows, profiles_of
+from selfless.report.gaps import HEADINGS, gaps
 from selfless.report.groups import Group, best, differences, footnotes, groups, settings
 from selfless.report.headline import headline
 from selfless.report.markup import breakable, counted, inches, inline, link
 from selfless.report.places import Place, class_names, divide, is_numbered, task_names, trial_rows
 from selfless.report.records import Record, keys, result_file
 from selfless.report.sections import section, support_sentence, verdicts_sentence
-from selfless.report.tables import MEASURES
+from selfless.report.tables import BESIDE, MEASURES
 
 if TYPE_CHECKING:
     from selfless.spec import Result
@@ -96,7 +97,7 @@ def _content(place: Place, here: Path, out: Path) -> Content:
         drawn = tuple(r for g in best_first[:MOST] for r in g.results)
     flat = [settings(g.results[0]) for g in found]
     apart = differences(flat)
-    point = headline(results)
+    point, nearest = headline(results), gaps(found)
     rows = [
         {
             "group": group,
@@ -120,6 +121,7 @@ def _content(place: Place, here: Path, out: Path) -> Content:
         "classes": class_names(found),
         "undrawn": max(0, len([g for g in found if g.done]) - MOST),
         "notes": notes,
+        "beside": {"best": top.label, "headings": HEADINGS, "gaps": nearest, "says": BESIDE} if (top := best(found)) and nearest else None,
         "figures": [(inline(f), CAPTIONS[n].format(_threshold(found)), inches(f)) for n, f in plots.figures(drawn).items()],
         "matrices": [(inline(f), inches(f)) for f in plots.matrices(drawn)],
         "shared": {key: _plain(value) for key, value in (flat[0] if flat else {}).items() if key not in apart},

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from selfless.report.gaps import HEADINGS, gaps
 from selfless.report.groups import Group, best, footnotes, groups, measured, number, over_seeds
 from selfless.report.places import divide, is_numbered, is_trial, task_heading, task_names, trial_rows
 
@@ -27,6 +28,7 @@ MEASURES = {  # name in Result.summary → heading, digits in percent
     "free_neurons": ("free neurons", 1),
 }
 CAPTION = "In percent, after the last task; mean ± standard deviation over seeds."
+BESIDE = "Differences of the average accuracy in points, paired by seed; 95 % interval of the t test, of each comparison alone."
 TRIALS = ["method", "stream, network", "seeds", "held-out accuracy"]
 CHUNK = 10  # tasks side by side in a terminal
 
@@ -74,7 +76,16 @@ def _markdown(results: Sequence[Result]) -> str:
     for group, mark in zip(found, marks, strict=True):
         seeds, average, *rest = cells(group, tasks)
         rows.append([_marked(group.label, mark), seeds, f"**{average}**" if group is top else average, *rest])
-    return "\n\n".join(["\n".join(map(line_of, rows)), CAPTION, *(f"{mark} {text}" for mark, text in notes)]) + "\n"
+    return "\n\n".join(["\n".join(map(line_of, rows)), CAPTION, *(f"{mark} {text}" for mark, text in notes), *_beside(found)]) + "\n"
+
+
+def _beside(found: Sequence[Group]) -> list[str]:
+    """Return a table of every method beside the best one; nothing if there is none to compare."""
+    top, others = best(found), gaps(found)
+    if top is None or not others:
+        return []
+    rows = [[f"beside {top.label}", *HEADINGS], ["---", "---:", "---:", "---:"], *([gap.group.label, *gap.cells] for gap in others)]
+    return ["\n".join(map(line_of, rows)), BESIDE]
 
 
 def latex(results: Sequence[Result]) -> str:

@@ -1,0 +1,53 @@
+"""How far the other methods of one stream and network are from the best: paired by seed, with the interval of the t test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from selfless.metrics import paired_t_interval
+from selfless.report.groups import Group, best, number
+
+
+class Gap(NamedTuple):
+    """mean   of the differences of the averages, this method minus the best, over the seeds that both have; low, high: 95 % interval"""
+
+    group: Group
+    mean: float
+    low: float
+    high: float
+    ahead: int
+    seeds: int
+
+    @property
+    def cells(self) -> list[str]:
+        """The difference in points, its interval, and on how many seeds this method is ahead."""
+        return [signed(self.mean), f"{signed(self.low)} to {signed(self.high)}", f"{self.ahead} of {self.seeds}"]
+
+
+HEADINGS = ["difference", "95 % interval", "seeds ahead"]
+MOST = 20  # methods that are shown
+
+
+def gaps(found: Sequence[Group]) -> list[Gap]:
+    """Return the groups nearest to the best one beside it; those that share fewer than two seeds with it are left out."""
+    top = best(found)
+    if top is None:
+        return []
+    of_top = {result.run.seed: result.average for result in top.done}
+    made = []
+    for group in found:
+        own = {result.run.seed: result.average for result in group.done if result.run.seed in of_top}
+        if group is top or len(own) < 2:
+            continue
+        pairs = [(value, of_top[seed]) for seed, value in own.items()]
+        a, b = zip(*pairs, strict=True)
+        low, high = paired_t_interval(a, b)
+        made.append(Gap(group, sum(x - y for x, y in pairs) / len(pairs), low, high, sum(x > y for x, y in pairs), len(pairs)))
+    return sorted(made, key=lambda gap: -gap.mean)[:MOST]
+
+
+def signed(share: float) -> str:
+    """Return 0.0123 as "+1.23"."""
+    text = number(share, 2)
+    return text if text.startswith("−") else f"+{text}"

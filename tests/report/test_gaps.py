@@ -1,0 +1,39 @@
+"""Every method beside the best one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from selfless import MAS, SLNID, metrics, report
+from selfless.report.gaps import gaps
+from tests.report.samples import PLAIN, SPARSE, made
+
+
+def test_differences_are_paired_by_seed() -> None:
+    weak = dataclasses.replace(PLAIN, preserve=MAS(0.01))
+    lone = dataclasses.replace(PLAIN, sparsify=SLNID(0.5))
+    drops = {PLAIN: (0.05, 0.06, 0.09), SPARSE: (0.01, 0.02, 0.01), weak: (0.3, 0.2, 0.25)}
+    results = [made(run, seed, drop=drop) for run, values in drops.items() for seed, drop in enumerate(values)]
+    results += [made(lone, 0, drop=0.1), made(weak, 7, drop=0.4)]  # one seed has no interval; a seed that the best has not is left out
+    found = gaps(report.groups(results))
+    assert [gap.group.label for gap in found] == ["mas:0.1", "mas:0.01"]
+    averages = {run: [r.average for r in results if r.run.replace(seed=0) == run and r.run.seed < 3] for run in drops}
+    for gap, run in zip(found, (PLAIN, weak), strict=True):
+        assert (gap.low, gap.high) == pytest.approx(metrics.paired_t_interval(averages[run], averages[SPARSE]))
+        assert gap.low < gap.mean < gap.high
+        assert (gap.ahead, gap.seeds) == (0, 3)
+
+
+def test_the_page_and_the_table_show_them(tmp_path: Path) -> None:
+    results = [made(run, seed, drop=drop + 0.01 * seed) for run, drop in ((PLAIN, 0.1), (SPARSE, 0.02)) for seed in range(3)]
+    page = report.write(results, tmp_path / "report.html").read_text(encoding="utf-8")
+    (gap,) = gaps(report.groups(results))
+    assert "Beside mas:0.1 + slnid:0.001" in page
+    for cell in gap.cells:
+        assert cell in page
+    assert "| mas:0.1 | " + " | ".join(gap.cells) + " |" in report.markdown(results)
+    alone = report.write(results[:3], tmp_path / "alone.html").read_text(encoding="utf-8")
+    assert "95 % interval" not in alone
