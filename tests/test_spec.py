@@ -8,7 +8,7 @@ import json
 import pickle
 import subprocess
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -121,3 +121,12 @@ def test_a_setting_of_the_run_is_no_option_of_its_stream(name: str) -> None:
         ValueError, match=rf"^{name} is a setting of the run, not an option of its stream: {name}=3, or --{name.replace('_', '-')}$"
     ):
         Run(stream_options={name: 3})
+
+
+def test_a_method_of_ones_own_is_named_by_its_module() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Softer(MAS):
+        name: ClassVar[str] = "softer-mas"
+
+    with pytest.raises(ValueError, match=r"softer-mas is a preserver: --preserve tests\.test_spec:\S*Softer:0\.1"):
+        Run(preserve="softer-mas:0.1")

@@ -67,7 +67,9 @@ def size_of(kind: Sparsifier, x: Tensor, alpha: Tensor | None = None) -> Tensor:
     value = kind.penalty(x, alpha)
     if not isinstance(value, Tensor) or value.shape != ():
         found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise ValueError(f"{type(kind).__name__}.penalty returned {found}; it must return one number: end with .mean() or .sum()")
+        raise ValueError(
+            f"{type(kind).__name__}.penalty returned {found}; it must return a tensor with one number: end with .mean() or .sum()"
+        )
     return value
 
 

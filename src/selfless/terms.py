@@ -255,9 +255,10 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         if name.lower() == "joint":  # the upper bound in every table, but not a method
             hint = " Joint training is a stream: --stream joint-permuted-mnist --preserve none."
-        if role := _role_of(name):
-            field = "sparsify" if role == "sparsifier" else "preserve"
-            hint = f" {name} is a {role}: --{field} {text.strip()}, or {field}={text.strip()!r}."
+        if kind := _kind_of(name):
+            field = "sparsify" if kind.role == "sparsifier" else "preserve"
+            spelled = text.strip().replace(name, kind.spelling(), 1)
+            hint = f" {name} is a {kind.role}: --{field} {spelled}, or {field}={spelled!r}."
         if name == "recommended":  # depends on the case, which a term does not know
             hint = " Use selfless run --preserve recommended, attach(model, 'recommended') or Run(**selfless.recommend(…).settings)."
         raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}")
@@ -290,14 +291,14 @@ def _parse_option(option: str, kind: type[Term], name: str, text: str) -> tuple[
     return key, _parse_value(value)
 
 
-def _role_of(name: str) -> str:
-    """Return the role of the term of that name; "" if there is none."""
+def _kind_of(name: str) -> type[Term] | None:
+    """Return the class of a term of that name, also one of the user's own that was imported; None if there is none."""
     kinds = list(Term.__subclasses__())
     for kind in kinds:  # it grows
         if kind.__dict__.get("name") == name and isinstance(kind.role, str):
-            return kind.role
+            return kind
         kinds += kind.__subclasses__()
-    return ""
+    return None
 
 
 def _import_term(name: str, what: str) -> Any:

@@ -54,6 +54,12 @@ def test_a_limit_is_an_option_of_the_stream(stream: str, tmp_path: Path) -> None
     assert made["runs"][0]["run"]["stream_options"] == {"head": "shared", "limit": 30}
 
 
+def test_a_limit_in_a_file_is_an_option_of_the_stream(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text("limit = 30\n")
+    done = runner.invoke(app, ["run", "--config", str(tmp_path / "my.toml")])
+    assert "unknown key 'limit'. Write stream_options = {limit = 500}." in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -110,7 +110,10 @@ class Empty(Sparsifier):
     ("kind", "message"),
     [
         (Conditional(0.1), r"Conditional.penalty cannot be mapped over the members of a fleet \(vmap: .*control flow\). Write it without"),
-        (BySample(0.1), r"BySample.penalty returned a tensor of shape \(50,\); it must return one number: end with .mean\(\)"),
+        (
+            BySample(0.1),
+            r"BySample.penalty returned a tensor of shape \(50,\); it must return a tensor with one number: end with .mean\(\)",
+        ),
         (Empty(0.1), r"Empty has no penalty: write penalty\(self, x, alpha=None\)"),
     ],
 )

@@ -187,7 +187,7 @@ def test_an_empty_batch_has_no_penalty(inject: bool) -> None:
         loss = model(rand(rows, 6)).sum()
         if rows:
             (loss if inject else loss + keeper.penalty()).backward()
-    with pytest.raises(ValueError, match="got no samples, so its penalty is not defined; leave out empty batches"):
+    with pytest.raises(ValueError, match="got no samples, so its penalty is not defined; skip empty batches"):
         loss.backward() if inject else keeper.penalty()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from selfless import MAS, SLNID, metrics, report
@@ -25,6 +26,14 @@ def test_differences_are_paired_by_seed() -> None:
         assert (gap.low, gap.high) == pytest.approx(metrics.paired_t_interval(averages[run], averages[SPARSE]))
         assert gap.low < gap.mean < gap.high
         assert (gap.ahead, gap.seeds) == (0, 3)
+
+
+def test_a_seed_without_an_average_is_left_out() -> None:
+    other = dataclasses.replace(PLAIN, preserve=MAS(0.5))
+    results = [made(run, seed, drop=drop) for run, drop in ((SPARSE, 0.01), (PLAIN, 0.1)) for seed in range(3)]
+    unknown = np.array([[np.nan, np.nan, np.nan], [np.nan, np.nan, np.nan], [np.nan, np.nan, 0.9]])
+    found = gaps(report.groups([*results, *(made(other, seed, accuracy=unknown) for seed in range(3))]))
+    assert [gap.group.label for gap in found] == ["mas:0.1"]
 
 
 def test_the_page_and_the_table_show_them(tmp_path: Path) -> None:

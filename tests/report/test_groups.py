@@ -121,5 +121,33 @@ def test_tasks_at_chance_are_called_so(accuracy: float, remark: bool):
     tasks = tuple(TaskDescription(f"task {t}", range(10), tuple("0123456789"), "") for t in range(3))
     described = DataDescription((1, 28, 28), (1, 28, 28), "uint8", None, None, 10, tasks)
     result = dataclasses.replace(made(PLAIN, accuracy=np.full((3, 3), accuracy)), data=described)
-    said = "Guessing gives 10.0 %, so nothing was learnt: more --epochs, or another --lr." in str(report.headline([result]))
+    said = "Guessing gives 10.0 %, so hardly anything was learnt: more --epochs, or another --lr." in str(report.headline([result]))
     assert said is remark
+
+
+@pytest.mark.parametrize(
+    ("scenario", "widths", "accuracy", "remark"),
+    [
+        ("class", (2, 2, 2), np.diag([0.5, 0.45, 0.35]), False),  # chance is 1/2, 1/4, 1/6
+        ("class", (2, 2, 2), np.diag([0.5, 0.25, 0.17]), True),
+        ("class", (1, 1), np.diag([1.0, 0.97]), False),
+        ("task", (50, 2), np.array([[0.2, 0.95]]), False),  # joint training has one row
+        ("task", (100, 100), np.diag([0.028, 0.028]), False),
+    ],
+)
+def test_chance_is_that_of_the_classes_that_are_told_apart(scenario: str, widths: tuple[int, ...], accuracy: np.ndarray, remark: bool):
+    starts = np.cumsum((0, *widths))
+    tasks = tuple(TaskDescription(f"task {t}", range(starts[t], starts[t + 1]), ("",) * w, "") for t, w in enumerate(widths))
+    described = DataDescription((1, 28, 28), (1, 28, 28), "uint8", None, None, int(starts[-1]), tasks)
+    run = dataclasses.replace(PLAIN, scenario=scenario, tasks=len(widths))
+    result = dataclasses.replace(made(run, accuracy=accuracy, baseline=np.full(len(widths), 0.1)), data=described)
+    assert ("hardly anything was learnt" in str(report.headline([result]))) is remark
+
+
+def test_a_difference_is_that_of_the_seeds_in_common():
+    results = [made(PLAIN, seed, drop=0.3 if seed < 2 else 0.0) for seed in range(4)] + [made(SPARSE, seed, drop=0.2) for seed in range(2)]
+    sentence, support = report.headline(results)
+    assert ": +" in sentence
+    assert "ahead on 2 of 2 seeds" in support
+    apart = [made(PLAIN, seed) for seed in (0, 1)] + [made(SPARSE, seed) for seed in (2, 3)]
+    assert report.headline(apart).support.startswith("No seeds in common, so the difference has no error bar.")

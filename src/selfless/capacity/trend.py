@@ -68,9 +68,12 @@ class Forecast:
 
     def __str__(self) -> str:
         interval = f"{100 * self.level:.0f} % interval: {_words(self.low)} to {_words(self.high)}"
-        change = f"Each new task is {100 * abs(self.slope):.2f} points {'worse' if self.slope < 0 else 'better'} than the one before"
-        left = "room for any number of" if math.isinf(self.more) else f"room for {self.more:.0f}"
-        return f"{change}; {left} more tasks before one is more than {100 * self.margin:g} points below the first ({interval})."
+        points = f"{100 * abs(self.slope):.2f}"
+        change = f"{points} points {'worse' if self.slope < 0 else 'better'} than" if float(points) else "as good as"
+        left = "any number of" if math.isinf(self.more) else f"{self.more:.0f}"
+        room = f"room for {left} more {'task' if left == '1' else 'tasks'}"
+        margin = f"{100 * self.margin:g} points below the first"
+        return f"Each new task is {change} the one before; {room} before one is more than {margin} ({interval})."
 
 
 def forecast(accuracy: Sequence[float] | Sequence[Sequence[float]] | Floats, margin: float = 0.02, level: float = 0.8) -> Forecast:

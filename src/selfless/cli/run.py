@@ -91,7 +91,8 @@ def run(
         planned = plan(config, {**fields, "seeds": seeds, **how}, force=force)
         if planned.recommended is not None:
             console, run = open_console(stderr=True, quiet=as_json), planned.runs[0]
-            used = f"{run.preserve} with {run.sparsify} in {run.layers} layers, lr {run.lr:g}, {run.schedule}, {run.epochs} epochs"
+            inside = "" if run.sparsify.name == "none" else f" with {run.sparsify} in {run.layers} layers"
+            used = f"{run.preserve}{inside}, lr {run.lr:g}, {run.schedule}, epochs {run.epochs}"
             lines = f"recommended: {planned.recommended}\nmeasured by: {planned.recommended.measured.command}\nthis run: {used}"
             console.print(lines, soft_wrap=True, highlight=False, markup=False)
         results = train_with_progress(planned.runs, planned.options, as_json=as_json, log=log)

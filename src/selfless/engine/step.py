@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -287,7 +288,7 @@ class Step:
                 found = self._read(kind, members, hidden, self.fleet.params)
                 for x, _ in found:
                     self._cache_kernel(kind, x)
-                sizes[members] = torch.stack([by_member(kind.penalty, x, alpha) for x, alpha in found]).sum(0)
+                sizes[members] = torch.stack([by_member(partial(size_of, kind), x, alpha) for x, alpha in found]).sum(0)
         return sizes
 
     def _read(self, kind: Sparsifier, members: slice, hidden: list[Tensor], leaves: Tensors) -> list[tuple[Tensor, Tensor | None]]:

@@ -75,8 +75,8 @@ def accumulate(
     samples = 0
     for batch in reduction.batches(batches):
         output, labels, count = backend.forward(batch)
-        if not count:
-            continue  # an empty batch adds nothing to the mean
+        if not count and not reduction.is_sharded:
+            continue  # an empty batch adds nothing to the mean; with shards every rank has to take part in every pass
         # one backward pass per entry: (L, target, weight, gives Ω, gives α)
         passes = [(objective, *pair, parameters, second is None) for pair in objective.targets(output, labels)]
         passes += [(second, *pair, False, True) for pair in second.targets(output, labels)] if second is not None else []

@@ -65,7 +65,7 @@ def import_custom(name: str) -> Any:
         return attrgetter(attribute)(module)
     except (AttributeError, ValueError):
         own = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
-        names = [key for key, value in own.items() if getattr(value, "__module__", module_name) == module_name]
+        names = [key for key, value in own.items() if getattr(value, "__module__", module_name) == module_name] or list(own)
         raise ValueError(f"{name}: {module_name} has no {attribute!r}; it has {', '.join(names) or 'no functions'}") from None
 
 

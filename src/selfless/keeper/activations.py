@@ -217,5 +217,7 @@ class Collector:
             )
         joined = torch.cat(rows) if len(rows) > 1 else rows[0]
         if not len(joined):
-            raise ValueError(f"layer {name!r} got no samples, so its penalty is not defined; leave out empty batches (drop_last=True)")
+            raise ValueError(
+                f"layer {name!r} got no samples, so its penalty is not defined; skip empty batches, or leave this layer out: layers=[…]"
+            )
         return joined

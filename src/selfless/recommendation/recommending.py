@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, get_args
 
 from selfless.preserve import PRESERVERS, Preserver
@@ -49,7 +50,7 @@ class Recommendation:
     def text(self) -> str:
         """The methods and the layers in words."""
         if self.sparsify.name == "none":
-            return f"{self.preserve} alone"
+            return "no method" if self.preserve.name == "none" else f"{self.preserve} alone"
         return f"{'no preserver' if self.preserve.name == 'none' else self.preserve} with {self.sparsify} in {self.layers} layers"
 
     def __str__(self) -> str:
@@ -83,9 +84,9 @@ def recommend(
     ):
         if value not in choices:
             raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
-    if tasks is not None and (not isinstance(tasks, int) or tasks < 1):
+    if tasks is not None and (not isinstance(tasks, Integral) or tasks < 1):
         raise ValueError(f"tasks is {tasks!r}; write how many tasks there will be, 1 or more")
-    if memory is not None and (not isinstance(memory, int | float) or not memory >= 0):
+    if memory is not None and (not isinstance(memory, Real) or not memory >= 0):
         raise ValueError(f"memory is {memory!r}; write how many copies of the parameters may be held beside the model, 0 or more")
     if heads == "own" and not task_known:
         raise NotMeasured(
@@ -128,7 +129,8 @@ def _best(case: Case, task_known: bool, memory: float | None = None) -> Recommen
     count = sum(term.name != "none" for _, term in allowed)
     first = f"On {case.title} {label} has the highest average of the {' '.join([f'{count} preservers measured', *conditions])}"
     if not count:
-        first = f"On {case.title} no preserver was measured that holds so little. {sparsify.label} without one has"
+        without = "Training without any has" if sparsify.name == "none" else f"{sparsify.label} without one has"
+        first = f"On {case.title} no preserver was measured that holds so little. {without}"
     trial = " (a trial with one held-out seed)" * (best.chosen_on == TRIAL)
     why = f"{first}{':' * bool(count)} {best.average:.1f} %{trial}; joint training{beside} has {bound.average:.1f} %."
     return Recommendation(preserve, sparsify, best.layers, why, best)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,10 +35,10 @@ def gaps(found: Sequence[Group]) -> list[Gap]:
     top = best(found)
     if top is None:
         return []
-    of_top = {result.run.seed: result.average for result in top.done}
+    of_top = {result.run.seed: result.average for result in top.done if math.isfinite(result.average)}
     made = []
     for group in found:
-        own = {result.run.seed: result.average for result in group.done if result.run.seed in of_top}
+        own = {r.run.seed: r.average for r in group.done if r.run.seed in of_top and math.isfinite(r.average)}
         if group is top or len(own) < 2:
             continue
         pairs = [(value, of_top[seed]) for seed, value in own.items()]

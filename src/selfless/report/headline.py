@@ -71,13 +71,20 @@ def _single(group: Group) -> Headline:
 
 
 def _guessed(group: Group) -> str:
-    """Return a remark if tasks are learnt no better than by guessing among their classes."""
+    """Return a remark if tasks are learnt hardly better than by guessing among the classes that they are told apart from."""
     described = group.done[0].data
-    if described is None:
+    if described is None or len(described.tasks) < group.tasks:
         return ""
-    guess = float(np.mean([1 / len(task.columns) for task in described.tasks]))
-    learnt = float(np.mean([np.diagonal(accuracy).mean() for accuracy in group.accuracy]))
-    return "" if learnt > guess + 0.02 else f" Guessing gives {number(guess)} %, so nothing was learnt: more --epochs, or another --lr."
+    stops, widths = ([f(task.columns) for task in described.tasks] for f in (lambda c: c.stop, len))
+    seen = [max(stops[: t + 1]) for t in range(len(stops))]
+    is_joint = any(len(accuracy) < accuracy.shape[1] for accuracy in group.accuracy)
+    classes = ([seen[-1]] * len(seen) if is_joint else seen) if group.run.scenario == "class" else widths
+    learnt = np.mean([accuracy[-1] if is_joint else np.diagonal(accuracy) for accuracy in group.accuracy], 0)
+    pairs = [(float(value), 1 / count) for value, count in zip(learnt, classes, strict=False) if count > 1]
+    if not pairs or any(math.isnan(value) or value > guess + min(0.02, guess / 2) for value, guess in pairs):
+        return ""
+    guess = sum(guess for _, guess in pairs) / len(pairs)
+    return f" Guessing gives {number(guess)} %, so hardly anything was learnt: more --epochs, or another --lr."
 
 
 def _partly_known(group: Group) -> Headline:
@@ -111,9 +118,9 @@ def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
     """Compare the two groups of a pair. `rivals` is the number of sparsifiers from which the better one was picked."""
     method, alone = pair
     name, other = names[method], f"{names[alone]} alone"
-    gain = method.average.mean - alone.average.mean
     a, b = ({r.run.seed: r.average for r in g.done} for g in pair)
     seeds = sorted(a.keys() & b.keys())
+    gain = float(np.mean([a[s] - b[s] for s in seeds])) if len(seeds) > 1 else method.average.mean - alone.average.mean
     low, high = paired_t_interval([a[s] for s in seeds], [b[s] for s in seeds]) if len(seeds) > 1 else (gain, gain)
     several = f"Best of {_count(rivals, 'sparsifier')}: " if rivals > 1 else ""
     free, before = (g.value("free_parameters").mean for g in pair)
@@ -128,7 +135,8 @@ def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
         tail = f", {joined} leaves {100 * free:.0f} % of the parameters free instead of {100 * before:.0f} %" if moved else ""
         sentence = f"{several}{name} keeps {_percent(method)} {_over(method)}; {other} {_percent(alone)}: {_points(gain)}{tail}."
     if len(seeds) < 2:
-        support = "One seed each, so the difference has no error bar."
+        support = "One seed each" if len(a) == len(b) == 1 else f"{_count(len(seeds), 'seed').capitalize()} in common"
+        support += ", so the difference has no error bar."
     else:
         ahead = sum(a[s] > b[s] for s in seeds)
         support = (

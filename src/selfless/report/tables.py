@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from selfless.report.gaps import HEADINGS, gaps
+from selfless.report.gaps import HEADINGS, MOST, gaps
 from selfless.report.groups import Group, best, footnotes, groups, measured, number, over_seeds
 from selfless.report.places import divide, is_numbered, is_trial, task_heading, task_names, trial_rows
 
@@ -28,7 +28,10 @@ MEASURES = {  # name in Result.summary → heading, digits in percent
     "free_neurons": ("free neurons", 1),
 }
 CAPTION = "In percent, after the last task; mean ± standard deviation over seeds."
-BESIDE = "Differences of the average accuracy in points, paired by seed; 95 % interval of the t test, of each comparison alone."
+BESIDE = (
+    "Differences of the average accuracy in points, paired by seed; 95 % interval of the t test, of each comparison alone. The best is "
+    f"that of methods without old data. Methods that share fewer than two seeds with it are left out, and all but the nearest {MOST}."
+)
 TRIALS = ["method", "stream, network", "seeds", "held-out accuracy"]
 CHUNK = 10  # tasks side by side in a terminal
 

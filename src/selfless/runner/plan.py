@@ -105,6 +105,7 @@ def _check_keys(values: Mapping[str, Any], known: Sequence[str], config: Path | 
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = " Write stream_options = {limit = 500}." if key == "limit" else hint  # a flag of its own on the command line
             raise ValueError(f"{config}: unknown key {key!r}.{hint} Known keys: {', '.join(known)}")
 
 
