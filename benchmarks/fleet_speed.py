@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--augment", nargs="+", choices=("none", "crop-flip"), default=["crop-flip", "none"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="cnn-256")
-    parser.add_argument("--layers", choices=("all", "hidden"), default="all")
+    parser.add_argument("--layers", choices=("all", "hidden"), default="all", help="where the sparsifier acts")
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--tasks", type=int, default=10, help="at least 3")
     parser.add_argument("--epochs", type=int, default=50, help="of a task, for the sum; at least 8")

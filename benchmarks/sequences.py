@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from selfless import MAS, SLNID, NoSparsifier, Run
+from selfless.bench.sequence import permuted_runs
 from selfless.engine import learner as learning
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Learner
@@ -37,10 +37,7 @@ PHASES = [
 
 def train(options: argparse.Namespace) -> tuple[float, list[Any]]:
     """Return the seconds of training all runs, and their results. Reading files and making the fleet are not counted."""
-    limit = {"stream_options": {"limit": options.limit}} if options.limit else {}
-    made: dict[str, Any] = {"preserve": MAS(0.01), "tasks": options.tasks, "epochs": options.epochs, **limit}
-    half = options.members // 2
-    runs = [Run(sparsify=kind, seed=seed, **made) for kind in (NoSparsifier(), SLNID(1e-3)) for seed in range(half)]
+    runs = permuted_runs(options.members // 2, options.tasks, options.epochs, options.limit)
     learner = Learner(runs, device=options.device, data_dir=options.data)
     _wait(options.device)
     started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -147,7 +148,9 @@ def test_chance_is_that_of_the_classes_that_are_told_apart(scenario: str, widths
 def test_a_difference_is_that_of_the_seeds_in_common():
     results = [made(PLAIN, seed, drop=0.3 if seed < 2 else 0.0) for seed in range(4)] + [made(SPARSE, seed, drop=0.2) for seed in range(2)]
     sentence, support = report.headline(results)
-    assert ": +" in sentence
+    kept, other, gain = (float(value) for value in re.findall(r"\+?([\d.]+) (?:%|points)", sentence)[:3])
+    assert gain == pytest.approx(kept - other, abs=0.11)
+    assert f": +{gain} points" in sentence
     assert "ahead on 2 of 2 seeds" in support
     apart = [made(PLAIN, seed) for seed in (0, 1)] + [made(SPARSE, seed) for seed in (2, 3)]
     assert report.headline(apart).support.startswith("No seeds in common, so the difference has no error bar.")

@@ -36,12 +36,16 @@ def run(plan: Plan) -> Iterator[Row]:
     del sources
 
 
+def permuted_runs(seeds: int, tasks: int = 5, epochs: int = 10, limit: int | None = None) -> list[Run]:
+    """Return permuted-MNIST runs of MAS, half of them with SLNID; `limit`: images of a task."""
+    base = Run(preserve=MAS(0.01), tasks=tasks, epochs=epochs, stream_options={} if limit is None else {"limit": limit})
+    return [dataclasses.replace(base, sparsify=kind, seed=seed) for kind in (NoSparsifier(), SLNID(1e-3)) for seed in range(seeds)]
+
+
 def permuted(plan: Plan) -> Row:
     """Train 60 permuted-MNIST runs as one fleet: half without a sparsifier, half with SLNID."""
-    sparsifiers, seeds = (NoSparsifier(), SLNID(1e-3)), 1 if plan.quick else 30
-    base = Run(preserve=MAS(0.01), tasks=2 if plan.quick else 5, epochs=1 if plan.quick else 10)
-    runs = [dataclasses.replace(base, sparsify=sparsify, seed=s) for sparsify in sparsifiers for s in range(seeds)]
-    title = f"{len(runs)} permuted-MNIST runs, {base.tasks} tasks × {base.epochs} epochs, {base.model}"
+    runs = permuted_runs(1, tasks=2, epochs=1) if plan.quick else permuted_runs(30)
+    title = f"{len(runs)} permuted-MNIST runs, {runs[0].tasks} tasks × {runs[0].epochs} epochs, {runs[0].model}"
     return _train_row(plan, title, runs, 1 if plan.quick else 3, limit=6.0, per_run=False)
 
 

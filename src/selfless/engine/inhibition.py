@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selfless.engine.native.options import CovarianceGradient, PairGradient, Penalty, Switch
-from selfless.engine.stack import each, why_not_mapped
+from selfless.engine.stack import each, mapping_error
 from selfless.functional import DENSE, PairForm
 from selfless.sparsify import NoSparsifier, Sparsifier, size_of
 from selfless.terms import Term
@@ -98,12 +98,9 @@ def penalties(kind: Sparsifier, x: Tensor, alpha: Tensor | None) -> Tensor:
     try:
         return each(partial(size_of, kind), x, alpha)
     except RuntimeError as error:
-        if (reason := why_not_mapped(error)) is None:
+        if (found := mapping_error(error, f"{type(kind).__name__}.penalty")) is None:
             raise
-        raise ValueError(
-            f"{type(kind).__name__}.penalty cannot be mapped over the members of a fleet ({reason}). Write it "
-            "without boolean indexing, .item() and `if tensor`: torch.where and masks do the same (docs/methods.md)"
-        ) from error
+        raise found from error
 
 
 @contextmanager

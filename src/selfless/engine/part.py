@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selfless.engine import rng
-from selfless.engine.stack import Stack, Tensors, column, each, why_not_mapped
+from selfless.engine.stack import Stack, Tensors, column, each, mapping_error
 from selfless.network.roles import output_layer
 from selfless.network.wiring import Wiring
 from selfless.preserve import Preserver, State
@@ -108,12 +108,9 @@ class Part:
             try:
                 return mapped(*arguments)
             except RuntimeError as error:
-                if (reason := why_not_mapped(error)) is None:
+                if (found := mapping_error(error, self.term.label)) is None:
                     raise
-                raise ValueError(
-                    f"{self.term.label} cannot be mapped over the members of a fleet ({reason}). Write its functions without boolean "
-                    "indexing, .item() and `if tensor`: torch.where, masks and topk do the same (docs/methods.md)"
-                ) from error
+                raise found from error
 
         return call
 

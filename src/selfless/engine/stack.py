@@ -321,10 +321,16 @@ def each(function: Any, *stacked: Any) -> Tensor:
     return mapped
 
 
-def why_not_mapped(error: RuntimeError) -> str | None:
-    """Return why vmap cannot map a function, in a few words; None if the error is about something else."""
+def mapping_error(error: RuntimeError, what: str) -> ValueError | None:
+    """Return the error that names `what` vmap cannot map, and the remedy; None if the error is about something else."""
     text = str(error).strip()
-    return text.splitlines()[0].partition(". We don't support")[0] if "vmap" in text or "functorch" in text else None
+    if "vmap" not in text and "functorch" not in text:
+        return None
+    reason = text.splitlines()[0].partition(". We don't support")[0]
+    return ValueError(
+        f"{what} cannot be mapped over the members of a fleet ({reason}). Write it without boolean indexing, .item() and `if tensor`: "
+        "torch.where, masks and topk do the same (docs/methods.md)"
+    )
 
 
 def by_member(function: Any, *stacked: Any) -> Tensor:
@@ -332,7 +338,7 @@ def by_member(function: Any, *stacked: Any) -> Tensor:
     try:
         return each(function, *stacked)
     except RuntimeError as error:
-        if why_not_mapped(error) is None:
+        if mapping_error(error, "") is None:
             raise
         size = next(len(leaf) for leaf in torch.utils._pytree.tree_leaves(stacked) if isinstance(leaf, Tensor))
         members = [torch.utils._pytree.tree_map(lambda t, m=m: t[m : m + 1] if isinstance(t, Tensor) else t, stacked) for m in range(size)]

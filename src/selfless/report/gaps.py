@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from selfless.metrics import paired_t_interval
-from selfless.report.groups import Group, best, number
+from selfless.report.groups import Group, best, signed
 
 
 class Gap(NamedTuple):
@@ -23,7 +23,7 @@ class Gap(NamedTuple):
     @property
     def cells(self) -> list[str]:
         """The difference in points, its interval, and on how many seeds this method is ahead."""
-        return [signed(self.mean), f"{signed(self.low)} to {signed(self.high)}", f"{self.ahead} of {self.seeds}"]
+        return [signed(self.mean, 2), f"{signed(self.low, 2)} to {signed(self.high, 2)}", f"{self.ahead} of {self.seeds}"]
 
 
 HEADINGS = ["difference", "95 % interval", "seeds ahead"]
@@ -46,9 +46,3 @@ def gaps(found: Sequence[Group]) -> list[Gap]:
         low, high = paired_t_interval(a, b)
         made.append(Gap(group, sum(x - y for x, y in pairs) / len(pairs), low, high, sum(x > y for x, y in pairs), len(pairs)))
     return sorted(made, key=lambda gap: -gap.mean)[:MOST]
-
-
-def signed(share: float) -> str:
-    """Return 0.0123 as "+1.23"."""
-    text = number(share, 2)
-    return text if text.startswith("−") else f"+{text}"

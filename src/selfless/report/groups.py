@@ -40,6 +40,11 @@ def number(share: float, digits: int = 1) -> str:
     return f"{round(100 * share, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
+def signed(share: float, digits: int = 1) -> str:
+    """Return a difference of 0.012 as "+1.2"."""
+    return ("+" if share > 0 else "") + number(share, digits)
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """The runs of one method, one per seed. `label` differs from those of the other groups."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from selfless.metrics import forgetting, paired_t_interval
-from selfless.report.groups import ON_TEST, USES_OLD_DATA, Group, Value, best, groups, number, over_seeds, rivals, uses_old_data
+from selfless.report.groups import ON_TEST, USES_OLD_DATA, Group, Value, best, groups, number, over_seeds, rivals, signed, uses_old_data
 
 if TYPE_CHECKING:
     from selfless.spec import Result, Run
@@ -120,27 +120,26 @@ def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
     name, other = names[method], f"{names[alone]} alone"
     a, b = ({r.run.seed: r.average for r in g.done} for g in pair)
     seeds = sorted(a.keys() & b.keys())
-    gain = float(np.mean([a[s] - b[s] for s in seeds])) if len(seeds) > 1 else method.average.mean - alone.average.mean
+    means = [float(np.mean([of[s] for s in seeds])) for of in (a, b)] if len(seeds) > 1 else [g.average.mean for g in pair]
+    gain, (first, second) = means[0] - means[1], (f"{number(mean)} %" for mean in means)
     low, high = paired_t_interval([a[s] for s in seeds], [b[s] for s in seeds]) if len(seeds) > 1 else (gain, gain)
     several = f"Best of {_count(rivals, 'sparsifier')}: " if rivals > 1 else ""
     free, before = (g.value("free_parameters").mean for g in pair)
     moved = abs(free - before) >= 0.005  # False where either is NaN
     if low <= 0 <= high:
         tail = f" The first leaves {100 * free:.0f} % of the parameters free, the second {100 * before:.0f} %." if moved else ""
-        sentence = (
-            f"{name} and {other} are level within the spread over seeds: {_percent(method)} and {_percent(alone)} {_over(method)}.{tail}"
-        )
+        sentence = f"{name} and {other} are level within the spread over seeds: {first} and {second} {_over(method)}.{tail}"
     else:
         joined = "and" if (free > before) == (gain > 0) else "but"
         tail = f", {joined} leaves {100 * free:.0f} % of the parameters free instead of {100 * before:.0f} %" if moved else ""
-        sentence = f"{several}{name} keeps {_percent(method)} {_over(method)}; {other} {_percent(alone)}: {_points(gain)}{tail}."
+        sentence = f"{several}{name} keeps {first} {_over(method)}; {other} {second}: {signed(gain)} points{tail}."
     if len(seeds) < 2:
         support = "One seed each" if len(a) == len(b) == 1 else f"{_count(len(seeds), 'seed').capitalize()} in common"
         support += ", so the difference has no error bar."
     else:
         ahead = sum(a[s] > b[s] for s in seeds)
         support = (
-            f"{name} is ahead on {ahead} of {len(seeds)} seeds; the 95 % interval of the difference is {_signed(low)} to {_signed(high)} "
+            f"{name} is ahead on {ahead} of {len(seeds)} seeds; the 95 % interval of the difference is {signed(low)} to {signed(high)} "
             "points (paired t test)."
         )
     return Headline(sentence, support + _warning(*pair))
@@ -175,14 +174,6 @@ def _percent(group: Group) -> str:
 
 def _over(group: Group) -> str:
     return f"on average over {_count(group.tasks, 'task')}" if group.tasks > 1 else "on its one task"
-
-
-def _signed(share: float) -> str:
-    return ("+" if share > 0 else "") + number(share)
-
-
-def _points(share: float) -> str:
-    return f"{_signed(share)} points"
 
 
 def _count(n: int, what: str) -> str:
