@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("spec",),
     ("keeper", "engine"),
     ("runner",),
-    ("report", "experiments", "bench", "integrations"),
+    ("report", "experiments", "bench", "integrations", "testing"),
     ("cli",),
 )
 APART = (("report", "experiments"),)  # rooms of one layer that must not import each other in either direction

@@ -33,14 +33,10 @@ def tasks_npz(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     A task has 130 training images: with batches of 50 the last one is smaller.
     """
-    path, per_class = tmp_path_factory.mktemp("data") / "tasks.npz", 65
-    rng = np.random.Generator(np.random.PCG64(0))
-    prototypes = rng.integers(0, 200, (6, 1, 6, 6))
-    y = np.repeat(np.arange(6), per_class)
-    x = np.clip(prototypes[y] + rng.normal(0, 60, (len(y), 1, 6, 6)), 0, 255).astype(np.uint8)
-    yt = np.repeat(np.arange(6), 20)
-    xt = np.clip(prototypes[yt] + rng.normal(0, 60, (len(yt), 1, 6, 6)), 0, 255).astype(np.uint8)
-    np.savez(path, x_train=x, y_train=y, x_test=xt, y_test=yt, task=y // 2, task_test=yt // 2)
+    from selfless.testing import small_arrays
+
+    path = tmp_path_factory.mktemp("data") / "tasks.npz"
+    np.savez(path, **small_arrays())  # type: ignore[arg-type]
     return f"arrays:{path}"
 
 

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
 
 from tests.pages import FOLDERS, PAGES, ROOT, every_page, page_name, read
 
@@ -42,39 +39,22 @@ def test_snippet_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 METHODS = [
     pytest.param(code, id=match.group(1))
-    for code in snippets(ROOT / "docs/methods.md")
-    if (match := re.search(r"^class (\w+)\((?:Preserver|Quadratic|Sparsifier)\b", code, re.M))
+    for code in snippets(ROOT / "docs/write-your-own.md")
+    if (match := re.search(r"^class (\w+)\((?:MAS|Preserver|Quadratic|Sparsifier)\b", code, re.M))
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", METHODS)
-def test_example_method_trains_two_tasks(code: str, request: pytest.FixtureRequest) -> None:
-    import selfless
-    from selfless.sparsify import Sparsifier
+def test_example_method_keeps_the_laws(code: str, request: pytest.FixtureRequest) -> None:
+    from selfless.testing import check
 
-    kind = run_snippet(code)[request.node.callspec.id]
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-    keeper = selfless.attach(model, **{"sparsify" if issubclass(kind, Sparsifier) else "preserve": kind()})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for _ in range(2):
-        data = [(torch.randn(10, 6), torch.randint(0, 3, (10,))) for _ in range(4)]
-        for epoch in range(2):
-            keeper.begin_epoch(epoch, 2, batches=len(data))
-            for x, y in data:
-                loss = F.cross_entropy(model(x), y) + keeper.penalty((x, y))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        keeper.consolidate(data)
-    for task in range(2):
-        with keeper.evaluating(task), torch.no_grad():
-            assert torch.isfinite(model(data[0][0])).all()
+    check(run_snippet(code)[request.node.callspec.id]())
 
 
 def test_every_capability_has_an_example() -> None:
-    text = read("docs/methods.md")
-    table = re.findall(r"^\| `(\w+)` \| `", text.partition("### One example for each capability")[2], re.M)
+    text = read("docs/write-your-own.md")
+    table = re.findall(r"^\| `(\w+)` \| `", text.partition("## One example for each capability")[2], re.M)
     assert table
     assert [name for name in table if not re.search(rf"^class \w+\(.*\b{name}\b", text, re.M)] == []
 

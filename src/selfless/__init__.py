@@ -21,7 +21,7 @@ Whole runs, from data to a table:
     with old data Replay DERpp
     sparsifiers   SNI SNID SLNI SLNID L1Rep DeCov SparingDeCov L1Param L2Param OrthReg NoSparsifier
     activations   Maxout LWTA
-    modules       functional (the formulas), importance, preserve, sparsify, models, data, trained, metrics, capacity, experiments
+    modules       functional (the formulas), importance, preserve, sparsify, models, data, trained, metrics, capacity, experiments, testing
 
 The command line is `selfless --help`. Importing the package is fast: torch is loaded when a name that needs it is first used.
 """
@@ -53,7 +53,10 @@ _HOMES = {
     "stream": "data",
     **dict.fromkeys(["Maxout", "LWTA"], "activations"),
 }
-_MODULES = ("functional", "importance", "sparsify", "preserve", "models", "data", "trained", "metrics", "capacity", "experiments")
+_MODULES = (
+    *("functional", "importance", "sparsify", "preserve", "models", "data", "trained", "metrics", "capacity"),
+    *("experiments", "testing"),
+)
 
 # Written out, because type checkers read it: a name that is missing here is private to them.
 __all__ = [
@@ -107,13 +110,14 @@ __all__ = [
     "recommend",
     "sparsify",
     "stream",
+    "testing",
     "train",
     "trained",
     "tune",
 ]
 
 if TYPE_CHECKING:
-    from selfless import capacity, data, experiments, functional, importance, metrics, models, preserve, sparsify, trained
+    from selfless import capacity, data, experiments, functional, importance, metrics, models, preserve, sparsify, testing, trained
     from selfless.activations import LWTA, Maxout
     from selfless.capacity import Capacity
     from selfless.data import stream

@@ -8,6 +8,7 @@ summed: `SLNID(1e-3) + DeCov(1e-3)`.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -35,6 +36,8 @@ class Sparsifier(Term):
     def __init_subclass__(cls, **options: Any) -> None:
         """Remove the inherited `pair_form` from a subclass that overrides `penalty`, because it belongs to the parent's formula."""
         super().__init_subclass__(**options)
+        if "penalty" in cls.__dict__:
+            _check_arguments(cls)
         if "penalty" in cls.__dict__ and "pair_form" not in cls.__dict__:
             cls.pair_form = Sparsifier.pair_form  # type: ignore[method-assign]
         if "penalty" in cls.__dict__ and "decorrelates" not in cls.__dict__:
@@ -60,6 +63,17 @@ class Sparsifier(Term):
     def covariance_form(self, n: int, alpha: Tensor | None = None) -> PairForm | None:
         """Return S of a sparsifier that decorrelates, R = ½ Σ_{i≠j} S_ij C_ij²; None if S_ij = 1."""
         return None
+
+
+def _check_arguments(kind: type[Sparsifier]) -> None:
+    """Raise TypeError unless `penalty` takes activations and α, as it is called."""
+    function = kind.__dict__["penalty"]
+    try:
+        taken = inspect.signature(function)
+        taken.bind(*(() if isinstance(function, staticmethod) else (None,)), None, None)
+    except TypeError:
+        names = ", ".join(taken.parameters)
+        raise TypeError(f"{kind.__name__}.penalty takes ({names}) and gets activations and α: write penalty(self, x, alpha=None)") from None
 
 
 def size_of(kind: Sparsifier, x: Tensor, alpha: Tensor | None = None) -> Tensor:

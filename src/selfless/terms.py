@@ -305,7 +305,7 @@ def _import_term(name: str, what: str) -> Any:
     """Import the custom class `module:Class`; it must be a `Term`."""
     kind = import_custom(name)
     if not (isinstance(kind, type) and issubclass(kind, Term)):
-        raise TypeError(f"{name} is not a {what}: it must be a subclass of Preserver or Sparsifier (docs/methods.md has examples)")
+        raise TypeError(f"{name} is not a {what}: it must be a subclass of Preserver or Sparsifier (docs/write-your-own.md has examples)")
     return kind
 
 

@@ -2,8 +2,8 @@
 
 Commands import torch only inside their functions, so that `selfless --help` is fast.
 
-Imports bench, capacity, data, engine, experiments, fields, files, inputs, integrations, metrics, preserve, report, runner, sparsify, spec
-and trained.
+Imports bench, capacity, data, engine, experiments, fields, files, inputs, integrations, metrics, preserve, report, runner, sparsify, spec,
+terms, testing and trained.
 Imported by nothing.
 """
 

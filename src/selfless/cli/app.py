@@ -29,6 +29,11 @@ class Commands(LazyGroup):
             "tune",
             "Choose λ by the paper's rule of thumb, and with --preserve λ_Ω too: train several strengths, compare held-out accuracies.",
         ),
+        "check": Later(
+            "check",
+            "check",
+            "Test a method of your own in seconds: in your loop, in runs and in fleets it must do the same, and keep its state.",
+        ),
         "watch": Later(
             "watch",
             "watch",

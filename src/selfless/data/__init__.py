@@ -17,7 +17,7 @@ How to add a stream or a data source: see `named`. Bottom up:
     traits                                                        facts about a stream by name, without loading it
 
 Others import from `selfless.data` itself, not from its modules.
-Imports files and workers. Imported by bench, cli, engine, experiments, runner, spec and trained.
+Imports files and workers. Imported by bench, cli, engine, experiments, runner, spec, testing and trained.
 """
 
 from selfless.data.augment import Augment

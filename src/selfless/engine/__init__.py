@@ -4,5 +4,5 @@ Lives here: the loop (learner), the fleet and its step, the stacked networks (st
 (part, inhibition), checkpoints.
 
 Imports activations, capacity, data, files, functional, importance, models, network, preserve, sparsify, spec and terms.
-Imported by bench, cli, integrations and runner.
+Imported by bench, cli, integrations, runner and testing.
 """

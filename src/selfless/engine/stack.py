@@ -329,7 +329,7 @@ def mapping_error(error: RuntimeError, what: str) -> ValueError | None:
     reason = text.splitlines()[0].partition(". We don't support")[0]
     return ValueError(
         f"{what} cannot be mapped over the members of a fleet ({reason}). Write it without boolean indexing, .item() and `if tensor`: "
-        "torch.where, masks and topk do the same (docs/methods.md)"
+        "torch.where, masks and topk do the same (docs/write-your-own.md)"
     )
 
 

@@ -3,7 +3,7 @@
 Lives here: `values` checks numbers and lists several problems at once, `custom` imports a user's module, `records` checks what was read
 from a file against its schema.
 
-Imports nothing. Imported by cli, fields, models, report, runner, spec, terms and trained.
+Imports nothing. Imported by cli, fields, models, report, runner, spec, terms, testing and trained.
 """
 
 from selfless.inputs.custom import NotHere, check_recorded, describe_error, import_custom, own_place, trust

@@ -4,7 +4,7 @@ Lives here: the `Keeper`, and one module for each of its tasks: collect activati
 optimizer, anchor, inject gradients, store the state and count its memory. Users import it; runs are trained by the engine.
 
 Imports capacity, distributed, functional, importance, network, preserve, recommendation, sparsify and terms.
-Imported by bench, experiments and integrations.
+Imported by bench, experiments, integrations and testing.
 """
 
 from selfless.keeper.entry import attach

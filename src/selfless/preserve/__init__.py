@@ -3,7 +3,7 @@
 Lives here: the base class, the capabilities that a method may have, and the methods.
 
 Imports functional, importance, network and terms.
-Imported by bench, cli, engine, experiments, integrations, keeper, recommendation, runner, spec and trained.
+Imported by bench, cli, engine, experiments, integrations, keeper, recommendation, runner, spec, testing and trained.
 """
 
 from selfless.preserve.ags_cl import AGSCL

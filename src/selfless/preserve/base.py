@@ -4,7 +4,7 @@ A preserver is a frozen value. Its state is a dictionary of tensors, {"omega": {
 pure: state in, new state out. The keeper has one state. The engine stacks the states of many members and maps the functions over them.
 
 To add a preserver, add a file to this folder, an entry to `selfless.preserve.PRESERVERS` and a row to tests/test_contracts.py. A method
-that does more than a penalty inherits capabilities (`selfless.preserve.capabilities`); docs/methods.md has an example of each.
+that does more than a penalty inherits capabilities (`selfless.preserve.capabilities`); docs/write-your-own.md has an example of each.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Preserver(Term):
         cls.keeps_data = issubclass(cls, Replays)
         if "consolidate" in cls.__dict__ and "splits" not in cls.__dict__:
             cls.splits = "whole"  # an inherited promise is about another formula
-        if "same_strength" not in cls.__dict__ and _reads_strength(cls):
-            cls.same_strength = True  # a fleet calls the functions of one member's term for all members
+        if "same_strength" not in cls.__dict__ and (_reads_strength(cls) or issubclass(cls, ProjectsSteps)):
+            cls.same_strength = True  # a fleet calls the functions of one member's term for all members, and projects all of them or none
 
     if not TYPE_CHECKING:
 
