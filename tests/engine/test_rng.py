@@ -24,4 +24,14 @@ def test_draws_are_fixed_and_even() -> None:
     assert 0.6 < (drawn >= 200).float().mean() < 0.9
 
 
+def test_the_keys_of_an_epoch_are_those_of_their_purposes() -> None:
+    """They are computed at once, and must be what each function draws by itself: recorded runs depend on it."""
+    seeds, device = [3, 0, 2**40], torch.device("cpu")
+    keys = rng.epoch_keys(seeds, 3, task=2, epoch=7, device=device)
+    wanted = [rng.stream_key(torch.tensor(seeds), purpose, 2, 7) for purpose in ("augment", "order", "drop", "drawn")]
+    rows = [rng.stream_key(wanted[0], "row", k) for k in range(3)]
+    assert torch.equal(keys, torch.stack([*wanted, *rows]))
+    assert torch.equal(keys[4:], rng.row_keys(wanted[0], 3))
+
+
 PINNED = [294, 846, 360, 19, 321]

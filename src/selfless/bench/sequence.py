@@ -19,6 +19,7 @@ from selfless.spec import Precision, Result, Run
 
 CIFAR_FLEETS = (1, 8)
 PRECISIONS: tuple[Precision, ...] = ("tf32", "bf16")
+LIMITS = {(1, "tf32"): 8.0, (1, "bf16"): 5.0, (8, "tf32"): 4.0, (8, "bf16"): 2.0}  # seconds of a run to reach
 
 
 def run(plan: Plan) -> Iterator[Row]:
@@ -46,7 +47,7 @@ def permuted(plan: Plan) -> Row:
     """Train 60 permuted-MNIST runs as one fleet: half without a sparsifier, half with SLNID."""
     runs = permuted_runs(1, tasks=2, epochs=1) if plan.quick else permuted_runs(30)
     title = f"{len(runs)} permuted-MNIST runs, {runs[0].tasks} tasks × {runs[0].epochs} epochs, {runs[0].model}"
-    return _train_row(plan, title, runs, 1 if plan.quick else 3, limit=6.0, per_run=False)
+    return _train_row(plan, title, runs, 1 if plan.quick else 3, limit=2.5, per_run=False)
 
 
 def cifar(plan: Plan, members: int, precision: Precision) -> Row:
@@ -56,7 +57,7 @@ def cifar(plan: Plan, members: int, precision: Precision) -> Row:
     runs = [dataclasses.replace(base, seed=s) for s in range(members)]
     title = f"CIFAR-100 sequence, {base.tasks} tasks × {base.epochs} epochs, {base.model}, {precision}, fleet of {members}"
     rounds = 2 if members == 1 and not plan.quick else 1
-    return _train_row(plan, title, runs, rounds, limit=8.0 if members == 1 else 4.0, per_run=members > 1)
+    return _train_row(plan, title, runs, rounds, limit=LIMITS[members, precision], per_run=members > 1)
 
 
 def _train_row(plan: Plan, title: str, runs: Sequence[Run], rounds: int, limit: float, per_run: bool) -> Row:

@@ -110,7 +110,11 @@ class FleetData:
 
     def order(self, seeds: Tensor, task: int, epoch: int) -> Tensor:
         """Return the order of each member's samples in this epoch, (F, n)."""
-        return rng.order(rng.stream_key(seeds, "order", task, epoch), self.n, self.weights)
+        return self.order_by(rng.stream_key(seeds, "order", task, epoch))
+
+    def order_by(self, key: Tensor) -> Tensor:
+        """Return the order of each member's samples by its key, (F, n)."""
+        return rng.order(key, self.n, self.weights)
 
 
 def _permute_on_gpu(part: Part | Joined, device: torch.device, budget: int | None) -> Resident | None:

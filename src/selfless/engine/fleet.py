@@ -162,11 +162,11 @@ class Fleet:
         at_end       called after the last one, before anything waits for the GPU
         """
         self.begin_epoch(task, epoch)
-        if epoch + 1 < self.run.epochs:
-            self.step.prepare_epoch(task, epoch + 1)
         batch, n = self.run.batch, self.step.data.n
         self.loss_sums = torch.empty(math.ceil(n / batch), self.size, device=self.device)
         self._take_steps(task, epoch, len(self.loss_sums), after_step)
+        if epoch + 1 < self.run.epochs:  # while the GPU still takes these steps
+            self.step.prepare_epoch(task, epoch + 1)
         at_end()
         return (self.step.loss_sum.double() / n).tolist(), (self.step.hits.double() / n).tolist()
 

@@ -7,6 +7,7 @@ the same numbers as alone, a resumed run the same as an uninterrupted one, and a
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,8 +31,19 @@ def stream_key(seeds: Tensor, purpose: str, *place: int) -> Tensor:
 
 
 def row_keys(key: Tensor, rows: int) -> Tensor:
-    """Return the keys of so many rows of random numbers, (rows, F)."""
-    return torch.stack([stream_key(key, "row", k) for k in range(rows)])
+    """Return the keys of so many rows of random numbers, (rows, F): row k is stream_key(key, "row", k)."""
+    return _mix(stream_key(key, "row")[None, :] * _ODD[0] + torch.arange(1, rows + 1, device=key.device)[:, None])
+
+
+def epoch_keys(seeds: Sequence[int], rows: int, task: int, epoch: int, device: torch.device) -> Tensor:
+    """Return the keys of an epoch, (4 + rows, F): of augmentation, order, dropped nodes, replayed samples; of the rows of augmentation.
+
+    They are computed on the CPU and sent at once: on a GPU each of these small operations would be a kernel.
+    """
+    own = torch.tensor(seeds)
+    keys = torch.stack([stream_key(own, purpose, task, epoch) for purpose in ("augment", "order", "drop", "drawn")])
+    keys = torch.cat([keys, row_keys(keys[0], rows)])
+    return keys.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else keys
 
 
 def words(key: Tensor, n: int) -> Tensor:

@@ -85,8 +85,8 @@ class Step:
 
     def _draw(self, task: int, epoch: int) -> list[Tensor]:
         """Return the order of samples of an epoch and its keys: of augmentation, of its rows, of dropped nodes, of replayed samples."""
-        noise, drop, memory = (rng.stream_key(self.fleet.seeds, purpose, task, epoch) for purpose in ("augment", "drop", "drawn"))
-        return [self.data.order(self.fleet.seeds, task, epoch), noise, rng.row_keys(noise, len(self.noise_keys)), drop, memory]
+        keys = rng.epoch_keys([run.seed for run in self.fleet.runs], len(self.noise_keys), task, epoch, self.fleet.device)
+        return [self.data.order_by(keys[1]), keys[0], keys[4:], keys[2], keys[3]]
 
     def changing(self) -> list[Tensor]:
         """Return the tensors that a step changes."""

@@ -127,24 +127,26 @@ def _seeds(records: Sequence[Record]) -> str:
 
 
 def _looks(records: Sequence[Record]) -> str:
-    """Return a sentence on experiments that were judged by several numbers of seeds, for each list of these; "" if there are none."""
+    """Return a sentence on experiments that were judged by several numbers of seeds, with these numbers; "" if there are none."""
     found: dict[tuple[int, ...], list[str]] = {}
     for record in records:
         if len(record.get("looks") or ()) > 1:
             found.setdefault(tuple(record["looks"]), []).append(f"`{record['name']}`")
-    return " ".join(
-        f"{', '.join(names)} were tested with {' and '.join(map(str, looks))} seeds, so their p-values are multiplied by {len(looks)}."
-        for looks, names in found.items()
-    )
+    said = [f"{', '.join(names)} ({', '.join(map(str, looks))})" for looks, names in found.items()]
+    return f"Seeds were added to {' and '.join(said)}, so p-values are multiplied by the number of tests." if said else ""
 
 
 def _undecided(rows: Sequence[ClaimRow]) -> str:
     """Return two sentences on how many claims are undecided in the profile shown, and why."""
     causes = [row.reason for row in rows if row.verdict == "undecided" and not row.leading.get("repeats")]
-    counts = {cause: causes.count(cause) for cause in ("correction", "margin", "noise")}
+    said = {
+        "correction": "decided by their own test but not by the corrected one",
+        "margin": "within half a point of their margin",
+        "noise": "too noisy for these seeds",
+    }
+    found = ", ".join(f"{causes.count(cause)} are {why}" for cause, why in said.items() if cause in causes)
     return (
-        f"In the profile shown {len(causes)} claims are undecided: {counts['correction']} are decided by their own test but not by the "
-        f"corrected one, {counts['margin']} are within half a point of their margin, {counts['noise']} are too noisy for these seeds."
+        f"In the profile shown {len(causes)} claims are undecided: {found}." if causes else "In the profile shown every claim is decided."
     )
 
 
