@@ -214,15 +214,18 @@ def acts_alike_in_loops_and_runs(term: Term) -> None:
 
 
 def acts_alike_in_fleets(term: Any) -> None:
-    """Three runs end alike, alone and as one fleet; they differ in their seeds and, if they may, in their strengths."""
+    """Runs end alike, alone and in a fleet of three; they differ in their seeds and, if they may, in their strengths.
+
+    The first one is not trained alone: `acts_alike_in_loops_and_runs` does that.
+    """
     one_strength = any(getattr(part, "same_strength", False) for part in term.parts)
     strengths = [1.0] * 3 if one_strength or term.is_auto else [1.0, 0.5, 0.0]
     terms = [term if share == 1.0 else term.with_strength(share * term.fixed_strength) for share in strengths]
     runs = [_run_of(one, seed=seed) for seed, one in enumerate(terms)]
     fleet = Learner(runs)
     fleet.learn()
-    for member, run in enumerate(runs):
-        alone = Learner([run])
+    for member in (1, 2):
+        alone = Learner([runs[member]])
         alone.learn()
         for name, p in alone.fleet.params.items():
             _same(f"{name} of member {member + 1} of a fleet, beside the same run alone", fleet.fleet.params[name][member], p[0])
