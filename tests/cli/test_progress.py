@@ -117,3 +117,15 @@ def test_ctrl_c_leaves_each_fleet_once(terminal: bool) -> None:
     assert rest.count("mas:0.1") == rest.count("ewc:1") == 1
     assert rest.count("time left 1:20") == 2, "each fleet"
     assert rest.count("all in 1:20") == 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_fleet_that_goes_on_from_a_checkpoint_says_so_once(terminal: bool) -> None:
+    shown = io.StringIO()
+    with progress_lines(Console(file=shown, force_terminal=terminal, width=200, height=20), 2) as follow:
+        for run, resumed in ((Run(), True), (Run(preserve="ewc:1"), False)):
+            follow([run], Event(0, 0, "", 0, 0, [], [], passing=True, stage="loading the data"))
+            for epoch in (3, 4):
+                follow([run], event(epoch=epoch, resumed=resumed))
+    assert shown.getvalue().count("goes on from the last saved epoch") == 1
+    assert "mas:0.1: goes on from the last saved epoch, at task 2 of 5, epoch 3" in shown.getvalue()

@@ -222,8 +222,9 @@ def test_the_list_says_how_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert name in done.output
     value = json.loads(runner.invoke(app, ["reproduce", "--list", "--json", "--seeds", "3"]).stdout)
     runs = {row["name"]: row["runs"] for row in value["experiments"]}
-    assert runs["table-2"] == {"paper": 0, "ours": 0}
-    assert runs["fig-4-top"] == {"paper": 21, "ours": 21}
+    assert runs["table-2"] == {"paper": 0, "ours": 0, "equal": 0}
+    assert runs["fig-4-top"] == {"paper": 21, "ours": 21, "equal": 21}
+    assert runs["rates"]["ours"] == 0 < runs["rates"]["equal"]  # which is in that profile alone
     assert value["total"]["ours"] < sum(r["ours"] for r in runs.values())
 
 

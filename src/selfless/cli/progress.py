@@ -37,6 +37,13 @@ class Fleets:
             self.started = time.monotonic()
         self.events[tuple(run.key for run in members)] = label(members), event
 
+    def continues(self, members: Sequence[Run], event: Event) -> str:
+        """Return a line if this is the first event of a fleet that goes on from a saved epoch; else nothing."""
+        known = self.events.get(tuple(run.key for run in members))
+        if not event.resumed or not event.tasks or (known is not None and known[1].resumed):
+            return ""
+        return f"{label(members)}: goes on from the last saved epoch, at task {event.task + 1} of {event.tasks}, epoch {event.epoch}"
+
     @property
     def running(self) -> list[tuple[str, Event]]:
         return [(name, event) for name, event in self.events.values() if not is_over(event)]
@@ -81,7 +88,13 @@ def progress_lines(console: Console, total: int, *, pause: float = PAUSE) -> Ite
     fleets = Fleets(total)
     show = _redrawn if can_redraw(console) else _logged
     try:
-        with show(console, fleets, pause) as follow:
+        with show(console, fleets, pause) as put:
+
+            def follow(members: Sequence[Run], event: Event) -> None:
+                if line := fleets.continues(members, event):
+                    console.print(Text(line), soft_wrap=True)
+                put(members, event)
+
             yield follow
     except KeyboardInterrupt:
         for line in fleets.lines(console.width if can_redraw(console) else 10**6):

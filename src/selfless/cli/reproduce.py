@@ -76,7 +76,7 @@ def reproduce(
 
         count = seeds or (2 if quick else 5)
         if listing:
-            _list_experiments(count, data_dir, as_json, ("ours", "paper") if profile != "equal" else ("ours", "equal", "paper"))
+            _list_experiments(count, data_dir, as_json)
             return
         if not names:
             raise ValueError(f"say which experiment: {', '.join(NAMES)}, or all")
@@ -241,11 +241,12 @@ def _show(records: Sequence[dict[str, Any]], problems: dict[str, str], out: Path
     console.print(f"records: {out / 'experiments'}    page: selfless report {out}", highlight=False, soft_wrap=True)
 
 
-def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool, profiles: Sequence[str]) -> None:
-    """Print every experiment with its claims and the number of its runs in these profiles."""
+def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool) -> None:
+    """Print every experiment with its claims and the number of its runs in each profile."""
     from selfless.experiments import NAMES, PAPER, experiment
     from selfless.experiments.reproduce import count
 
+    profiles = ("ours", "equal", "paper")
     made = {profile: [experiment(name, profile, data_dir=data_dir) for name in NAMES] for profile in profiles}
     rows: list[dict[str, Any]] = [
         {
@@ -265,17 +266,19 @@ def _list_experiments(seeds: int, data_dir: Path | None, as_json: bool, profiles
     from rich.table import Table
 
     table = Table(title=f"Experiments; runs with {seeds} seeds, choosing included", title_justify="left")
-    for heading, justify in (("name", "left"), ("in the paper", "left"), ("what", "left"), ("claims", "right")):
-        table.add_column(heading, justify=justify, no_wrap=heading == "name")  # type: ignore[arg-type]
-    for profile in profiles:
-        table.add_column(profile, justify="right")
+    table.add_column("name", no_wrap=True)
+    table.add_column("what")
+    for heading in ("claims", *profiles):
+        table.add_column(heading, justify="right")
     for row in rows:
-        runs = row["runs"]
-        table.add_row(row["name"], row["source"], row["title"], str(row["claims"]), *(str(runs[p]) if runs[p] else "–" for p in profiles))
+        what = f"{row['source']}: {row['title']}" if row["name"] in PAPER else row["title"]
+        shown = [str(row["runs"][profile] or "–") for profile in profiles]
+        table.add_row(row["name"], what, str(row["claims"]), *shown, end_section=row["name"] == PAPER[-1])
     table.add_section()
-    table.add_row("all", "of the paper", "what is shared is trained once", "", *(str(total[profile]) for profile in profiles))
+    table.add_row("all", "those of the paper; what is shared is trained once", "", *(str(total[profile]) for profile in profiles))
     console = open_console()
     console.print(table)
+    console.print("–: not in this profile, or its data are missing. Each profile: selfless reproduce NAME --profile equal")
     for row in rows:
-        if row["pending"]:
-            console.print(f"– {row['name']}: {row['pending']}")
+        if row["pending"] and not any(row["runs"].values()):
+            console.print(f"{row['name']}: {row['pending']}")
