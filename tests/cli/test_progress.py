@@ -127,5 +127,7 @@ def test_a_fleet_that_goes_on_from_a_checkpoint_says_so_once(terminal: bool) -> 
             follow([run], Event(0, 0, "", 0, 0, [], [], passing=True, stage="loading the data"))
             for epoch in (3, 4):
                 follow([run], event(epoch=epoch, resumed=resumed))
+            follow([run], event(evaluated=True))  # the end of a task does not say whether it was resumed
+            follow([run], event(task=2, epoch=1, resumed=resumed))
     assert shown.getvalue().count("goes on from the last saved epoch") == 1
     assert "mas:0.1: goes on from the last saved epoch, at task 2 of 5, epoch 3" in shown.getvalue()

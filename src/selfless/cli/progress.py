@@ -31,6 +31,7 @@ class Fleets:
         self.total = total
         self.started: float | None = None
         self.events: dict[tuple[str, ...], tuple[str, Event]] = {}
+        self._continued: set[tuple[str, ...]] = set()
 
     def put(self, members: Sequence[Run], event: Event) -> None:
         if self.started is None and event.tasks:
@@ -39,9 +40,10 @@ class Fleets:
 
     def continues(self, members: Sequence[Run], event: Event) -> str:
         """Return a line if this is the first event of a fleet that goes on from a saved epoch; else nothing."""
-        known = self.events.get(tuple(run.key for run in members))
-        if not event.resumed or not event.tasks or (known is not None and known[1].resumed):
+        keys = tuple(run.key for run in members)
+        if not event.resumed or not event.tasks or keys in self._continued:
             return ""
+        self._continued.add(keys)
         return f"{label(members)}: goes on from the last saved epoch, at task {event.task + 1} of {event.tasks}, epoch {event.epoch}"
 
     @property
