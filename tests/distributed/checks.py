@@ -215,6 +215,22 @@ def fsdp_errors(rank: int, size: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------- checkpoints
+@check
+def empty_batches(rank: int, size: int) -> None:
+    """The last batch has one sample, which the first rank gets: the others have none, and the means are those of one process."""
+    batches = task_batches(0, (10, 1))
+    alone = build()
+    reference = selfless.attach(alone, MAS(0.5), process_group=False)
+    reference.consolidate(batches)
+    for net in (DistributedDataParallel(build()), shard(build())):
+        keeper = selfless.attach(net, MAS(0.5))
+        keeper.anchor_with(sgd(net.parameters()))
+        keeper.consolidate(own_part(batches, rank, size))
+        for name, omega in reference.state["omega"].items():
+            assert_close(whole(keeper.state["omega"][name]), omega)
+        assert_close(keeper.alpha, reference.alpha)
+
+
 def trained(rank: int, size: int) -> tuple[nn.Module, Any, Any]:
     model = shard(build())
     keeper = selfless.attach(model, MAS(0.5), SLNID(0.1))

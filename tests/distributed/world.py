@@ -34,7 +34,7 @@ from selfless.distributed import ALONE, Ranks
 
 CHECKS: dict[str, Callable[[int, int], None]] = {}
 FOUR = ("ddp_decov", "checkpoint_load")  # those that four processes run too
-SEVERAL = ("ddp_errors", "fsdp_transformer", "rank_dies")  # those that need a second rank
+SEVERAL = ("ddp_errors", "empty_batches", "fsdp_transformer", "rank_dies")  # those that need a second rank
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from selfless.distributed.ranks import ALONE, Ranks
 from selfless.distributed.shards import ShardedSums, agree, check_shards
@@ -68,7 +69,8 @@ class Reduction:
 class ShardedReduction(Reduction):
     """Sums that are sharded like the parameters. Each layer is reduced in each batch, so that no rank ever has Ω of the whole model.
 
-    Forward and backward passes of FSDP2 need all ranks. A rank without a batch left repeats its last one, with the weight 0.
+    Forward and backward passes of FSDP2 need all ranks. A rank without a batch left repeats its last one, with the weight 0; batches
+    without samples are left out.
     """
 
     @property
@@ -82,7 +84,7 @@ class ShardedReduction(Reduction):
         device = next(iter(self.parameters.values())).device
         rest, last, end = iter(batches), None, object()
         while True:
-            batch = next(rest, end)
+            batch = next((found for found in rest if not _is_empty(found)), end)
             self.is_live = batch is not end
             live = [bool(n) for n in self.ranks.gather(torch.tensor(self.is_live, device=device))]
             if not any(live):
@@ -104,6 +106,12 @@ class ShardedReduction(Reduction):
 
     def _sum_omega(self, omega: dict[str, Tensor]) -> None:
         """Do nothing: each batch was reduced."""
+
+
+def _is_empty(batch: Any) -> bool:
+    """Return True if a batch has a tensor without rows."""
+    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    return any(isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == 0 for leaf in leaves)
 
 
 def reduction_for(ranks: Ranks, parameters: Mapping[str, Tensor]) -> Reduction:
