@@ -87,7 +87,7 @@ def test_table_of_methods_is_the_recorded_one() -> None:
 
 def test_strengths_of_methods_are_the_chosen_ones() -> None:
     cells = rivals()
-    for row in block("docs/choosing.md", "strengths").splitlines()[2:]:
+    for row in block("docs/strengths.md", "strengths").splitlines()[2:]:
         name, *values = row.strip("| ").split(" | ")
         columns = ("pMNIST 128", "pMNIST 128 + SLNID", "CIFAR 256", "CIFAR 256 + SLNID")
         assert [value.replace("`", "") for value in values] == [cells[name, column]["method"] for column in columns]
@@ -95,7 +95,7 @@ def test_strengths_of_methods_are_the_chosen_ones() -> None:
 
 def test_auto_beside_tuned_strengths_are_the_recorded_ones() -> None:
     rows = [
-        [cell.strip(" `") for cell in row.strip("| ").split(" | ")] for row in block("docs/choosing.md", "five-networks").splitlines()[2:]
+        [cell.strip(" `") for cell in row.strip("| ").split(" | ")] for row in block("docs/strengths.md", "five-networks").splitlines()[2:]
     ]
     for row, one in zip(rows, load("results/trials/auto/h200.json")["networks"], strict=True):
         tuned, auto = one["tuned"], [run for run in one["auto"] if run["target"] == TARGET]

@@ -36,7 +36,7 @@ def check_tunable(preserve: Term) -> None:
     if odd := [part.name for part in preserve.parts if part.name in NO_WEIGHTS]:
         raise ValueError(
             f"tune cannot choose the strength of {odd[0]}: a larger one does not keep more of the old tasks. It tunes mas, ewc, si, lwf "
-            "and others with a penalty; for the rest see the tables in docs/choosing.md"
+            "and others with a penalty; for the rest see the tables in docs/strengths.md"
         )
 
 
