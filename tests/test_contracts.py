@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 import selfless
@@ -46,6 +46,7 @@ from selfless.preserve.capabilities import Distils, Gated, Replays
 from selfless.sparsify import SPARSIFIERS, Sparsifier
 from selfless.terms import parse
 from selfless.testing import check
+from selfless.testing.small import small_net, small_task
 
 PRESERVE: dict[str, Preserver] = {
     "none": NoPreserver(),
@@ -96,17 +97,6 @@ SPARSIFY: dict[str, Sparsifier] = {
 KEEPING: dict[str, Any] = {name: preserve for name, preserve in PRESERVE.items() if isinstance(preserve, Quadratic)}
 
 
-def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(5, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
-
-
-def task(seed: int, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:
-    g = torch.Generator().manual_seed(seed)
-    return [(torch.randn(16, 5, generator=g).to(dtype), torch.randint(0, 3, (16,), generator=g)) for _ in range(3)]
-
-
 def learn(model: nn.Module, keeper: Any, data: Any, implicit: bool = True, steps: int = 2) -> None:
     opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if implicit:
@@ -143,13 +133,13 @@ def test_an_option_that_it_does_not_have_is_refused(term: Any) -> None:
 @pytest.mark.parametrize("name", PRESERVE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_preserver(name: str, dtype: torch.dtype) -> None:
-    preserve, model = PRESERVE[name], net(dtype)
+    preserve, model = PRESERVE[name], small_net(dtype)
     keeper = selfless.attach(model, preserve)
     if not isinstance(preserve, Gated):  # whose gates cost from the first step on
-        model(task(0, dtype)[0][0])
+        model(small_task(0, dtype)[0][0])
         assert keeper.penalty().item() == 0.0  # before the first consolidation
-    batch = task(0, dtype)[0]
-    learn(model, keeper, task(0, dtype), implicit=False)
+    batch = small_task(0, dtype)[0]
+    learn(model, keeper, small_task(0, dtype), implicit=False)
     if isinstance(preserve, Gated):
         return
     if not isinstance(preserve, Replays):  # whose loss on old samples is not 0 at the end of a task
@@ -171,11 +161,11 @@ def test_preserver(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", [n for n in KEEPING if n != "rwalk"])  # whose Ω is scaled anew after every task
 def test_importance_adds_up_over_tasks(name: str) -> None:
-    preserve, model = PRESERVE[name], net(torch.float64)
+    preserve, model = PRESERVE[name], small_net(torch.float64)
     keeper = selfless.attach(model, preserve)
-    learn(model, keeper, task(0, torch.float64))
+    learn(model, keeper, small_task(0, torch.float64))
     first = {n: t.clone() for n, t in keeper.state["omega"].items()}
-    learn(model, keeper, task(1, torch.float64))
+    learn(model, keeper, small_task(1, torch.float64))
     decay = preserve.decay if isinstance(preserve, EWC) else 1.0
     for n, t in keeper.state["omega"].items():
         assert (t >= decay * first[n] - 1e-12).all()
@@ -184,11 +174,11 @@ def test_importance_adds_up_over_tasks(name: str) -> None:
 @pytest.mark.parametrize("name", KEEPING)
 def test_the_implicit_anchor_is_the_closed_form_and_a_fleet_of_three_is_three_runs(name: str) -> None:
     """θ' = (θ + cΩθ*)/(1 + cΩ); and the pure functions map over stacked states."""
-    preserve, model = KEEPING[name], net(torch.float64)
+    preserve, model = KEEPING[name], small_net(torch.float64)
     states, params = [], []
     for seed in range(3):
         keeper = selfless.attach(model, preserve)
-        learn(model, keeper, task(seed, torch.float64))
+        learn(model, keeper, small_task(seed, torch.float64))
         keeper.detach()
         states.append({k: keeper.state[k] for k in ("omega", "anchor")} | {"offset": {}})
         params.append({n: p.detach() + 0.1 * (seed + 1) for n, p in model.named_parameters()})
@@ -212,15 +202,15 @@ def test_the_implicit_anchor_is_the_closed_form_and_a_fleet_of_three_is_three_ru
 
 def test_ewc_per_task_is_the_sum_over_tasks() -> None:
     """Three tasks kept apart, against the merged parabola: values and gradients."""
-    preserve, model = EWC(1.0, mode="per-task"), net(torch.float64)
+    preserve, model = EWC(1.0, mode="per-task"), small_net(torch.float64)
     keeper = selfless.attach(model, preserve)
     kept = []
     for seed in range(3):
-        learn(model, keeper, task(seed, torch.float64))
+        learn(model, keeper, small_task(seed, torch.float64))
         kept.append(
             (
                 {n: p.detach().clone() for n, p in model.named_parameters()},
-                selfless.importance.ewc(model, task(seed, torch.float64)),
+                selfless.importance.ewc(model, small_task(seed, torch.float64)),
             )
         )
     with torch.no_grad():
@@ -237,9 +227,9 @@ def test_ewc_per_task_is_the_sum_over_tasks() -> None:
 @pytest.mark.parametrize("name", SPARSIFY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_sparsifier(name: str, dtype: torch.dtype) -> None:
-    sparsify, model = SPARSIFY[name], net()
+    sparsify, model = SPARSIFY[name], small_net()
     keeper = selfless.attach(model, MAS(0.1), sparsify)
-    learn(model, keeper, task(0))
+    learn(model, keeper, small_task(0))
     h = torch.randn(7, 10, generator=torch.Generator().manual_seed(0)).relu().to(dtype).requires_grad_()
     for alpha in (None, torch.rand(10, generator=torch.Generator().manual_seed(1))):
         value = sparsify.penalty(h, alpha)
@@ -264,10 +254,10 @@ def covering(rows: list[str], columns: list[str], each: int = 2) -> list[tuple[s
 @pytest.mark.parametrize(("preserve", "sparsify"), covering(list(PRESERVE), list(SPARSIFY)))
 @pytest.mark.slow
 def test_preserver_and_sparsifier_train_together(preserve: str, sparsify: str) -> None:
-    model = net()
+    model = small_net()
     keeper = selfless.attach(model, PRESERVE[preserve], SPARSIFY[sparsify])
     for seed in range(2):
-        learn(model, keeper, task(seed), steps=1)
+        learn(model, keeper, small_task(seed), steps=1)
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert set(keeper.alpha) == {"0", "2"}
     assert keeper.capacity().tasks == 2

@@ -24,7 +24,8 @@ from selfless import (
 from selfless.preserve import PRESERVERS
 from selfless.sparsify import SPARSIFIERS
 from selfless.terms import parse
-from tests.test_contracts import PRESERVE, learn, net, task
+from selfless.testing.small import small_net, small_task
+from tests.test_contracts import PRESERVE, learn
 
 KINDS: dict[str, Any] = {preserve.name: preserve for preserve in reversed(PRESERVE.values()) if preserve.name != "none"}  # one row a kind
 REFUSED = {
@@ -71,11 +72,11 @@ def test_a_sum_that_cannot_be_is_refused_with_the_reason(pair: tuple[str, str]) 
 @pytest.mark.parametrize(("a", "b"), [pair for pair in itertools.combinations(KINDS, 2) if may_be(*pair)][::2])
 @pytest.mark.slow
 def test_a_sum_of_preservers_trains_and_each_part_keeps_its_own_state(a: str, b: str) -> None:
-    total, model = KINDS[a] + KINDS[b], net()
+    total, model = KINDS[a] + KINDS[b], small_net()
     keeper = selfless.attach(model, total)
-    alone = [selfless.attach(net(), KINDS[name]) for name in (a, b)]
+    alone = [selfless.attach(small_net(), KINDS[name]) for name in (a, b)]
     for seed in range(2):
-        learn(model, keeper, task(seed), steps=2)
+        learn(model, keeper, small_task(seed), steps=2)
     assert all(torch.isfinite(p).all() for p in model.parameters())
     for state, twin in zip(keeper.states, alone, strict=True):
         assert set(state) == set(twin.state)
@@ -95,14 +96,16 @@ def test_the_penalty_of_a_sum_is_the_sum_of_the_penalties() -> None:
     parts: Any = (MAS(0.5), EWC(5.0), LwF(2.0))
     values = []
     for preserve in (parts[0] + parts[1] + parts[2], *parts):
-        model = net(torch.float64)
+        model = small_net(torch.float64)
         keeper = selfless.attach(model, preserve, SLNID(1e-2) + DeCov(1e-2) if preserve is not parts[2] else None)
-        keeper.consolidate(task(0, torch.float64))
+        keeper.consolidate(small_task(0, torch.float64))
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.05)
         model.eval()
-        values.append(keeper.penalty(task(0, torch.float64)[0]) if preserve is parts[2] else quiet(keeper, task(0, torch.float64)[0]))
+        values.append(
+            keeper.penalty(small_task(0, torch.float64)[0]) if preserve is parts[2] else quiet(keeper, small_task(0, torch.float64)[0])
+        )
     assert_close(values[0], values[1] + values[2] + values[3])
 
 
@@ -116,9 +119,9 @@ def quiet(keeper: Any, batch: Any) -> Tensor:
 def test_sparsifiers_add_up_too() -> None:
     values = []
     for sparsify in (SLNID(1e-2) + DeCov(1e-2) + OrthReg(1e-3), SLNID(1e-2), DeCov(1e-2), OrthReg(1e-3)):
-        model = net(torch.float64)
+        model = small_net(torch.float64)
         keeper = selfless.attach(model, sparsify=sparsify)
-        model(task(0, torch.float64)[0][0])
+        model(small_task(0, torch.float64)[0][0])
         values.append(keeper.penalty())
     assert_close(values[0], values[1] + values[2] + values[3])
     assert SLNID(1e-2) + NoSparsifier() == SLNID(1e-2)

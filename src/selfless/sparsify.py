@@ -18,7 +18,7 @@ from torch import Tensor
 from selfless import functional
 from selfless.functional import Discount, PairForm
 from selfless.functional.gaussian import resolve_sigma
-from selfless.terms import Strength, Term, check_choice, check_positive
+from selfless.terms import Strength, Term, check_choice, check_positive, one_number
 
 Reads = Literal["activations", "weights", "parameters"]
 
@@ -68,9 +68,11 @@ class Sparsifier(Term):
 def _check_arguments(kind: type[Sparsifier]) -> None:
     """Raise TypeError unless `penalty` takes activations and α, as it is called."""
     function = kind.__dict__["penalty"]
+    if not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
+        return  # its arguments are not known
+    taken = inspect.signature(function)
     try:
-        taken = inspect.signature(function)
-        taken.bind(*(() if isinstance(function, staticmethod) else (None,)), None, None)
+        taken.bind(None, None, None)
     except TypeError:
         names = ", ".join(taken.parameters)
         raise TypeError(f"{kind.__name__}.penalty takes ({names}) and gets activations and α: write penalty(self, x, alpha=None)") from None
@@ -78,12 +80,7 @@ def _check_arguments(kind: type[Sparsifier]) -> None:
 
 def size_of(kind: Sparsifier, x: Tensor, alpha: Tensor | None = None) -> Tensor:
     """Return `kind.penalty(x, alpha)`; raise ValueError if it is not one number."""
-    value = kind.penalty(x, alpha)
-    if not isinstance(value, Tensor) or value.shape != ():
-        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise ValueError(
-            f"{type(kind).__name__}.penalty returned {found}; it must return a tensor with one number: end with .mean() or .sum()"
-        )
+    value: Tensor = one_number(kind.penalty(x, alpha), f"{type(kind).__name__}.penalty")
     return value
 
 

@@ -130,6 +130,15 @@ class Term:
         return ",".join([f"{self.spelling()}:{_spell(self.strength)}", *(f"{name}={_spell(getattr(self, name))}" for name in others)])
 
 
+def one_number(value: Any, whose: str) -> Any:
+    """Return the value of a penalty; raise ValueError if it is not a tensor with one number. `whose`: "Close.penalty", for the message."""
+    shape = getattr(value, "shape", None)
+    if shape is None or tuple(shape) != ():
+        found = repr(value) if shape is None else f"a tensor of shape {tuple(shape)}"
+        raise ValueError(f"{whose} returned {found}; it must return a tensor with one number: end with .mean() or .sum()")
+    return value
+
+
 @dataclass(frozen=True)
 class Sum(Term):
     """Several terms of one role. Code that uses a term loops over `parts`; each part has its own strength and state."""
@@ -246,7 +255,7 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
     """Read one term; `what` is "preserver" or "sparsifier", for messages."""
     head, *options = text.strip().split(",")
     name, _, strength = head.partition(":")
-    if name not in kinds and strength[:1].isalpha() and strength != "auto":
+    if name not in kinds and strength[:1].isidentifier() and strength != "auto":
         attribute, _, strength = strength.partition(":")
         name = f"{name}:{attribute}"
         kinds = {name: _import_term(name, what)}
@@ -279,7 +288,7 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
 
 
 def _parse_option(option: str, kind: type[Term], name: str, text: str) -> tuple[str, Any]:
-    """Read `key=value`, where the key is an option of the class `kind`."""
+    """Read `key=value`, where the key is an option of the class `kind`. A whole number stays one if its default is one."""
     key, eq, value = option.partition("=")
     known = [f.name for f in dataclass_fields(kind) if f.name != "strength"]
     if not eq or key not in known:
@@ -288,7 +297,12 @@ def _parse_option(option: str, kind: type[Term], name: str, text: str) -> tuple[
         raise ValueError(
             f"{text!r}: {option!r} is not an option of {name}.{hint} Write key=value with a key of: {', '.join(known) or 'none'}"
         )
-    return key, _parse_value(value)
+    default = next(f.default for f in dataclass_fields(kind) if f.name == key)
+    found = _parse_value(value)
+    if isinstance(default, bool) and not isinstance(found, bool):
+        raise ValueError(f"{text!r}: {key} is true or false, not {value!r}")
+    is_whole = type(default) is int and isinstance(found, float) and found.is_integer()
+    return key, int(found) if is_whole else found
 
 
 def _kind_of(name: str) -> type[Term] | None:
@@ -310,13 +324,19 @@ def _import_term(name: str, what: str) -> Any:
 
 
 def _spell(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)  # it is read back as the same number
+    return str(value)
 
 
 def _parse_value(text: str) -> Any:
-    """Return True, False, a number or the text."""
-    if text in ("true", "false"):
-        return text == "true"
+    """Return True, False, None, a number or the text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text.lower() == "none":
+        return None
     try:
         return float(text)
     except ValueError:

@@ -140,7 +140,7 @@ def test_the_list_counts_the_runs_of_what_is_here(data: Path, tmp_path: Path, mo
     assert "not here: flowers" in found["pending"]
     monkeypatch.delenv("SELFLESS_DATA")
     nothing = runs()
-    assert nothing["runs"] == {"ours": 0, "paper": 0}
+    assert nothing["runs"] == {"ours": 0, "equal": 0, "paper": 0}
     assert "nothing is run" in nothing["pending"]
     assert runs("--data-dir", str(data))["runs"] == found["runs"]
 

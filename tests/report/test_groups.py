@@ -39,7 +39,7 @@ def test_a_run_recorded_twice_counts_once():
         ([{"stream": "a"}, {"stream": "b", "sparsify": SLNID(1e-3)}], ["mas:0.1 (a)", "mas:0.1 + slnid:0.001 (b)"]),
         ([{}, {"lr": 0.1, "sparsify": SLNID(1e-3)}], ["mas:0.1", "mas:0.1 + slnid:0.001"]),
         ([{}, {"anchor": "explicit"}], ["mas:0.1 (anchor implicit)", "mas:0.1 (anchor explicit)"]),
-        ([{}, {"preserve": MAS(0.1 + 1e-9)}], ["mas:0.1 (strength 0.1)", "mas:0.1 (strength 0.100000001)"]),
+        ([{}, {"preserve": MAS(0.1 + 1e-9)}], ["mas:0.1", "mas:0.100000001"]),
         ([{}, {"ramp": 2}], ["mas:0.1 (ramp 0)", "mas:0.1 (ramp 2)"]),
         ([{}, {"stream_options": {"order": [1, 2]}}], ["mas:0.1 (order default)", "mas:0.1 (order [1, 2])"]),
     ],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Annotated
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -29,13 +32,27 @@ def check(
         from selfless.testing import find
 
         kinds: dict[str, type[Term]] = {**SPARSIFIERS, **PRESERVERS}
-        found = {str(term): find(term) for term in [parse(text, kinds, "method") for text in methods]}
+        found: list[dict[str, Any]] = []
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():  # a custom method may print
+            terms = [parse(text, kinds, "method") for text in methods]
+            for text, term in zip(methods, terms, strict=True):
+                laws = {one.law: one.broken for one in find(term)}
+                found.append({"method": text, "laws": laws})
+                if not as_json:
+                    typer.echo("\n".join(_lines(text, laws)))
         if as_json:
-            typer.echo(json.dumps({name: {one.law: one.broken for one in findings} for name, findings in found.items()}))
-        else:
-            for name, findings in found.items():
-                broken = sum(one.broken is not None for one in findings)
-                end = f"{broken} of {len(findings)} laws broken" if broken else f"all {len(findings)} laws hold"
-                typer.echo("\n".join([name, *(f"  {one}" for one in findings), end]))
-        if any(one.broken is not None for findings in found.values() for one in findings):
+            typer.echo(json.dumps({"methods": found}))
+        if any(broken is not None for one in found for broken in one["laws"].values()):
             raise typer.Exit(1)
+
+
+def _lines(text: str, laws: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield the method, its laws, and how many hold; a cause that breaks several laws is told once."""
+    yield text
+    told = set[str]()
+    for law, broken in laws.items():
+        again = broken in told
+        yield f"  ✓ {law}" if broken is None else f"  ✗ {law}: {'the same' if again else broken}"
+        told |= {broken} if broken is not None else set()
+    count = sum(broken is not None for broken in laws.values())
+    yield f"{count} of {len(laws)} laws broken" if count else f"all {len(laws)} laws hold"

@@ -42,7 +42,11 @@ class Lanes:
 
 
 class Ahead:
-    """Tensors of the next epoch, computed on a stream of their own while the GPU trains."""
+    """Tensors of the next epoch, computed on a stream of their own while the GPU trains.
+
+    They are computed from the seeds and the data of the task, which are there before an epoch begins. So they wait for the work before
+    the last `take`, which begins an epoch, and not for its steps.
+    """
 
     MOST: ClassVar[int] = 2**25  # samples of a fleet whose order is drawn ahead: 256 MiB
 
@@ -50,13 +54,17 @@ class Ahead:
         self._key: tuple[int, int] | None = None
         self._found: list[Tensor] = []
         self._stream: Any = None
+        self._begun: Any = None  # the event of the last `take`
 
     def start(self, like: Tensor, task: int, epoch: int, make: Callable[[], list[Tensor]]) -> None:
         """Begin to compute the tensors of an epoch, if they are on a GPU and not larger than `MOST`; `like` is the largest of them."""
         if not like.is_cuda or like.numel() > self.MOST:
             return
         self._stream = self._stream or torch.cuda.Stream()
-        self._stream.wait_stream(torch.cuda.current_stream())
+        if self._begun is None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        else:
+            self._stream.wait_event(self._begun)
         with torch.cuda.stream(self._stream):
             self._key, self._found = (task, epoch), make()
 
@@ -64,6 +72,7 @@ class Ahead:
         """Return the tensors of an epoch if they were computed ahead. What follows waits for them."""
         key, found = self._key, self._found
         self.drop()
+        self._begun = None if self._stream is None else torch.cuda.current_stream().record_event()
         if key != (task, epoch):
             return None
         for tensor in found:

@@ -53,7 +53,7 @@ def penalty_tensors(fleet: Fleet) -> dict[str, Tensor]:
         if fleet.tasks and part.term.penalises and any(run.preserve.parts[k].is_on for run in fleet.runs):
             name = "anchor" if isinstance(part.term, Anchored) else "penalty"
             state = {group: {n: _wide(t) for n, t in tensors.items()} for group, tensors in part.state.items()}
-            add(name, rates.preserve[k] * by_member(part.term.penalty, state, {n: _wide(t) for n, t in part.values().items()}))
+            add(name, rates.preserve[k] * by_member(part.term.cost, state, {n: _wide(t) for n, t in part.values().items()}))
     return found
 
 

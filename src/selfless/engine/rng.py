@@ -40,7 +40,7 @@ def epoch_keys(seeds: Sequence[int], rows: int, task: int, epoch: int, device: t
 
     They are computed on the CPU and sent at once: on a GPU each of these small operations would be a kernel.
     """
-    own = torch.tensor(seeds)
+    own = torch.tensor(seeds, device="cpu")
     keys = torch.stack([stream_key(own, purpose, task, epoch) for purpose in ("augment", "order", "drop", "drawn")])
     keys = torch.cat([keys, row_keys(keys[0], rows)])
     return keys.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else keys

@@ -80,7 +80,7 @@ class Step:
             counter.zero_()
 
     def prepare_epoch(self, task: int, epoch: int) -> None:
-        """Draw the numbers of a later epoch beside the steps of this one; a GPU alone can do this."""
+        """Draw the numbers of a later epoch beside the steps of this one, which are launched already; a GPU alone can do this."""
         self.ahead.start(self.order, task, epoch, lambda: self._draw(task, epoch))
 
     def _draw(self, task: int, epoch: int) -> list[Tensor]:
@@ -243,7 +243,7 @@ class Step:
         terms = self._sparsity(hidden, leaves)
         for k, part in enumerate(fleet.parts):
             if self.explicit[k] and fleet.tasks:
-                terms.append((fleet.lr * fleet.rates.preserve[k] * each(part.term.penalty, part.state, leaves)).sum())
+                terms.append((fleet.lr * fleet.rates.preserve[k] * each(part.term.cost, part.state, leaves)).sum())
         terms += [torch.dot(self._distillation_weights(k), cost) for k, cost in distillations.items()]
         for k, part in enumerate(fleet.parts):
             rates = fleet.lr * fleet.rates.preserve[k]

@@ -143,7 +143,7 @@ class Part:
         if not (self.is_on and tasks and term.penalises) or (implicit and isinstance(term, Anchored)):
             return []
         self.check_shapes(parameters)
-        cost = self.strength * term.penalty(self.loaded, parameters)
+        cost = self.strength * term.cost(self.loaded, parameters)
         if not isinstance(term, Anchored):
             log.add("penalty", cost)
         return [cost]

@@ -37,7 +37,7 @@ from selfless.preserve.capabilities import (
     WeighsNodes,
 )
 from selfless.preserve.deprecated import adopt_old_names, read_old_name
-from selfless.terms import Strength, Term
+from selfless.terms import Strength, Term, one_number
 
 # The precision a keeper may store a group in. "full": always as it is, as many small changes add up in it. "parameter": it holds values of
 # parameters, so their precision is enough. "low": it holds importances, where a relative error of 0.4 % does no harm.
@@ -54,6 +54,25 @@ class Group:
     like_parameter: bool = True  # each tensor has the shape of the parameter it is named after
     changes_in_step: bool = False  # a training step changes it; the tensors must keep their shapes in a step
     precision: Precision = "full"
+
+
+ARGUMENTS = {"penalty": ("state", "parameters"), "consolidate": ("state", "parameters", "omega")}  # they are passed by position
+
+
+def _check_order(cls: type, name: str, taken: tuple[str, ...]) -> None:
+    """Raise TypeError if a function that the class defines takes other arguments, or these in another order."""
+    function = cls.__dict__.get(name)
+    if not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
+        return
+    found = inspect.signature(function)
+    names = list(found.parameters)[1:]
+    moved = any(own in taken and i < len(taken) and taken[i] != own for i, own in enumerate(names))
+    try:
+        found.bind(None, *taken)
+    except TypeError:
+        moved = True
+    if moved:
+        raise TypeError(f"{cls.__name__}.{name} takes ({', '.join(['self', *names])}); write {name}(self, {', '.join(taken)})")
 
 
 def _reads_strength(cls: type) -> bool:
@@ -83,6 +102,8 @@ class Preserver(Term):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adopt_old_names(cls)
+        for name, taken in ARGUMENTS.items():
+            _check_order(cls, name, taken)
         cls.keeps_data = issubclass(cls, Replays)
         if "consolidate" in cls.__dict__ and "splits" not in cls.__dict__:
             cls.splits = "whole"  # an inherited promise is about another formula
@@ -121,6 +142,11 @@ class Preserver(Term):
     def consolidate(self, state: State, parameters: Tensors, omega: Tensors) -> State:
         """Return the state after a task that ended at `parameters`, with the importances `omega` measured on it."""
         return state
+
+    def cost(self, state: State, parameters: Tensors) -> Tensor:
+        """Return `penalty(state, parameters)`; raise ValueError if it is not one number."""
+        value: Tensor = one_number(self.penalty(state, parameters), f"{type(self).__name__}.penalty")
+        return value
 
     def auto_strength(self, state: State) -> Tensor:
         """Return λ of the strength "auto", given the state at the end of the first task."""

@@ -95,6 +95,7 @@ def results_page(records: Sequence[Record], again: Mapping[str, tuple[str, str]]
         "failed": _failures([row for row in rows if row.verdict == "fails" and not row.leading.get("repeats")]),
         "gap": lambda names, a, b, column: _gap(by_name, names, a, b, column),
         "again": again or {},
+        "some_seeds": _some_seeds(by_name),
     }
     return templates.get_template("results.md.jinja").render(content)
 
@@ -134,6 +135,15 @@ def _looks(records: Sequence[Record]) -> str:
             found.setdefault(tuple(record["looks"]), []).append(f"`{record['name']}`")
     said = [f"{', '.join(names)} ({', '.join(map(str, looks))})" for looks, names in found.items()]
     return f"Seeds were added to {' and '.join(said)}, so p-values are multiplied by the number of tests." if said else ""
+
+
+def _some_seeds(by_name: Profiles) -> str:
+    """Return a sentence if figure 3 shows only some seeds of table 1's runs; else nothing."""
+    counts = [len(_leading(by_name, name)["seeds"]) for name in ("fig-3a", "table-1") if name in by_name]
+    profiles = {_leading(by_name, name)["profile"] for name in ("fig-3a", "table-1") if name in by_name}
+    if len(counts) < 2 or len(profiles) > 1 or counts[0] >= counts[1]:
+        return ""
+    return f" Figure 3 has {counts[0]} of table 1's {counts[1]} seeds."
 
 
 def _undecided(rows: Sequence[ClaimRow]) -> str:

@@ -1,0 +1,54 @@
+"""What the laws share: how a broken law is told, how two tensors are compared, a method at another strength, a small loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from selfless.keeper import Keeper
+from selfless.testing.small import small_task
+
+ROUNDING = 1e-5  # float32, after three tasks of six steps
+
+
+class Broken(AssertionError):
+    """How a method breaks a law, with the remedy."""
+
+
+def same(what: str, found: Tensor, wanted: Tensor, within: float = 0.0) -> None:
+    """Raise Broken unless the two are equal up to rounding, or to `within`."""
+    found, wanted = found.double(), wanted.double()
+    if not torch.allclose(found, wanted, rtol=1e-4 if within else 1e-3, atol=max(ROUNDING, within)):
+        raise Broken(f"{what} differs by {(found - wanted).abs().max().item():.2g}, of {wanted.abs().max().item():.2g} at most")
+
+
+def at_strength(term: Any, strength: float) -> Any:
+    """Return a method at a strength, or as it is if it does not take that one: a share may not be above 1."""
+    try:
+        return term.with_strength(strength)
+    except ValueError:
+        return term
+
+
+def learn(model: nn.Module, keeper: Keeper, task: int, dtype: torch.dtype = torch.float32, implicit: bool = True) -> None:
+    """Train two epochs of a small task in a plain loop."""
+    data = small_task(task, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if implicit:
+        keeper.anchor_with(optimizer)
+    for epoch in range(2):
+        keeper.begin_epoch(epoch, 2, batches=len(data))
+        for x, y in data:
+            loss = F.cross_entropy(model(x), y) + keeper.penalty((x, y))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    keeper.consolidate(data)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return its name without the word torch."""
+    return str(dtype).removeprefix("torch.")
