@@ -83,10 +83,14 @@ def test_both_choices_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "50.00" in rows["mas:10"]
     assert "Suggested: --preserve mas:1 --sparsify slnid:0.001" in shown
     assert f"The plot: {tmp_path / 'a.png'}\nThe settings: {tmp_path / 'a.toml'}" in shown
+    assert "largest that was tried" not in shown
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert str(plan(tmp_path / "a.toml", {}).runs[0].preserve) == "mas:1"
     finish(stage(1), None, [], TrainOptions(), None, None, as_json=False)
     assert capsys.readouterr().out == ""
+    scores[1.0] = 0.8995
+    finish(stage(1), "mas", [1.0], TrainOptions(), None, None, as_json=False)
+    assert "mas:1 is the largest that was tried" in " ".join(capsys.readouterr().out.split())
 
 
 def test_strengths_that_all_fail_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

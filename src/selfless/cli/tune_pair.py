@@ -113,6 +113,8 @@ def _show(stage: Stage, found: Decay | None, best: Run, as_json: bool) -> None:
     console = Console()
     console.print(table)
     console.print(f"Suggested: --preserve {best.preserve} --sparsify {best.sparsify}", highlight=False)
+    if found.index == len(found.candidates) - 1:
+        console.print(f"{best.preserve} is the largest that was tried; larger ones may do as well: --preserve-strengths", highlight=False)
 
 
 def _draw(stage: Stage, found: Decay | None, path: Path) -> None:

@@ -124,7 +124,7 @@ LAWS = (
     Law("its gradient is finite where all neurons are silent", _is_formula, of_sparsifiers.is_finite_at_rest),
     Law(
         "its penalty does not depend on the size of a batch",
-        _all_of(_is_formula, _reads_activations),
+        _reads_activations,
         of_sparsifiers.does_not_grow_with_the_batch,
     ),
     Law("its cost grows with its strength, and strength 0 is off", _is_formula, of_sparsifiers.scales_with_its_strength),
