@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 from torch.testing import assert_close
 
 import selfless
@@ -46,6 +44,7 @@ from selfless.preserve.capabilities import Distils, Gated, Replays
 from selfless.sparsify import SPARSIFIERS, Sparsifier
 from selfless.terms import parse
 from selfless.testing import check
+from selfless.testing.comparing import learn
 from selfless.testing.small import small_net, small_task
 
 PRESERVE: dict[str, Preserver] = {
@@ -95,20 +94,6 @@ SPARSIFY: dict[str, Sparsifier] = {
     "orth-reg": OrthReg(1e-2),
 }
 KEEPING: dict[str, Any] = {name: preserve for name, preserve in PRESERVE.items() if isinstance(preserve, Quadratic)}
-
-
-def learn(model: nn.Module, keeper: Any, data: Any, implicit: bool = True, steps: int = 2) -> None:
-    opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    if implicit:
-        keeper.anchor_with(opt)
-    for epoch in range(steps):
-        keeper.begin_epoch(epoch, steps, batches=len(data))
-        for x, y in data:
-            loss = F.cross_entropy(model(x), y) + keeper.penalty((x, y))
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
-    keeper.consolidate(data)
 
 
 def test_the_rows_are_complete() -> None:
@@ -264,7 +249,7 @@ def test_preserver_and_sparsifier_train_together(preserve: str, sparsify: str) -
     model = small_net()
     keeper = selfless.attach(model, PRESERVE[preserve], SPARSIFY[sparsify])
     for seed in range(2):
-        learn(model, keeper, small_task(seed), steps=1)
+        learn(model, keeper, small_task(seed), epochs=1)
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert set(keeper.alpha) == {"0", "2"}
     assert keeper.capacity().tasks == 2

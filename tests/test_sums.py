@@ -24,8 +24,9 @@ from selfless import (
 from selfless.preserve import PRESERVERS
 from selfless.sparsify import SPARSIFIERS
 from selfless.terms import parse
+from selfless.testing.comparing import learn
 from selfless.testing.small import small_net, small_task
-from tests.test_contracts import PRESERVE, learn
+from tests.test_contracts import PRESERVE
 
 KINDS: dict[str, Any] = {preserve.name: preserve for preserve in reversed(PRESERVE.values()) if preserve.name != "none"}  # one row a kind
 REFUSED = {
@@ -76,7 +77,7 @@ def test_a_sum_of_preservers_trains_and_each_part_keeps_its_own_state(a: str, b:
     keeper = selfless.attach(model, total)
     alone = [selfless.attach(small_net(), KINDS[name]) for name in (a, b)]
     for seed in range(2):
-        learn(model, keeper, small_task(seed), steps=2)
+        learn(model, keeper, small_task(seed), epochs=2)
     assert all(torch.isfinite(p).all() for p in model.parameters())
     for state, twin in zip(keeper.states, alone, strict=True):
         assert set(state) == set(twin.state)

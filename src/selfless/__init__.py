@@ -53,10 +53,19 @@ _HOMES = {
     "stream": "data",
     **dict.fromkeys(["Maxout", "LWTA"], "activations"),
 }
-_MODULES = (
-    *("functional", "importance", "sparsify", "preserve", "models", "data", "trained", "metrics", "capacity"),
-    *("experiments", "testing"),
-)
+_MODULES = {
+    "capacity",
+    "data",
+    "experiments",
+    "functional",
+    "importance",
+    "metrics",
+    "models",
+    "preserve",
+    "sparsify",
+    "testing",
+    "trained",
+}
 
 # Written out, because type checkers read it: a name that is missing here is private to them.
 __all__ = [

@@ -44,4 +44,5 @@ def demo(
         path = write(results, out / "report.html", title="selfless: the demo")
         show_results(results, out, as_json)
         if not as_json:
+            typer.echo("Both have the same λ_Ω, which was not tuned; if each chooses its strengths, the gain is smaller: docs/results.md")
             typer.echo(f"picture: {out / 'accuracy.png'}\nreport:  {path}")

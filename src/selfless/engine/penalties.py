@@ -11,6 +11,7 @@ The last three are there from the second task on. The gates of HAT and replayed 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from selfless.engine.fleet import Fleet
 from selfless.engine.stack import by_member
 from selfless.network.calling import evaluating
+from selfless.preserve.base import cost_of
 from selfless.preserve.capabilities import Anchored, Distils
 
 
@@ -53,7 +55,7 @@ def penalty_tensors(fleet: Fleet) -> dict[str, Tensor]:
         if fleet.tasks and part.term.penalises and any(run.preserve.parts[k].is_on for run in fleet.runs):
             name = "anchor" if isinstance(part.term, Anchored) else "penalty"
             state = {group: {n: _wide(t) for n, t in tensors.items()} for group, tensors in part.state.items()}
-            add(name, rates.preserve[k] * by_member(part.term.cost, state, {n: _wide(t) for n, t in part.values().items()}))
+            add(name, rates.preserve[k] * by_member(partial(cost_of, part.term), state, {n: _wide(t) for n, t in part.values().items()}))
     return found
 
 

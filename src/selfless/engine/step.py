@@ -27,6 +27,7 @@ from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
 from selfless.engine.stack import Tensors, add_weighted, by_member, column, each
 from selfless.functional import measures_curvature
+from selfless.preserve.base import cost_of
 from selfless.preserve.capabilities import Anchored, Encodes, Observes, Replays
 from selfless.sparsify import Sparsifier, size_of
 
@@ -241,9 +242,8 @@ class Step:
         reads_parameters = any(self.explicit) or any(kind.reads != "activations" for slot in fleet.slots for kind, _ in slot.groups)
         leaves = fleet.stack.leaves(fleet.params) if reads_parameters else {}
         terms = self._sparsity(hidden, leaves)
-        for k, part in enumerate(fleet.parts):
-            if self.explicit[k] and fleet.tasks:
-                terms.append((fleet.lr * fleet.rates.preserve[k] * each(part.term.cost, part.state, leaves)).sum())
+        held = [(k, part) for k, part in enumerate(fleet.parts) if self.explicit[k] and fleet.tasks]
+        terms += [(fleet.lr * fleet.rates.preserve[k] * each(partial(cost_of, p.term), p.state, leaves)).sum() for k, p in held]
         terms += [torch.dot(self._distillation_weights(k), cost) for k, cost in distillations.items()]
         for k, part in enumerate(fleet.parts):
             rates = fleet.lr * fleet.rates.preserve[k]

@@ -26,6 +26,7 @@ from selfless.network.calling import Forward
 from selfless.network.layers import Tap
 from selfless.network.roles import within
 from selfless.preserve import Preserver, State
+from selfless.preserve.base import cost_of
 from selfless.preserve.capabilities import (
     Anchored,
     Distils,
@@ -143,7 +144,7 @@ class Part:
         if not (self.is_on and tasks and term.penalises) or (implicit and isinstance(term, Anchored)):
             return []
         self.check_shapes(parameters)
-        cost = self.strength * term.cost(self.loaded, parameters)
+        cost = self.strength * cost_of(term, self.loaded, parameters)
         if not isinstance(term, Anchored):
             log.add("penalty", cost)
         return [cost]

@@ -143,11 +143,6 @@ class Preserver(Term):
         """Return the state after a task that ended at `parameters`, with the importances `omega` measured on it."""
         return state
 
-    def cost(self, state: State, parameters: Tensors) -> Tensor:
-        """Return `penalty(state, parameters)`; raise ValueError if it is not one number."""
-        value: Tensor = one_number(self.penalty(state, parameters), f"{type(self).__name__}.penalty")
-        return value
-
     def auto_strength(self, state: State) -> Tensor:
         """Return λ of the strength "auto", given the state at the end of the first task."""
         raise NotImplementedError(f"{type(self).__name__} has an auto_share, so it must define auto_strength")
@@ -203,6 +198,12 @@ class Preserver(Term):
             remedy = "Use one of them" if plain is None else f"Without a warm-up it can: write {plain}"
             return f"the warm-up of {other.name} holds weights that {self.name} resets. {remedy}"
         return None
+
+
+def cost_of(term: Preserver, state: State, parameters: Tensors) -> Tensor:
+    """Return `term.penalty(state, parameters)`; raise ValueError if it is not one number."""
+    value: Tensor = one_number(term.penalty(state, parameters), f"{type(term).__name__}.penalty")
+    return value
 
 
 _EXCLUSIVE: tuple[tuple[type, str], ...] = (

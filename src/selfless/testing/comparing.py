@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfless.keeper import Keeper
-from selfless.testing.small import small_task
 
 ROUNDING = 1e-5  # float32, after three tasks of six steps
 
@@ -33,14 +33,13 @@ def at_strength(term: Any, strength: float) -> Any:
         return term
 
 
-def learn(model: nn.Module, keeper: Keeper, task: int, dtype: torch.dtype = torch.float32, implicit: bool = True) -> None:
-    """Train two epochs of a small task in a plain loop."""
-    data = small_task(task, dtype)
+def learn(model: nn.Module, keeper: Keeper, data: Sequence[tuple[Tensor, Tensor]], implicit: bool = True, epochs: int = 2) -> None:
+    """Train a small task in a plain loop, and consolidate it."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if implicit:
         keeper.anchor_with(optimizer)
-    for epoch in range(2):
-        keeper.begin_epoch(epoch, 2, batches=len(data))
+    for epoch in range(epochs):
+        keeper.begin_epoch(epoch, epochs, batches=len(data))
         for x, y in data:
             loss = F.cross_entropy(model(x), y) + keeper.penalty((x, y))
             optimizer.zero_grad()

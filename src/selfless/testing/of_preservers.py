@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from selfless.keeper import attach
 from selfless.keeper.pieces import consolidate
 from selfless.keeper.storage import Storage
+from selfless.preserve.base import cost_of
 from selfless.preserve.capabilities import Anchored, Drops, Encodes, KnowsHeads, Observes, ProjectsSteps, Replays, Wired
 from selfless.testing.comparing import Broken, at_strength, learn, name_of, same
 from selfless.testing.small import small_net, small_task
@@ -24,7 +25,7 @@ def pulls_nowhere_where_a_task_ended(preserve: Any) -> None:
     """At θ* the gradient of Σ Ω(θ − θ*)² is 0, and so is that of the distance to a teacher with the same parameters."""
     model = small_net()
     keeper = attach(model, at_strength(preserve, 1.0))
-    learn(model, keeper, 0, implicit=False)
+    learn(model, keeper, small_task(0), implicit=False)
     batch, pulls = small_task(0)[0], []
     for _ in range(2):
         model.zero_grad()
@@ -47,7 +48,7 @@ def has_pure_functions(preserve: Any) -> None:
     for part in preserve.parts:
         if isinstance(part, SPECIAL):  # whose first state is not made by `init` alone
             keeper = attach(model, part)  # type: ignore[arg-type]
-            learn(model, keeper, 0)
+            learn(model, keeper, small_task(0))
             state = keeper.state
         else:
             state = part.init(parameters)
@@ -91,13 +92,13 @@ def _check_penalty(term: Any, state: Any, parameters: dict[str, Tensor]) -> None
     moved = {name: p + 0.05 for name, p in parameters.items()}
     if term.penalises:
         before = copy.deepcopy((state, moved))
-        cost, again = term.cost(state, moved), term.cost(state, moved)
+        cost, again = cost_of(term, state, moved), cost_of(term, state, moved)
         if not _equal(before, (state, moved)):
             raise Broken("penalty() changes the state that it gets; only consolidate() returns a new one")
         same("penalty(), called again,", again, cost)
         if not term.is_auto:
             stronger = at_strength(term, 2 * term.fixed_strength)
-            same("the runtime multiplies penalty() by the strength, but at twice the strength it", stronger.cost(state, moved), cost)
+            same("the runtime multiplies penalty() by the strength, but at twice the strength it", cost_of(stronger, state, moved), cost)
         if isinstance(term, Anchored):
             same("anchor() must describe penalty(), but its Σ Ω(θ − θ*)²", term.anchor(state).value(moved), cost)
     for name, omega in (term.importance(state) or {}).items():
@@ -117,7 +118,7 @@ def stays_finite_at_any_strength(preserve: Any) -> None:
     model = small_net()
     keeper = attach(model, at_strength(preserve, FAR))
     for task in range(3):
-        learn(model, keeper, task)
+        learn(model, keeper, small_task(task))
     if not all(torch.isfinite(p).all() for p in model.parameters()):
         raise Broken(f"parameters are not finite after three tasks at a strength of {FAR:g}; is Ω ≥ 0?")
 
@@ -129,7 +130,7 @@ def keeps_the_precision(preserve: Any) -> None:
         model = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
     keeper = attach(model, preserve)
     for task in range(2):
-        learn(model, keeper, task, torch.float64)
+        learn(model, keeper, small_task(task, torch.float64))
     for part in keeper.parts:
         like = {group.name for group in part.term.groups if group.like_parameter}
         for group, tensors in part.state.items():
@@ -142,7 +143,7 @@ def consolidates_in_pieces(preserve: Any) -> None:
     """`splits`: a keeper calls `consolidate` for one parameter, or for some entries of it, at a time, to need less memory."""
     model = small_net()
     keeper = attach(model, preserve)
-    learn(model, keeper, 0)
+    learn(model, keeper, small_task(0))
     g = torch.Generator().manual_seed(0)
     parameters = {name: p.detach() + 0.1 for name, p in model.named_parameters()}
     for part in keeper.parts:
@@ -159,7 +160,7 @@ def goes_on_from_a_saved_state(preserve: Any) -> None:
     model = small_net()
     keeper = attach(model, preserve)
     for task in range(2):
-        learn(model, keeper, task)
+        learn(model, keeper, small_task(task))
     other = small_net()
     other.load_state_dict(model.state_dict())
     twin = attach(other, preserve)
@@ -167,7 +168,7 @@ def goes_on_from_a_saved_state(preserve: Any) -> None:
     ends = []
     for network, held in ((model, keeper), (other, twin)):
         torch.manual_seed(0)
-        learn(network, held, 2)
+        learn(network, held, small_task(2))
         ends.append(dict(network.named_parameters()))
     for name, p in ends[0].items():
         same(f"{name} after a task that began with a saved state", ends[1][name], p)
