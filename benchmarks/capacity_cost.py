@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 
 from selfless import Run
+from selfless.bench.hardware import describe_hardware
 from selfless.engine import learner, room
 from selfless.engine.learner import Learner
 
@@ -70,7 +70,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("capacity-cost.json"))
     options = parser.parse_args()
     torch.set_num_threads(1 if options.device == "cpu" else torch.get_num_threads())  # as `selfless.train` has it
-    found = json.loads(options.out.read_text()) if options.out.exists() else {"machine": platform.processor(), "cases": {}}
+    about = {"hardware": describe_hardware(torch.device(options.device)), "cases": {}}
+    found = json.loads(options.out.read_text()) if options.out.exists() else about
     for name in options.only or CASES:
         if name in found["cases"]:
             continue

@@ -7,7 +7,7 @@ Rows come from the cells of every record results/*/experiments/*-ours.json whose
 `selfless.recommendation.cases`, and from the runs of TRIALS. For each case and preserver the row with the highest average is kept; a trial
 only where no record has that preserver in that case. Time and forgetting are those of the recorded runs, memory is that of a keeper.
 
-The page of the recipe has every pair of three preservers and two sparsifiers, from records and trials with the same training (SAME).
+The page of the recipe has every pair of three preservers and two sparsifiers, from the experiment PAIRS.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from selfless.terms import parse
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RECIPE = ROOT / "docs" / "choosing.md", ROOT / "docs" / "recipe.md"
 TRIALS = ("results/trials/sums", "results/trials/distillation")  # single runs with held-out data
-SAME = {"epochs": 50, "lr": 0.03, "schedule": "cosine"}  # the training of all entries of the recipe's tables
+PAIRS = "beyond"  # the experiment with every pair of the recipe's tables
 RECORDS = ("wide", "rivals-projection")  # experiments whose averages the recipe's page shows
 KEPT, LEFT = {"lwf": "LwF", "packnet": "PackNet", "mas": "MAS"}, {"none": "alone", "slnid": "with SLNID", "decov": "with DeCov"}
 AGAIN = "again"  # results/again repeats results/reproduction; its records are not counted twice
@@ -215,24 +215,13 @@ def with_tables(page: str, values: dict[str, Any]) -> str:
 
 
 def pairs(root: Path = ROOT) -> dict[tuple[str, str, str], str]:
-    """Return {(case, preserver, sparsifier): the best average}: of a record, else of one held-out seed, in italics."""
-    recorded = [(cell["run"], cell["mean"], f"{cell['mean']:.2f} ± {cell['std']:.2f}") for _, cell in recorded_cells(root)]
-    tried: list[tuple[dict[str, Any], float, str]] = []
-    for result in (result for folder in TRIALS for result in Store(root / folder).all()):
-        if result.status == "done" and result.held_out is not None:
-            score = 100 * float(result.held_out[-1].mean())
-            tried.append((result.run.as_dict(), score, f"*{score:.1f}*"))
+    """Return {(case, preserver, sparsifier): the average} of the experiment whose rows had the same training and the same budget."""
     found: dict[tuple[str, str, str], str] = {}
-    for some in (recorded, tried):
-        best: dict[tuple[str, str, str], tuple[float, str]] = {}
-        for run, score, text in some:
-            case, parsed = case_of(run), Run.from_dict(run)
-            fits = all(run[name] == value for name, value in SAME.items()) and not parsed.stream.startswith("joint-")
-            if case is None or not fits or (parsed.sparsify.is_on and parsed.layers != "all"):
-                continue
-            place = (case.name, str(parsed.preserve.name), str(parsed.sparsify.name))
-            best[place] = max(best.get(place, (0.0, "")), (score, text))
-        found = {place: text for place, (_, text) in best.items()} | found
+    for path, cell in recorded_cells(root):
+        case, run = case_of(cell["run"]), Run.from_dict(cell["run"])
+        of_pairs = path.endswith(f"/{PAIRS}-ours.json") and "rate chosen" not in cell["column"]
+        if case is not None and of_pairs and not run.stream.startswith("joint-"):
+            found.setdefault((case.name, str(run.preserve.name), str(run.sparsify.name)), _entry(cell))
     return found
 
 

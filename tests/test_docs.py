@@ -37,6 +37,21 @@ def test_snippet_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run_snippet(code)
 
 
+@pytest.mark.slow
+def test_five_minutes_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """To three points: another processor rounds other last digits."""
+    page = ROOT / "docs/five-minutes.md"
+    (code,) = snippets(page)
+    run_snippet(code)
+    printed, shown = (
+        re.findall(r"^ *(\S.*?) +task 1: +(\d+)% +task 2: +(\d+)% +task 3: +(\d+)%", t, re.M) for t in (capsys.readouterr().out, read(page))
+    )
+    assert [row[0] for row in printed] == [row[0] for row in shown] == ["nothing", "mas:1", "mas:1 + slnid:3e-3"]
+    assert all(
+        abs(int(a) - int(b)) <= 3 for one, other in zip(printed, shown, strict=True) for a, b in zip(one[1:], other[1:], strict=True)
+    )
+
+
 METHODS = [
     pytest.param(code, id=match.group(1))
     for code in snippets(ROOT / "docs/write-your-own.md")
@@ -137,7 +152,7 @@ def test_every_method_is_on_the_page_of_methods() -> None:
 
 # -------------------------------------------------------------------------------------------------------------------- limits
 
-LONGEST = {"README.md": 130, "CHANGELOG.md": 60, "docs/results.md": 160, "docs/architecture.md": 130}
+LONGEST = {"README.md": 130, "CHANGELOG.md": 60, "docs/results.md": 165, "docs/architecture.md": 130}
 LINE, PARAGRAPH = 120, 6
 
 

@@ -131,8 +131,8 @@ class Run:
     scenario: Scenario = chosen_from(
         Scenario,
         "What",
-        "What is known when a task is evaluated: task (which task it is), domain (nothing; tasks share outputs), class (nothing; an image "
-        "is one of all classes seen so far).",
+        "At evaluation: the task of an image is known (task); it is not, and tasks share their outputs (domain); it is not, and an image "
+        "is one of all classes seen so far (class).",
     )
     stream_options: Mapping[str, Any] = option(
         {}, "What", "key=value for the stream, repeatable: classes_per_task=5.", flag="--stream-option"

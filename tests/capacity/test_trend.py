@@ -58,5 +58,10 @@ def test_what_cannot_be_foretold_is_refused() -> None:
         forecast([0.9, 0.8])
     with pytest.raises(ValueError, match="missing or not finite"):
         forecast([0.9, math.nan, 0.8])
-    with pytest.raises(ValueError, match="margin must be above 0"):
-        forecast([0.9, 0.8, 0.8], margin=0.0)
+    for margin in (0.0, 5.0):
+        with pytest.raises(ValueError, match=r"fractions above 0 and up to 1, so 0\.05 for 5 points"):
+            forecast([0.9, 0.8, 0.8], margin=margin)
+    with pytest.raises(ValueError, match="an accuracy is 90; pass fractions from 0 to 1"):
+        forecast([90, 80, 80])
+    with pytest.raises(ValueError, match="seeds have different numbers of tasks"):
+        forecast([[0.9, 0.8, 0.8], [0.9, 0.8]])

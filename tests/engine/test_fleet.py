@@ -53,10 +53,10 @@ KINDS = [
 ]
 
 
-def stronger(term: Any, i: int) -> Any:
-    """A preserver with its strength times 1 + i, where the members of a fleet may differ in it; the next part of a sum times 1 + 2i."""
+def weaker(term: Any, i: int) -> Any:
+    """A preserver with its strength divided by 1 + i, where the members of a fleet may differ in it; the next part of a sum by 1 + 2i."""
     parts = enumerate(term.parts, 1)
-    return add([part if part.same_strength else part.with_strength(part.strength * (1 + k * i)) for k, part in parts])
+    return add([part if part.same_strength else part.with_strength(part.strength / (1 + k * i)) for k, part in parts])
 
 
 PRESERVERS = [
@@ -96,7 +96,7 @@ def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, place: int) -> Non
             seed=i % 3,
             lr=0.02 + 0.01 * i,
             sparsify=kind,
-            preserve=stronger(preserve, i),
+            preserve=weaker(preserve, i),
         )
         for i, kind in list(enumerate(KINDS))[place % 2 :: 2]
     ]

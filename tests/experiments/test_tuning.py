@@ -107,3 +107,51 @@ def test_what_is_no_pair_is_refused() -> None:
         selfless.tune(build, [torch.zeros(3)])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="every strength of slnid failed"):
         selfless.tune(build, halves(0), fit=lambda *_: None, score=lambda *_: float("nan"))
+
+
+def test_batches_and_models_that_cannot_be_used_again_are_refused() -> None:
+    train, held_out = halves(0)
+    with pytest.raises(TypeError, match="a generator can be read once; pass lists or DataLoaders"):
+        selfless.tune(build, ((batch for batch in train), held_out))
+    with pytest.raises(TypeError, match="a function that makes a new model"):
+        selfless.tune(build(), (train, held_out))  # type: ignore[arg-type]
+    model = build()
+    with pytest.raises(ValueError, match="returned the same model again"):
+        selfless.tune(lambda: model, (train, held_out), epochs=1)
+    with pytest.raises(ValueError, match="there is nothing to choose"):
+        selfless.tune(build, (train, held_out), sparsify=None)
+
+
+class Heads(nn.Module):
+    """A head for each task; the model needs to know which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Sequential(nn.Linear(4, 12), nn.ReLU()), nn.ModuleList([nn.Linear(12, 2), nn.Linear(12, 2)])
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        return torch.as_tensor(self.heads[task](self.body(x)))
+
+
+@pytest.mark.parametrize("preserve", ["mas", "ewc", "lwf"])
+def test_a_model_that_takes_the_task_is_tuned_by_forward(preserve: str) -> None:
+    """`forward` calls it when a task ends; `fit` finds the task in `keeper.tasks`."""
+
+    def fit(model: nn.Module, keeper: Any, batches: Any) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        keeper.anchor_with(optimizer)
+        for x, y in batches:
+            optimizer.zero_grad()
+            (nn.functional.cross_entropy(model(x, keeper.tasks), y) + keeper.penalty((x, y))).backward()
+            optimizer.step()
+
+    def score(model: nn.Module, batches: Any, task: int) -> float:
+        return float(torch.cat([model(x, task).argmax(1) == y for x, y in batches]).float().mean())
+
+    def forward(model: nn.Module, batch: Any, task: int) -> Tensor:
+        return torch.as_tensor(model(batch[0], task))
+
+    heads: Any = {"heads": ["heads.0", "heads.1"], "preserve": preserve, "preserve_strengths": [0.1, 1.0]}
+    found = selfless.tune(Heads, [halves(0), halves(1)], fit=fit, score=score, forward=forward, sparsify=None, **heads)
+    assert [trial.term.name for trial in found.trials] == [preserve]
+    assert found.sparsify.name == "none"

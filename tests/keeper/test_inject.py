@@ -58,6 +58,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.* learns in the steps of an optimizer")
 @pytest.mark.parametrize("build", [Net, sequential], ids=["functions", "modules"])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_loss_plus_penalty(case: str, build: Any) -> None:
@@ -256,6 +257,7 @@ def test_training_is_the_same(preserve: Any) -> None:
         assert_close(other[name], value, rtol=1e-2, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.filterwarnings("ignore:.* learns in the steps of an optimizer")
 def test_what_a_step_computed_is_freed() -> None:
     """Activations of a step with a backward pass, and of one without, are freed while the keeper lives."""
     alive: list[tuple[str, weakref.ref[Tensor]]] = []

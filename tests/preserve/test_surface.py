@@ -61,7 +61,7 @@ SURFACE: dict[str, tuple[dict[str, Any], str]] = {
 # What keeper and engine read from the class; every method that is not named has the first value.
 PROMISES: dict[str, dict[Any, str]] = {
     "measures": {False: "", True: "mas mas-local ewc ewc-online imm"},
-    "same_strength": {False: "", True: "packnet gpm sgp"},
+    "same_strength": {False: "packnet", True: "gpm sgp"},
     "splits": {"whole": "", "entries": "mas mas-local ewc ewc-online si lwf ebll imm", "parameters": "hat packnet"},
     "keeps_data": {False: "", True: "replay der"},
     "capturable": {True: ""},

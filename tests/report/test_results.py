@@ -71,11 +71,11 @@ def test_the_page_is_made_of_every_experiment_in_profile_equal(recorded: list[Re
     rates = next(record for record in narrow if record["name"] == "table-1")
     page = results_page([*recorded, *narrow, rates | {"name": "rates"}], {"equal": ("12 of 12 verdicts are the same", "x.md")})
     assert "] (`ours`) to SLNID" in page  # the all-layers row is in `ours` alone, and the sentence says so
-    assert "If both choose rate and schedule" in page
+    assert "With rate and schedule chosen on held-out data too" in page
     said = page.replace("\n", " ")
     assert re.search(r"`(fig-2|fig-2-64)`, `(fig-2|fig-2-64)` \(5, 10, 60\)", said)
     assert "(5, 10), so p-values are multiplied by the number of tests." in said or "(5, 10) and" in said
-    assert "**Again**, `equal`, same strengths: 12 of 12 verdicts are the same ([how](../x.md))" in page
+    assert "**Repeated**, `equal`, same strengths: 12 of 12 verdicts are the same ([how](../x.md))" in page
     assert "Grids are unequal in `ours`" in page  # whose column is shown whatever leads
     assert len(page.splitlines()) <= 165
 
@@ -87,7 +87,7 @@ def test_the_program_prints_the_page(monkeypatch: pytest.MonkeyPatch, capsys: py
         sys, "argv", ["results", "results/reproduction", str(tmp_path / "none"), "--again", f"ours={tmp_path / 'against.md'}"]
     )
     main()
-    assert "**Again**, `ours`: 3 of 4 verdicts are the same, 2 experiments" in capsys.readouterr().out
+    assert "**Repeated**, `ours`: 3 of 4 verdicts are the same, 2 experiments" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["results", "results/reproduction", "--again", str(tmp_path / "against.md")])
     with pytest.raises(SystemExit):
         main()

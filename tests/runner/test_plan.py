@@ -41,7 +41,8 @@ def test_members_share_epochs_where_stream_or_network_or_preserver_asks_for_it()
     assert sizes(model="vgg-slim", schedule="plateau") == [2]
     same_epochs = [Run(model="mynet:build", schedule="plateau", lr=lr) for lr in (0.1, 0.2)]
     assert [len(f) for f in fleets(same_epochs)] == [1, 1]
-    assert [len(f) for f in fleets([Run(preserve=f"packnet:{s}") for s in (0.5, 0.6)])] == [1, 1]  # one strength for all
+    assert [len(f) for f in fleets([Run(preserve=f"packnet:{s}") for s in (0.5, 0.6)])] == [2]
+    assert [len(f) for f in fleets([Run(preserve=f"gpm:{s}") for s in (0.5, 0.6)])] == [1, 1]  # one strength for all
 
 
 def test_a_fleet_is_split_evenly() -> None:

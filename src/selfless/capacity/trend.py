@@ -83,14 +83,19 @@ def forecast(accuracy: Sequence[float] | Sequence[Sequence[float]] | Floats, mar
     margin     how much a new task may lose against the first, as a fraction
     level      the probability of the intervals
     """
-    y = np.atleast_2d(np.asarray(accuracy, dtype=np.float64))
+    try:
+        y = np.atleast_2d(np.asarray(accuracy, dtype=np.float64))
+    except ValueError:
+        raise ValueError("seeds have different numbers of tasks; pass the accuracies of the tasks that all of them have") from None
     seeds, tasks = y.shape
     if tasks < LEAST:
         raise ValueError(f"a forecast needs {LEAST} tasks or more, but there are {tasks}; train more tasks first")
     if not np.isfinite(y).all():
         raise ValueError("an accuracy is missing or not finite; pass the accuracy on each task just after learning it")
-    if not 0 < level < 1 or margin <= 0:
-        raise ValueError(f"margin is {margin} and level is {level}; margin must be above 0, level between 0 and 1")
+    if y.max() > 1 or y.min() < 0:
+        raise ValueError(f"an accuracy is {y.max() if y.max() > 1 else y.min():g}; pass fractions from 0 to 1, so 0.9 for 90 %")
+    if not 0 < level < 1 or not 0 < margin <= 1:
+        raise ValueError(f"margin is {margin} and level is {level}; both are fractions above 0 and up to 1, so 0.05 for 5 points")
     t = np.arange(tasks) - (tasks - 1) / 2
     spread = seeds * float(t @ t)
     slope = float((y * t).sum() / spread)

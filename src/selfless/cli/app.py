@@ -32,7 +32,7 @@ class Commands(LazyGroup):
         "check": Later(
             "check",
             "check",
-            "Test a method of your own in seconds: in your loop, in runs and in fleets it must do the same, and keep its state.",
+            "Test a method of your own in seconds: the same results in a loop, a run and a fleet, a state that can be saved, …",
         ),
         "watch": Later(
             "watch",

@@ -31,8 +31,9 @@ def capacity(
 ) -> None:
     """Show how much room each recorded run has left after each task, and forecast how many more tasks fit.
 
-    Free, used and shared neurons, their overlap between tasks beside chance, sparsity, correlation, effective rank and dead neurons; of
-    many runs a summary. Runs that differ in the seed alone share a forecast, from the accuracy on each task just after learning it.
+    Free, used and shared neurons, their overlap between tasks beside chance, sparsity, correlation, effective rank and dead neurons. With
+    many runs a summary is shown. Runs that differ in the seed alone share a forecast, from the accuracy on each task just after learning
+    it.
     """
     with reporting_errors(as_json):
         results = load_results(folder)

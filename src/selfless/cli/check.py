@@ -20,7 +20,7 @@ def check(
     methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Preservers or sparsifiers, as for selfless run.")],
     as_json: AsJson = False,
 ) -> None:
-    """Test a method of your own in seconds: in your loop, in runs and in fleets it must do the same, and keep its state.
+    """Test a method of your own in seconds: the same results in a loop, a run and a fleet, a state that can be saved, …
 
     Every law that holds for such a method is tested on small networks, on the CPU, without data files. The exit status is 1 if one is
     broken. In Python: selfless.testing.check(LayerMAS(100)).

@@ -66,7 +66,7 @@ def reproduce(
 
     Strengths are chosen first (on held-out data, by a fleet), then every cell is trained with every seed. Recorded runs are not trained
     again. A failed claim is a result; a failed run makes the exit status 1. Table 2 uses the object sets and AlexNet weights in the data
-    folder (selfless data list); if some are missing, it fills a separate column and leaves the published one empty.
+    folder (selfless data list). If some are missing, its values get a column of their own: they cannot be compared with the paper's.
     """
     with reporting_errors(as_json):
         from selfless.data import holding

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """[bold]Examples[/bold]
 
-  selfless tune                                    [dim]# λ for five permuted-MNIST tasks and mlp-128[/dim]
+  selfless tune                                    [dim]# λ of SLNID by the first permuted-MNIST task, mlp-128[/dim]
   selfless tune --stream split-cifar-100 --model cnn-256 --epochs 50 --strengths 1e-4,1e-3,1e-2
   selfless tune --sparsify slnid:1e-3+decov:1e-4   [dim]# the larger strength is chosen, 10 : 1 stays[/dim]
   selfless tune --preserve lwf --plot tune.png --write mine.toml    [dim]# λ_Ω too; then: selfless run --config mine.toml[/dim]"""
@@ -37,9 +37,9 @@ def tune(
     ] = None,
     preserve_strengths: Annotated[str, typer.Option(help="The grid of the preserver's strengths.")] = "0.01,0.1,1,10,100",
     seen: Annotated[int, typer.Option(min=2, help="How many of the first tasks choose the preserver's strength.")] = 2,
-    drop: Annotated[float, typer.Option(min=0, help="How many points of accuracy the chosen λ_Ω may lose against the best one.")] = 0.5,
+    drop: Annotated[float, typer.Option(min=0, help="For λ_Ω: how many points it may lose against the best one.")] = 0.5,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="How many points of accuracy a strength may lose against training without a sparsifier.")
+        float, typer.Option(min=0, help="For λ: how many points on the first task it may lose against training without a sparsifier.")
     ] = 0.5,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs per task.")] = 10,
     batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 200,

@@ -51,7 +51,7 @@ class Fleet:
         for term in self.run.preserve.parts:
             if isinstance(term, Freezes):
                 term.check_network(buffers)
-        self.parts = [Part(term, stack, self.trained) for term in self.run.preserve.parts]
+        self.parts = [Part(terms, stack, self.trained) for terms in zip(*(r.preserve.parts for r in runs), strict=True)]
         self.slots = slots([r.sparsify for r in runs])
         self.rates = Rates(runs, self.slots, device)
         self.seeds = torch.tensor([r.seed for r in runs], device=device)
@@ -105,7 +105,7 @@ class Fleet:
         self.rates.begin_task(math.ceil(data.n / self.run.batch), self.run.schedule == "cosine")
         self._prepare_penalties()
         self.refresh_shares()
-        self.step.hold_in_update()
+        self.step.update.hold_entries()
 
     def _prepare_penalties(self) -> None:
         """Prepare the pair forms of this task, whose gradients join the backward pass. All other penalties are added to the loss."""
@@ -127,7 +127,7 @@ class Fleet:
     def refresh_shares(self) -> None:
         """Recompute all values that depend on the learning rates, after a change of rate or at a new task."""
         self.rates.refresh()
-        self.step.refresh_shares()
+        self.step.update.refresh_shares()
 
     def anchored(self, part: Part) -> bool:
         """Return True if the penalty of this preserver is applied implicitly and a task has ended."""
@@ -144,7 +144,7 @@ class Fleet:
         replaced = [part.begin_epoch(self.seeds, task, epoch, self.run.epochs) for part in self.parts]
         if any(replaced):
             self.graphs = {}  # they contain the addresses of the old state
-            self.step.hold_in_update()
+            self.step.update.hold_entries()
         self.step.begin_epoch(task, epoch)
         self.before = []  # frees the last copy first
         self.before = [t.detach().clone() for t in self.changing()]
@@ -299,7 +299,7 @@ class Fleet:
             old = self.alpha.get(name)
             self.alpha[name] = a if old is None else old + a if self.run.alpha == "sum" else old + (a - old) / (self.tasks + 1)
         self.tasks += 1
-        self.step.shares = [{} for _ in self.parts]
+        self.step.update.forget_shares()
         self.rates.auto.end_task()
         self._set_measured()
 
@@ -397,4 +397,4 @@ class Fleet:
                 part.measure_strength()
         self._set_measured()
         self.tasks = tasks
-        self.step.shares = [{} for _ in self.parts]
+        self.step.update.forget_shares()

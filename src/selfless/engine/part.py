@@ -21,6 +21,7 @@ captured steps must then be deleted.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
@@ -58,9 +59,12 @@ from selfless.preserve.groups import check_groups, check_step
 class Part:
     """A preserver, its state for all members, and the stack and parameters it acts on."""
 
-    def __init__(self, term: Preserver, stack: Stack, trained: Tensors) -> None:
+    def __init__(self, terms: Sequence[Preserver], stack: Stack, trained: Tensors) -> None:
+        term, strengths = terms[0], [each.strength for each in terms]
         self.term, self.stack, self.trained = term, stack, trained
-        self.state: State = self._over_members(term.init)(self.values())
+        differs = term.reads_strength and len(set(strengths)) > 1
+        self.strengths = torch.tensor(strengths, device=next(iter(trained.values())).device) if differs else None
+        self.state: State = self._over_members("init")(self.values())
         self.measured: Tensor | None = None  # λ (F,) of the strength "auto", from the end of the first task on
         check_groups(term, self.state, trained)
         self.is_wired = False
@@ -100,13 +104,22 @@ class Part:
             check_groups(term, self.state, self.trained)
             self.is_wired = True
 
-    def _over_members(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function mapped over the members; where vmap cannot map it, an error names the preserver and the remedy."""
-        mapped = torch.func.vmap(function)
+    def _over_members(self, function: str | Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of the preserver, by name, or any function(preserver, …), mapped over the members.
+
+        If members differ in a strength that its functions read, the preserver of each has its own as a tensor. Where vmap cannot map the
+        function, an error names the preserver and the remedy.
+        """
+
+        def of_member(strength: Tensor | None, *arguments: Any) -> Any:
+            term = self.term if strength is None else _at(self.term, strength)
+            return getattr(term, function)(*arguments) if isinstance(function, str) else function(term, *arguments)
 
         def call(*arguments: Any) -> Any:
+            strength_axis = None if self.strengths is None else 0
+            mapped = torch.func.vmap(of_member, (strength_axis, *[0] * len(arguments)))
             try:
-                return mapped(*arguments)
+                return mapped(self.strengths, *arguments)
             except RuntimeError as error:
                 if (found := mapping_error(error, self.term.label)) is None:
                     raise
@@ -122,10 +135,9 @@ class Part:
         if isinstance(self.term, Gated) and epoch == 0:
             one = {g: {n: t[0] for n, t in ts.items()} for g, ts in self.state.items()}
             noise = rng.normal(rng.stream_key(seeds, "gates", task, epoch), self.term.gate_count(one))
-            self.state, replaced = self._over_members(self.term.start_gates)(self.state, noise), True
+            self.state, replaced = self._over_members("start_gates")(self.state, noise), True
         if isinstance(self.term, Phased) and self.starts_phase(epoch, epochs):
-            term = self.term
-            begin = self._over_members(lambda state, params: term.begin_phase(state, params, epoch, epochs))
+            begin = self._over_members(lambda term, state, params: term.begin_phase(state, params, epoch, epochs))
             self.state, changed = begin(self.state, self.values())
             for name, value in changed.items():
                 self.trained[name].copy_(value)
@@ -155,34 +167,33 @@ class Part:
         places = cursor * sum(sizes) + torch.arange(sum(sizes), device=cursor.device)
         masks = (rng.uniform_at(key, places) < self.term.drop_rate).split(sizes, 1)
         off = {n: mask for names, mask in zip(layers.values(), masks, strict=True) for n in names}
-        found: Tensors = self._over_members(self.term.drop_nodes)(self.state, leaves, off)
+        found: Tensors = self._over_members("drop_nodes")(self.state, leaves, off)
         return found
 
     def open_gates(self, cursor: Tensor, last: int) -> None:
         """Set the gates of this step as leaves. `cursor` samples of the epoch are done; its last batch starts at sample `last`."""
         if isinstance(self.term, Gated):
-            term = self.term
             self._share = (cursor / last if last else torch.ones_like(cursor, dtype=torch.float32)).float().squeeze(0)
-            found = self._over_members(lambda state: term.gate(state, self._share))(self.state)
+            found = self._over_members(lambda term, state: term.gate(state, self._share))(self.state)
             self.stack.gates = {n: g.detach().requires_grad_() for n, g in found.items()}
 
     def gate_cost(self, rates: Tensor) -> Tensor | None:
         """Σ_f rate_f · gate_penalty_f; None without gates."""
         if not isinstance(self.term, Gated):
             return None
-        return torch.dot(rates, self._over_members(self.term.gate_penalty)(self.state, self.stack.gates))
+        return torch.dot(rates, self._over_members("gate_penalty")(self.state, self.stack.gates))
 
     def step_gates(self, grads: Sequence[Tensor | None], lr: Tensor) -> None:
         """Take the training step of the gates; `grads` are the gradients of the stack's gates, times the rate of each member."""
         if not isinstance(self.term, Gated):
             return
-        rates, term = lr.clamp(min=torch.finfo(torch.float32).tiny), self.term
+        rates = lr.clamp(min=torch.finfo(torch.float32).tiny)
         unscaled = {
             n: (torch.zeros_like(g) if d is None else d.float() / column(rates, g))
             for (n, g), d in zip(self.stack.gates.items(), grads, strict=True)
         }
 
-        def step(state: State, gradients: Tensors, rate: Tensor) -> State:
+        def step(term: Any, state: State, gradients: Tensors, rate: Tensor) -> State:
             new = term.step_gates(state, gradients, self._share, rate)
             check_step(term, "step_gates", state, new)
             return {group: new[group] for group in self.step_groups}
@@ -195,8 +206,8 @@ class Part:
         A task that has not been trained yet is evaluated with the gates of the newest. Before the end of the first task there are none.
         """
         if isinstance(self.term, Gated) and self.is_wired and (tasks or task is None):
-            term, used = self.term, None if task is None else min(task, tasks - 1)
-            self.stack.gates = self._over_members(lambda state: term.hard_gate(state, used))(self.state)
+            used = None if task is None else min(task, tasks - 1)
+            self.stack.gates = self._over_members(lambda term, state: term.hard_gate(state, used))(self.state)
 
     def distillation(
         self, params: Tensors, buffers: Tensors, x: Tensor, outputs: tuple[Tensor, list[Tensor]], past: Sequence[range]
@@ -236,7 +247,7 @@ class Part:
         """Take the proximal step of every member; `step` and `strength` are (F,)."""
         if isinstance(self.term, Proximal):
             steps = dict.fromkeys(self.trained, step)
-            for name, value in self._over_members(self.term.proximal_step)(self.state, self.values(), steps, strength).items():
+            for name, value in self._over_members("proximal_step")(self.state, self.values(), steps, strength).items():
                 self.trained[name].copy_(value)
 
     @property
@@ -247,19 +258,19 @@ class Part:
     def project_step(self, before: Tensors) -> None:
         """Project a step from `before` to the current parameters."""
         if isinstance(self.term, ProjectsSteps):
-            for name, corrected in self._over_members(self.term.project_step)(self.state, before, self.values()).items():
+            for name, corrected in self._over_members("project_step")(self.state, before, self.values()).items():
                 self.trained[name].copy_(corrected)
 
     def hold_in_update(self) -> None:
         """Prepare what the update resets, until the next phase or task; `project` then does nothing."""
         if isinstance(self.term, Holds):
-            found = {n: pair for n, pair in self._over_members(self.term.held)(self.state).items() if n in self.trained}
+            found = {n: pair for n, pair in self._over_members("held")(self.state).items() if n in self.trained}
             self.held = {n: (_fill(m, self.trained[n], torch.uint8), _fill(v, self.trained[n])) for n, (m, v) in found.items()}
 
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
         if isinstance(self.term, Projects) and self.held is None:
-            for name, corrected in self._over_members(self.term.project)(self.state, self.values()).items():
+            for name, corrected in self._over_members("project")(self.state, self.values()).items():
                 self.trained[name].copy_(corrected)
 
     def observe(self, before: Tensors, gradients: Tensors) -> None:
@@ -302,30 +313,29 @@ class Part:
             logits = features @ weight.mT + (0 if bias is None else bias[:, head].detach().unsqueeze(1))
             return F.cross_entropy(logits.flatten(0, 1), y, reduction="sum") / logits.shape[1]
 
-        self.state = self._over_members(self.term.add_encoder)(self.state, self.term.fit(cycle(features()), task))
+        self.state = self._over_members("add_encoder")(self.state, self.term.fit(cycle(features()), task))
 
     def remember(self, rows: Tensors) -> None:
         """Add samples of a task to the memory of the preserver."""
         if isinstance(self.term, Replays):
-            self.state = self._over_members(self.term.remember)(self.state, rows)
+            self.state = self._over_members("remember")(self.state, rows)
 
     def add_inputs(self, moments: Tensors, others: Sequence[str]) -> None:
         """Add the inputs that the layers of every member had in a task, {weight: (F, d, d)}; `others` are further parameters it used."""
         if isinstance(self.term, ProjectsSteps):
-            term = self.term
-            add = self._over_members(lambda state, found, like: term.add_inputs(state, found, others, like))
-            self.state = term.trim(add(self.state, moments, self.values()))
+            add = self._over_members(lambda term, state, found, like: term.add_inputs(state, found, others, like))
+            self.state = self.term.trim(add(self.state, moments, self.values()))
 
     def add_activity(self, activity: Tensors) -> None:
         """Add the mean activity of the neurons of every member in a task, {layer: (F, N)}."""
         if isinstance(self.term, WeighsNodes):
-            self.state = self._over_members(self.term.add_activity)(self.state, activity)
+            self.state = self._over_members("add_activity")(self.state, activity)
 
     @torch.no_grad()
     def restart(self, strength: Tensor) -> None:
         """Set the weights that the next task starts from; `strength` is (F,)."""
         if isinstance(self.term, WeighsNodes):
-            for name, value in self._over_members(self.term.restart)(self.state, self.values(), strength).items():
+            for name, value in self._over_members("restart")(self.state, self.values(), strength).items():
                 self.trained[name].copy_(value)
 
     def consolidate(self, omega: Tensors) -> None:
@@ -335,12 +345,12 @@ class Part:
 
     def _consolidate(self, omega: Tensors) -> None:
         if self.state:
-            self.state = self._over_members(self.term.consolidate)(self.state, self.values(), omega)
+            self.state = self._over_members("consolidate")(self.state, self.values(), omega)
 
     def measure_strength(self) -> None:
         """Measure λ of the strength "auto" from the state, if that was not done before."""
         if self.term.is_auto and self.measured is None:
-            self.measured = self._over_members(self.term.auto_strength)(self.state)
+            self.measured = self._over_members("auto_strength")(self.state)
 
     def skip_tasks(self, count: int) -> None:
         """Compute the state after `count` tasks that ended where they began, with importances of 0."""
@@ -354,9 +364,17 @@ class Part:
         """
         if task is None or not isinstance(self.term, Evaluates) or not tasks:
             return {}
-        term, used = self.term, min(task, tasks - 1)  # a task that has not been trained yet is evaluated like the newest
-        found: Tensors = self._over_members(lambda state, params: term.evaluated_parameters(state, params, used))(self.state, self.values())
+        used = min(task, tasks - 1)  # a task that has not been trained yet is evaluated like the newest
+        evaluated = self._over_members(lambda term, state, params: term.evaluated_parameters(state, params, used))
+        found: Tensors = evaluated(self.state, self.values())
         return found
+
+
+def _at(term: Preserver, strength: Tensor) -> Preserver:
+    """Return the preserver with a tensor as its strength; `__post_init__`, which checks a number, is not called."""
+    same = copy.copy(term)
+    object.__setattr__(same, "strength", strength)
+    return same
 
 
 def _fill(value: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -1,11 +1,9 @@
-"""The training step: forward pass, loss, penalties, momentum and anchor, for all members of a fleet at once.
+"""The training step: forward pass, loss, penalties and their gradients, for all members of a fleet at once.
 
     loss_f = CE_f + λ_f Σ_l R(H_l,f)  (+ λ_Ω,f Σ Ω(θ − θ*)² when the anchor is explicit)
-    v ← μ v + ∂loss/∂θ;   θ ← θ − lr_f v;   θ ← θ + cΩ/(1 + cΩ) · (θ* − θ)   (the implicit anchor)
 
-The code stores the momentum as u = lr_f v. The learning rates then enter only once, as weights of the members' losses, and the update is
-the same for every member: u ← μ r u + ∂(lr_f loss_f)/∂θ, θ ← θ − u, where r is the rate of this step divided by that of the last.
-Adam and AdamW divide the gradient by lr_f again; their update is in `selfless.engine.adam`.
+The learning rates enter as weights of the members' losses: the gradients are those of Σ_f lr_f loss_f. What follows them, momentum and
+implicit anchor, is in `selfless.engine.update`.
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ import torch
 from torch import Tensor
 
 from selfless.engine import rng
-from selfless.engine.adam import adam_step, entry_rates
 from selfless.engine.batches import FleetData
 from selfless.engine.inhibition import inhibition_off, penalties
 from selfless.engine.lanes import Ahead
 from selfless.engine.memory import draw_rows, replay_cost
 from selfless.engine.native.hardware import kernels
 from selfless.engine.stack import Tensors, add_weighted, by_member, column, each
+from selfless.engine.update import Update
 from selfless.functional import measures_curvature
 from selfless.preserve.base import cost_of
 from selfless.preserve.capabilities import Anchored, Encodes, Observes, Replays
@@ -48,7 +46,7 @@ class Step:
         self.order = torch.zeros(size, 0, dtype=torch.int64, device=device)
         self.noise_key, self.drop_key, self.memory_key = (fleet.seeds.clone() for _ in range(3))
         self.noise_keys = torch.zeros(3, size, dtype=torch.int64, device=device)  # the first rows, for the kernel that crops and flips
-        self.shares: list[Tensors] = [{} for _ in fleet.parts]  # shares of the implicit anchors, if no kernel computes them
+        self.update = Update(fleet)
         self.observes = any(isinstance(part.term, Observes) for part in fleet.parts)
         self.copies = self.observes or any(part.projects_steps for part in fleet.parts)  # True if a step needs θ before it
         implicit = fleet.run.anchor == "implicit"
@@ -91,7 +89,7 @@ class Step:
 
     def changing(self) -> list[Tensor]:
         """Return the tensors that a step changes."""
-        return [*(t for shares in self.shares for t in shares.values()), self.clock, self.loss_sum, self.hits]
+        return [*self.update.changing(), self.clock, self.loss_sum, self.hits]
 
     @property
     def head_columns(self) -> slice:
@@ -133,7 +131,7 @@ class Step:
             for part in fleet.parts:
                 part.step_gates(gate_grads, fleet.lr)
             before = {n: p.detach().clone() for n, p in fleet.trained.items()} if self.copies else {}
-            self._update(grads)
+            self.update(grads, self.step_number)
             for part, strength in zip(fleet.parts, fleet.rates.preserve, strict=True):
                 part.proximal_step(fleet.rates.plain_step, strength)
             for part in fleet.parts:
@@ -309,7 +307,6 @@ class Step:
                 size_of(kind, x[0].detach())
             self._cached_kernels.add((kind, x.shape[-1]))
 
-    # ----------------------------------------------------------------------------------------------------- gradients and update
     def _gradients(self, logits: Tensor, logit_grads: Tensor, penalty: Tensor | None) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Return the gradients of the parameters and of the gates."""
         fleet, gates = self.fleet, list(self.fleet.stack.gates.values())
@@ -324,77 +321,3 @@ class Step:
         else:
             found = fleet.stack.gradients([logits, *extra], [logit_grads, *[None] * len(extra)], fleet.params, more=gates)
         return found[: len(fleet.trained)], found[len(fleet.trained) :]
-
-    def refresh_shares(self) -> None:
-        """Recompute the shares of the implicit anchors. An existing tensor is written in place, because a captured step reads it."""
-        fleet = self.fleet
-        for k, part in enumerate(fleet.parts):
-            if not fleet.anchored(part) or fleet.second or (kernels(fleet.lr) is not None and k == self._fused):
-                continue  # the update kernel computes the share itself; with Adam the shares change in every step
-            assert isinstance(part.term, Anchored)
-            step, tensors = fleet.rates.step_lambda(k), self.shares[k]
-            shares = part.term.anchor(part.state).shares({n: column(step, p) for n, p in fleet.trained.items()})
-            for name, share in shares.items():
-                tensors[name] = tensors[name].copy_(share) if name in tensors else share
-
-    @property
-    def _fused(self) -> int | None:
-        """The number of the first anchored preserver, whose anchor the update kernel applies; None if there is none."""
-        return next((k for k, part in enumerate(self.fleet.parts) if self.fleet.anchored(part)), None)
-
-    def _update(self, grads: list[Tensor | None]) -> None:
-        """Update momentum and parameters, and apply the implicit anchors."""
-        fleet, run = self.fleet, self.fleet.run
-        names = [n for n, g in zip(fleet.trained, grads, strict=True) if g is not None]
-        found = [g for g in grads if g is not None]
-        params, speed = [fleet.trained[n] for n in names], [fleet.momentum[n] for n in names]
-        if run.optimizer == "adamw" and run.weight_decay:
-            for p in params:
-                p.mul_(column(1 - run.weight_decay * fleet.lr, p))
-        elif run.weight_decay:
-            found = [g + run.weight_decay * column(fleet.lr, p) * p for g, p in zip(found, params, strict=True)]
-        if fleet.second:
-            self._update_by_adam(names, params, speed, found)
-            return
-        if kernels(fleet.lr) is not None:
-            self._update_in_kernel(names, params, speed, found)
-        else:
-            for u, g in zip(speed, found, strict=True):
-                if fleet.rates.factors is None:
-                    torch.add(g, u, alpha=run.momentum, out=u)
-                else:
-                    u.mul_(column(fleet.rates.ratio * run.momentum, u)).add_(g)
-            torch._foreach_sub_(params, speed)
-        for part, shares in zip(fleet.parts, self.shares, strict=True):
-            if shares and fleet.anchored(part) and isinstance(part.term, Anchored):
-                star = part.term.anchor(part.state).star
-                torch._foreach_lerp_([fleet.trained[n] for n in shares], [star[n] for n in shares], list(shares.values()))
-
-    def _update_by_adam(self, names: list[str], params: list[Tensor], first: list[Tensor], grads: list[Tensor]) -> None:
-        """Take a step of Adam or AdamW, then apply the implicit anchors with the step size of each entry, as the keeper does."""
-        fleet, t = self.fleet, self.step_number + 1
-        unscaled = [torch.where(column(fleet.lr, g) > 0, g / column(fleet.lr, g), 0.0) for g in grads]  # gradients contain the rate
-        adam_step(params, first, [fleet.second[n] for n in names], unscaled, fleet.lr, t, fleet.run.momentum)
-        for part, strength in zip(fleet.parts, fleet.rates.preserve, strict=True):
-            if fleet.anchored(part) and isinstance(part.term, Anchored):
-                anchor = part.term.anchor(part.state)
-                shares = anchor.shares({n: entry_rates(fleet.lr * strength, fleet.second[n], t) for n in names})
-                torch._foreach_lerp_([fleet.trained[n] for n in shares], [anchor.star[n] for n in shares], list(shares.values()))
-
-    def hold_in_update(self) -> None:
-        """Let the update kernel reset the parameters of the only preserver, if there is such a kernel."""
-        if len(self.fleet.parts) == 1 and kernels(self.fleet.lr) is not None and not self.fleet.second:
-            self.fleet.parts[0].hold_in_update()
-
-    def _update_in_kernel(self, names: list[str], params: list[Tensor], speed: list[Tensor], grads: list[Tensor]) -> None:
-        """Update momentum and parameters, apply one implicit anchor and reset held entries, in one GPU kernel per parameter."""
-        fleet, fused = self.fleet, self._fused
-        fast = kernels(fleet.lr)
-        assert fast is not None
-        term = None if fused is None else fleet.parts[fused].term
-        anchor = term.anchor(fleet.parts[fused].state) if isinstance(term, Anchored) and fused is not None else None
-        omega: Mapping[str, Tensor] = anchor.omega if anchor is not None else {}
-        star: Mapping[str, Tensor] = anchor.star if anchor is not None else {}
-        pull, held = fleet.rates.pull[fused or 0], fleet.parts[0].held or {}
-        for n, p, u, g in zip(names, params, speed, grads, strict=True):
-            fast.update_(p, u, g.contiguous(), fleet.rates.ratio, fleet.run.momentum, omega.get(n), star.get(n), pull, held.get(n))

@@ -14,6 +14,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from selfless.experiments.decay import check_tunable
+from selfless.importance.objectives import Loss
 from selfless.keeper import Keeper, attach
 from selfless.metrics import strongest_that_keeps
 from selfless.network.calling import evaluating, labels_of, run_batch, to_device
 from selfless.network.layers import Layers
 from selfless.preserve import PRESERVERS, Preserver
-from selfless.sparsify import SPARSIFIERS, Sparsifier
+from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
 from selfless.terms import Term, parse
 
 Batches = Iterable[Any]
@@ -84,8 +86,10 @@ def tune(
     *,
     fit: Fit | None = None,
     score: Score | None = None,
+    forward: Callable[[nn.Module, Any, int], Tensor] | None = None,
+    loss: Loss | None = None,
     preserve: Preserver | Term | str = "mas",
-    sparsify: Sparsifier | Term | str = "slnid",
+    sparsify: Sparsifier | Term | str | None = "slnid",
     preserve_strengths: Sequence[float] = PRESERVE,
     sparsify_strengths: Sequence[float] = SPARSIFY,
     tolerance: float = 0.005,
@@ -100,9 +104,12 @@ def tune(
 
     model_factory   makes a new model; torch's random numbers start from `seed` before each call
     task            (training batches, held-out batches) of the first task, or a list of such pairs; lists or DataLoaders, read often
-    fit             fit(model, keeper, batches): your loop over one task, with keeper.penalty(); default: SGD and cross-entropy
+    fit             fit(model, keeper, batches): your loop over one task, with keeper.penalty(); default: SGD and cross-entropy.
+                    `keeper.tasks` is the number of the task.
     score           score(model, batches) → accuracy on the held-out batches of a task, for every task seen; score(model, batches, task)
                     if the model needs the number of the task, as for its head; default: the share of right labels
+    forward, loss   for `keeper.consolidate` when a task ends: forward(model, batch, task) → output, and loss(output, batch) of EWC
+    sparsify        None: no sparsifier, and only λ_Ω is chosen
     tolerance, drop how much λ may cost on the first task, and λ_Ω on the mean of all tasks beside the best λ_Ω
     epochs, lr      of the default loop
     """
@@ -111,10 +118,17 @@ def tune(
         raise TypeError(
             "tune takes (training batches, held-out batches) of a task, or a list of such pairs; split the data of each task first"
         )
+    if isinstance(model_factory, nn.Module):
+        raise TypeError("tune takes a function that makes a new model for each strength, not a model; write lambda: MyModel(…)")
+    if any(iter(batches) is batches for pair in tasks for batches in pair):
+        raise TypeError("tune reads the batches of a task for each strength, but a generator can be read once; pass lists or DataLoaders")
     keep = parse(preserve, PRESERVERS, "preserve") if isinstance(preserve, str) else preserve
-    spare = parse(sparsify, SPARSIFIERS, "sparsify") if isinstance(sparsify, str) else sparsify
+    spare = NoSparsifier() if sparsify is None else parse(sparsify, SPARSIFIERS, "sparsify") if isinstance(sparsify, str) else sparsify
     if len(tasks) > 1:
         check_tunable(keep)
+    elif not spare.is_on:
+        raise ValueError("with one task and no sparsifier there is nothing to choose; give two tasks, or a sparsifier")
+    made: list[nn.Module] = []
     train, rate = fit or _default_fit(epochs, lr), _with_task(score or accuracy)
 
     def learn(preserver: Term, sparsifier: Term, seen: Sequence[Any]) -> float:
@@ -122,24 +136,35 @@ def tune(
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = model_factory()
+            if any(model is other for other in made):
+                raise ValueError("model_factory returned the same model again, which is trained already; make a new one in each call")
+            made.append(model)
             with attach(model, preserver, sparsifier, layers, heads=heads, check_finite=False) as keeper:
                 for number, (batches, _) in enumerate(seen):
                     train(model, keeper, batches)
                     if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
                         return math.nan
                     if number + 1 < len(seen):
-                        keeper.consolidate(batches)
+                        own = None if forward is None else partial(_of_task, forward, number)
+                        keeper.consolidate(batches, own, loss=loss)
                 found = 0.0
                 for number, (_, held_out) in enumerate(seen):
                     with keeper.evaluating(number) if number < keeper.tasks else contextlib.nullcontext(model) as now:
                         found += float(rate(now, held_out, number))
                 return found / len(seen)
 
+    if not spare.is_on:
+        only = _choose(keep, preserve_strengths, drop, lambda term: learn(term, spare, tasks), "the best")
+        return Tuned(only.result, spare, (only,))
     first = _choose(spare, sparsify_strengths, tolerance, lambda term: learn(keep.with_strength(0.0), term, tasks[:1]))
     if len(tasks) == 1:
         return Tuned(keep, first.result, (first,))
     second = _choose(keep, preserve_strengths, drop, lambda term: learn(term, first.result, tasks), "the best")
     return Tuned(second.result, first.result, (first, second))
+
+
+def _of_task(forward: Callable[[nn.Module, Any, int], Tensor], task: int, model: nn.Module, batch: Any) -> Tensor:
+    return forward(model, batch, task)
 
 
 def _with_task(score: Score) -> Callable[[nn.Module, Batches, int], float]:

@@ -169,8 +169,12 @@ class Collector:
     def _collect(self, name: str, tap: Tap) -> Callable[..., None]:
         """Return a forward hook that collects the activations of a complete tap."""
 
-        def hook(module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            if module.training and torch.is_grad_enabled() and not self.paused and is_forward_pass():
+        def hook(module: nn.Module, _inputs: Any, output: Any) -> None:
+            trains = self.model.training or module.training  # a norm may be frozen by eval() in a model that trains
+            if trains and torch.is_grad_enabled() and not self.paused and is_forward_pass():
+                if not isinstance(output, Tensor):
+                    kind = type(output).__name__
+                    raise TypeError(f"layer {name!r} returns a {kind}, not a tensor of activations; name another one: layers=[…]")
                 self._add(
                     name,
                     output if tap.activation is None else output.clone(),

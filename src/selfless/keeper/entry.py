@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,9 +36,9 @@ def attach(
     """Return a keeper for `model`.
 
     preserve      MAS(0.1), LwF(1) + MAS(0.1) or any other preserver of `selfless.preserve`, or "mas:0.1"; None: no preserver.
-                  "recommended": the best measured one, with its sparsifier and layers unless you name them: for tasks with the same
-                  inputs if `heads` are named, else for tasks with different inputs, one head, and tasks that are not known at
-                  evaluation. For another case give what `selfless.recommend(…)` returns.
+                  "recommended": the best measured one that needs no further calls in your loop, with its sparsifier and layers unless
+                  you name them: for tasks with the same inputs if `heads` are named, else for tasks with different inputs, one head, and
+                  tasks that are not known at evaluation. For another case give what `selfless.recommend(…)` returns.
     sparsify      SLNID(1e-3) or any other sparsifier of `selfless.sparsify`, or "slnid:1e-3"; None: no sparsifier
     layers        where the sparsifier acts and neurons are counted: names, globs ("blocks.*.act") or modules. "auto": the activation
                   after every hidden nn.Linear; "all": also after every convolution, whose neurons are its channels. The layer that was
@@ -56,7 +57,15 @@ def attach(
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     if preserve == NAME:
-        preserve = recommend(inputs="same", heads="own") if heads else recommend(inputs="different", heads="shared", task_known=False)
+        case: Any = {"inputs": "same", "heads": "own"} if heads else {"inputs": "different", "heads": "shared", "task_known": False}
+        preserve = recommend(**case, simple_loop=True)
+        if heads:
+            warnings.warn(
+                f'"recommended" with heads is {preserve.text}, which was measured on tasks with the same kind of inputs, classes of one '
+                "data set. If each task has inputs of its own, name a method, for example mas:0.1. To say which case is yours, without "
+                "this warning: attach(model, selfless.recommend(inputs=…, heads=…, simple_loop=True), heads=…)",
+                stacklevel=2,
+            )
     if isinstance(preserve, Recommendation):
         sparsify = preserve.sparsify if sparsify is None else sparsify
         layers = preserve.layers if layers == "auto" and preserve.layers == "all" else layers

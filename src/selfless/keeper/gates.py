@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,7 +44,7 @@ class Gates:
         self._state: State = {}
         self._hard: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
-        self.steps, self._batches = 0, 0  # steps so far and batches in this epoch
+        self.steps, self._batches = 0, 0  # steps so far, and steps of this epoch
         self._scale: Tensor | float = 0.0
         self.on_leaves: Callable[[dict[str, Tensor]], None] | None = None  # is given the gates of a step when they are made
         self._handles = [tap.module.register_forward_hook(Hook(self._gate(name)), prepend=True) for name, tap in taps.items()]
@@ -56,7 +57,13 @@ class Gates:
         self._hard = self.term.hard_gate(state, task) if task is not None or self._batches else {}
 
     def begin_epoch(self, batches: int) -> None:
-        """Start annealing the gates over an epoch of `batches` batches."""
+        """Start annealing the gates over an epoch of `batches` optimizer steps."""
+        if 0 < self.steps < self._batches / 2:
+            warnings.warn(
+                f"the last epoch had {self.steps} optimizer steps, but begin_epoch was told batches={self._batches}, so its gates were "
+                "not annealed to the end; if gradients are accumulated, give the number of steps",
+                stacklevel=4,
+            )
         self.steps, self._batches, self._leaves, self._scale = 0, batches, {}, 0.0
 
     @property
@@ -67,7 +74,9 @@ class Gates:
     def leaves(self) -> dict[str, Tensor]:
         """The gates of this step."""
         if not self._batches:
-            raise RuntimeError("there are no gates yet: call keeper.begin_epoch(epoch, epochs, batches=len(loader)) before each epoch")
+            raise RuntimeError(
+                "there are no gates yet: call keeper.begin_epoch(epoch, epochs, batches=steps of the epoch) before each epoch"
+            )
         if not self._leaves:
             self._leaves = {n: g.detach().requires_grad_() for n, g in self.term.gate(self._state, self.share).items()}
             if self.on_leaves is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from selfless import functional
 from selfless.distributed import ALONE, Ranks
-from selfless.keeper.activations import Collector
+from selfless.keeper.activations import BEFORE_COMPILING, Collector
 from selfless.keeper.log import Log
 from selfless.keeper.notices import Notices
 from selfless.keeper.sparsifiers import Sparsifiers
@@ -32,7 +32,7 @@ def inhibition(
     costs = weight_costs(terms, collector, parameters, log, training)
     if training and terms.reading("activations"):
         check_layers(collector)
-        _check_found(collector, found)
+        check_found(collector, found)
         sizes = layer_sizes(terms, found, alpha, ranks)
         for number, by_layer in sizes.items():
             terms.follow(number, by_layer)
@@ -120,7 +120,7 @@ def _weights(collector: Collector) -> list[Tensor]:
     return [neuron_rows(module) for _, module in layers if module is not None]
 
 
-def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
+def check_found(collector: Collector, found: Collection[str]) -> None:
     """Raise RuntimeError if the activations of a layer are missing."""
     if not collector.taps:
         raise RuntimeError(
@@ -128,10 +128,12 @@ def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
             "use activation modules and name them: layers=['act1', …]"
         )
     if not found:
+        names = ", ".join(list(collector.taps)[:3])
         raise RuntimeError(
-            "keeper.penalty() found no forward pass since the last call. Call it once after model(x), in training mode and with "
-            "gradients on. Passes in eval mode, under no_grad or in reentrant checkpoints do not count. If the model was compiled "
-            "after attach(), only activation modules can be read."
+            f"found no forward pass since the last penalty() or step, so the activations of no layer ({names}) were read. Call penalty() "
+            "once after model(x), in training mode and with gradients on; passes in eval mode, under no_grad or in reentrant "
+            "checkpoints do not count. A layer must return a tensor, not a tuple, and the forward pass must use it. In a compiled model "
+            f"only activation modules can be read, and only if it was not run before attach(): {BEFORE_COMPILING}"
         )
     unreached = [name for name in collector.taps if name not in collector.reached]
     if unreached and not collector.auto:

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from selfless.keeper.activations import MOST_PASSES, Activation
+from selfless.keeper.calls import Calls
 from selfless.keeper.distillation import batch_size
 from selfless.keeper.hook import Hook, is_forward_pass
-from selfless.keeper.inhibition import add_up, check_layers, layer_costs, layer_sizes, weight_costs
+from selfless.keeper.inhibition import add_up, check_found, check_layers, layer_costs, layer_sizes, weight_costs
 from selfless.keeper.padding import Counted
 from selfless.keeper.ready import ReadyLayer, needs_penalty, prepare_layer
 from selfless.network.calling import to_device
@@ -107,6 +108,14 @@ class Injector:
                 handle = parameter.register_hook(self._hook_parameter(name))
             self._handles[id(parameter)] = (handle, parameter)
 
+    def check_step(self, calls: Calls) -> None:
+        """Raise RuntimeError for a step inside `evaluating`, and for the first step of a task if a sparsifier has read no activations."""
+        calls.check_training("a step of the optimizer")
+        keeper = self._active
+        if not calls.step and keeper is not None and keeper.model.training and keeper.sparsifiers.reading("activations"):
+            check_layers(keeper.collector)
+            check_found(keeper.collector, keeper.collector.reached)
+
     def drop(self) -> None:
         """Forget the passes that had no backward pass: the step is over."""
         _forget_sources(one for passes in self._pending.values() for one in passes)
@@ -176,6 +185,7 @@ class Injector:
         source = tensor if any(part.path is not None for part in keeper.parts) else None
         one = _Pass(layer, tensor.detach(), source, activation, counted, tensor._version)
         passes.append(one)
+        keeper.collector.reached.add(layer)
         node.register_prehook(self._hook_pass(one, index))
 
     def _hook_pass(self, one: _Pass, index: int) -> Callable[..., Any]:

@@ -31,6 +31,7 @@ from selfless.importance.reducer import MEMORY
 from selfless.keeper import sharing
 from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
+from selfless.keeper.calls import Calls, reference_to
 from selfless.keeper.deprecated import OldNames
 from selfless.keeper.evaluation import check_task, evaluated, finish_step, write
 from selfless.keeper.footprint import Footprint, measure_footprint
@@ -42,7 +43,7 @@ from selfless.keeper.measuring import Measuring, measure_task, several_reads
 from selfless.keeper.notices import Notices
 from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, watch_optimizers
 from selfless.keeper.part import Part
-from selfless.keeper.ready import Ready, needs_penalty, prepare
+from selfless.keeper.ready import Ready, prepare
 from selfless.keeper.room import Room, activity_bytes, look, over_ranks
 from selfless.keeper.roster import Roster
 from selfless.keeper.sparsifiers import Sparsifiers
@@ -83,7 +84,7 @@ class Keeper(OldNames):
         self.alpha: dict[str, Tensor] = {}
         self.tasks, self.room = 0, Room()
         self.implicit, self._attached = False, True
-        self._has_penalty, self._has_step, self._has_epoch = False, False, False  # True if this task had a call or step
+        self._calls = Calls()
         self.sparsifiers = Sparsifiers(sparsify.parts)
         self.step_log, self.notices = Log(), Notices(sparsify.parts)
         self.scale: Any = 1.0  # for inject=True, the factor of the loss in the backward pass: a number, a function or a GradScaler
@@ -142,7 +143,9 @@ class Keeper(OldNames):
                 "this keeper adds its gradients in the backward pass of your loss (inject=True), so keeper.penalty() would count twice; "
                 "leave it out of the loss, or attach without inject=True"
             )
-        if self._ready is not None and self._has_penalty and (hs := self._ready.read(self)) is not None:
+        if self._calls.evaluations and self.model.training and torch.is_grad_enabled():
+            self._calls.check_training("keeper.penalty()")
+        if self._ready is not None and self._calls.penalty and (hs := self._ready.read(self)) is not None:
             return self._ready.cost(hs, self)
         trainable = self.trainable()
         parameters = self.begin_penalty(trainable)
@@ -170,14 +173,14 @@ class Keeper(OldNames):
     def begin_penalty(self, trainable: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Begin the penalty of one backward pass: start a new log, follow the model; return the preserved parameters."""
         parameters = self._preserved_of(trainable)
-        if not self._has_penalty:
+        if not self._calls.penalty:
             check_head(self.heads, self.model, self.tasks)
         self.follow_device()
         self._check_ranks()
         self.step_log.begin()
         for part in self.parts:
             part.watch_path(parameters)
-        self._has_penalty = True
+        self._calls.penalty = True
         return parameters
 
     def check_penalty(self, found: Mapping[str, Tensor], cost: Tensor) -> None:
@@ -196,6 +199,7 @@ class Keeper(OldNames):
         take at a time. AGSCL also sets weights of neurons that it restarts. If an error is raised, nothing has changed.
         """
         self._check_attached()
+        self._calls.check_training("keeper.consolidate()")
         check_batches(batches, forward)
         self.follow_model()
         self._check_ranks(again=True)
@@ -206,20 +210,19 @@ class Keeper(OldNames):
             part.place_heads(parameters)
         self.collector.drop()
         check_head(self.heads, self.model, self.tasks, parameters if any(isinstance(p.term, KnowsHeads) for p in self.parts) else None)
+        ended = reference_to(batches)
         if iter(batches) is batches and several_reads(self.parts):
             batches = list(batches)  # a generator can be used only once
         how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice, self.ranks)
         activity, batches = look(self.model, self.collector, batches, forward)
         omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
-        if self._has_step:
-            needed = [part for part in self.parts if needs_penalty(part, self.tasks, self.implicit)] if not self._has_penalty else None
-            self.notices.check_calls(self.parts, needed, self.tasks, forward, self._has_epoch)
+        self._calls.check_end(self, parameters, forward, ended)
         for end in ends:
             end()
         for part in self.parts:
             write(parameters, part.restart(parameters))
-        self._has_penalty, self._has_step, self._has_epoch = False, False, False
+        self._calls = Calls(ended=ended)
         self.tasks += 1
         self.sparsifiers.end_task()
         self.forwards.append(forward)
@@ -244,14 +247,16 @@ class Keeper(OldNames):
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None = None) -> None:
         """Begin epoch `epoch`, counted from 0, of a task with `epochs` epochs.
 
-        Preservers with phases (LwF's warm-up, PackNet's pruning) or gates (HAT) need this call. Only HAT needs the number of `batches`.
+        Preservers with phases (LwF's warm-up, PackNet's pruning) or gates (HAT) need this call. Only HAT needs `batches`, the number of
+        optimizer steps of the epoch: fewer than batches of the loader if gradients are accumulated.
         """
         self._check_attached()
+        self._calls.check_training("keeper.begin_epoch()")
         if not 0 <= epoch < epochs:
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
         self.follow_model()
         parameters = self.preserved()
-        self._has_epoch = True
+        self._calls.epoch = (epoch, epochs)
         for part in self.parts:
             part.place_heads(parameters)
             write(parameters, part.begin_epoch(parameters, epoch, epochs, batches))
@@ -263,7 +268,7 @@ class Keeper(OldNames):
         """
         check_task(task, self.tasks)
         self.follow_model()
-        return evaluated(self.model, self.parts, self.preserved(), task, self.tasks)
+        return self._calls.evaluating(evaluated(self.model, self.parts, self.preserved(), task, self.tasks))
 
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Return what is free by layer (importance over all tasks so far below `threshold`), and each layer's `LayerRoom`."""
@@ -379,7 +384,9 @@ class Keeper(OldNames):
             roster.follow()
         if roster.has(optimizer):
             self.follow_device(roster)
-            self._has_step = True
+            if self.injector is not None:
+                self.injector.check_step(self._calls)
+            self._calls.step = True
             self.collector.drop()
             finish_step(self, optimizer, self._preserved_of(roster.trainable), roster.names)
 

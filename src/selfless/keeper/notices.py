@@ -14,10 +14,11 @@ from selfless.keeper.anchor import distances
 from selfless.keeper.log import floats
 from selfless.keeper.part import Part
 from selfless.network.calling import Forward
-from selfless.preserve.capabilities import Phased
+from selfless.preserve.capabilities import Anchored, Phased
 from selfless.sparsify import Sparsifier
 
 SILENT_STEPS, SILENT = 20, 0.2  # warn if a layer has fewer active neurons per sample than this, on average over so many steps
+MOVED = 1e-4  # weights that differ from θ* by this share were trained
 FAR = 0.9  # warn if loaded weights are so far from θ*, as a share of ‖θ*‖; two networks from different seeds are at about 1.4
 
 
@@ -87,9 +88,18 @@ class Notices:
             warnings.warn("in eval mode keeper.penalty() does not include the sparsifier; call model.train() before training", stacklevel=3)
 
     def check_calls(
-        self, parts: Iterable[Part], without_penalty: Sequence[Part] | None, tasks: int, forward: Forward | None, has_epoch: bool
+        self,
+        parts: Iterable[Part],
+        without_penalty: Sequence[Part] | None,
+        tasks: int,
+        forward: Forward | None,
+        epoch: tuple[int, int] | None,
     ) -> None:
-        """Warn if a task was trained without a call that a term needs; `without_penalty` is None if penalty() was called."""
+        """Warn if a task was trained without a call that a term needs; `without_penalty` is None if penalty() was called.
+
+        `epoch` is the last epoch that was begun, and of how many.
+        """
+        has_epoch = epoch is not None
         if without_penalty is not None:
             needed = [type(term).__name__ for term in self._terms if term.is_on] + [type(p.term).__name__ for p in without_penalty]
             if needed:
@@ -113,16 +123,65 @@ class Notices:
                     "the end and not retrained, which costs accuracy. Call it before every epoch",
                 )
 
+            elif epoch is not None and any(term.starts_phase(later, epoch[1]) for later in range(epoch[0] + 1, epoch[1])):
+                warnings.warn(
+                    f"this task ended after epoch {epoch[0] + 1} of {epoch[1]}, before {name} began its next phase, which costs accuracy: "
+                    "call keeper.begin_epoch with the number of epochs that you train, or go on to the end",
+                    stacklevel=4,
+                )
+
+    def check_no_step(
+        self, parts: Sequence[Part], parameters: Mapping[str, Tensor], tasks: int, implicit: bool, trained: bool, same_batches: bool
+    ) -> None:
+        """Warn of a task that ends although no optimizer took a step in it, where that protects nothing or too much.
+
+        `trained` is True if the penalty was computed in this task.
+        """
+        learned = next((type(part.term).__name__ for part in parts if part.path is not None or part.gates is not None), None)
+        if learned is not None and not trained:
+            warnings.warn(
+                f"{learned} learns in the steps of an optimizer what a task needs, and this task had none, so it is not protected. A model "
+                "that was trained before can be protected by MAS or EWC, which measure it on data",
+                stacklevel=4,
+            )
+        if same_batches and not trained:
+            warnings.warn(
+                "keeper.consolidate() was called twice with the same batches and no step between: this counts as another task, and its "
+                "importance is counted twice",
+                stacklevel=4,
+            )
+        elif implicit and tasks and any(self._drift(part, parameters) > MOVED for part in parts if isinstance(part.term, Anchored)):
+            warnings.warn(
+                "the weights have changed since the last task, but no step of a torch.optim optimizer was seen, so the implicit anchor of "
+                "anchor_with() held nothing. If you update weights yourself, leave anchor_with() out: keeper.penalty() then has the anchor",
+                stacklevel=4,
+            )
+
+    @staticmethod
+    def _drift(part: Part, parameters: Mapping[str, Tensor]) -> float:
+        """Return ‖θ − θ*‖ / ‖θ*‖; 0 without θ*."""
+        found = floats(distances(parameters, part.star()[0], None))
+        drift, size = (math.sqrt(found.get(key, 0.0)) for key in ("drift", "size"))
+        return drift / size if size else 0.0
+
+    def check_names(self, unknown: Sequence[str], new: Sequence[str]) -> None:
+        """Warn of a state with parameters that the model has not, if the model also has some that are not in the state."""
+        if unknown and new:
+            some, others = (", ".join(names[:3]) + (" …" if len(names) > 3 else "") for names in (unknown, new))
+            self.once(
+                "names",
+                f"the state has {some}, which the model has not, and the model has {others}, which the state has not: these are not "
+                "protected. If modules were renamed, rename the keys of the state too",
+            )
+
     def check_distance(self, parts: Iterable[Part], parameters: Mapping[str, Tensor]) -> None:
         """Warn if the weights of the model are far from θ* of a state that was loaded."""
         for part in parts:
-            found = floats(distances(parameters, part.star()[0], None))
-            drift, size = (math.sqrt(found.get(key, 0.0)) for key in ("drift", "size"))
-            if not drift > FAR * size > 0:
+            if not (far := self._drift(part, parameters)) > FAR:
                 continue
             self.once(
                 "distance",
-                f"the weights of the model are far from those of the state (‖θ − θ*‖ is {drift / size:.1f} ‖θ*‖): load the weights of the "
+                f"the weights of the model are far from those of the state (‖θ − θ*‖ is {far:.1f} ‖θ*‖): load the weights of the "
                 "model before the state of the keeper",
             )
 

@@ -77,7 +77,7 @@ class Part:
         self.measured: float | None = None  # λ of the strength "auto", from the end of the first task on
         self._pull = Pull()
         self.optimizer: weakref.ref[torch.optim.Optimizer] | None = None  # whose step size damps distillation, after `anchor_with`
-        self._distillations = 0  # in this task
+        self.distilled = 0  # how often in this task
         self._before: dict[str, Tensor] = {}  # the parameters before an optimizer step, during the step
         self.storage = storage
         self._placed: torch.device | None = None  # where the whole state is; None if that is not known
@@ -181,13 +181,13 @@ class Part:
         optimizer = None if self.optimizer is None else self.optimizer()
         if optimizer is None or not term.is_damped(self.state):
             return self.strength * value
-        if value.requires_grad and measures_curvature(self._distillations):
+        if value.requires_grad and measures_curvature(self.distilled):
             found = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
             gradients = [g.float() for g in found if g is not None]
             self.ranks.mean_(gradients)
             square = torch.stack([g.square().sum() for g in gradients]).sum()
             self.state = term.measure_curvature(self.state, value.detach(), square)
-        self._distillations += 1
+        self.distilled += 1
         step_lambda = torch.tensor(nominal_step(optimizer) * self.strength, device=value.device)
         return self.strength * term.damping(self.state, step_lambda) * value
 
@@ -205,7 +205,7 @@ class Part:
         if self.gates is not None and isinstance(term, Gated):
             if batches is None or batches < 1:
                 raise ValueError(
-                    f"{type(term).__name__} anneals its gates over an epoch: write keeper.begin_epoch(epoch, epochs, batches=len(loader))"
+                    f"{type(term).__name__} anneals its gates over an epoch: write keeper.begin_epoch(epoch, epochs, batches=its steps)"
                 )
             self.gates.begin_epoch(batches)
             if epoch == 0:
@@ -213,7 +213,7 @@ class Part:
                 self.state = term.start_gates(self.state, self.ranks.first(noise))
             self.gates.follow(self.state)
         if isinstance(term, Phased) and term.starts_phase(epoch, epochs):
-            self._distillations = 0
+            self.distilled = 0
             self.state, changed = term.begin_phase(self.loaded, _values(parameters), epoch, epochs)
         return changed
 
@@ -313,7 +313,7 @@ class Part:
 
     def _end_task(self, state: State, parameters: Mapping[str, Tensor]) -> None:
         self._pull.forget()
-        self.path_started, self._distillations = False, 0
+        self.path_started, self.distilled = False, 0
         self.state = {g: {n: like(t, parameters[n]) if n in parameters else t for n, t in ts.items()} for g, ts in state.items()}
         if self.term.is_auto and self.measured is None:
             found = self.term.auto_strength(self.state)

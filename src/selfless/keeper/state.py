@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from selfless.functional.scale import Scale
 from selfless.keeper.room import Room
 from selfless.network.calling import Forward
 from selfless.network.layers import Tap
-from selfless.network.roles import output_width
+from selfless.network.roles import output_width, within
 from selfless.preserve import Preserver, State
 from selfless.preserve.capabilities import Distils, Replays
 from selfless.sparsify import Sparsifier
@@ -22,7 +22,7 @@ from selfless.sparsify import Sparsifier
 if TYPE_CHECKING:
     from selfless.keeper.keeper import Keeper
 
-PLAIN = ("tasks", "method", "begun", "called")
+PLAIN = ("tasks", "method", "begun", "called", "distilled")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Learned:
 
     `begun` is True if the current task has started. `called` says for each task if consolidate() had a forward=, which cannot be saved;
     None if no preserver needs it. `scales` and `measured` are those of the strength "auto": of each sparsifier by its number, and λ of each
-    preserver, None if it has none. `room` are the counts of tasks by neuron, if they were saved.
+    preserver, None if it has none. `room` are the counts of tasks by neuron, if they were saved. `distilled` is how often each preserver
+    distilled in the current task: its curvature is measured in some of these steps.
     """
 
     states: list[State]
@@ -42,6 +43,7 @@ class Learned:
     scales: dict[int, Scale]
     measured: list[float | None]
     room: dict[str, Tensor]
+    distilled: list[int]
 
 
 def save(keeper: Keeper) -> dict[str, Tensor]:
@@ -52,7 +54,8 @@ def save(keeper: Keeper) -> dict[str, Tensor]:
     begun = any(part.path_started for part in keeper.parts)
     measured = [part.measured for part in keeper.parts]
     scales, room = keeper.sparsifiers.found, keeper.room.tensors()
-    return flatten(terms, Learned(keeper.states, keeper.alpha, keeper.tasks, begun, called, scales, measured, room))
+    distilled = [part.distilled for part in keeper.parts]
+    return flatten(terms, Learned(keeper.states, keeper.alpha, keeper.tasks, begun, called, scales, measured, room, distilled))
 
 
 def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None) -> None:
@@ -69,9 +72,11 @@ def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward
         )
     keeper.forwards, keeper.alpha, keeper.tasks, keeper.room = calls, new.alpha, new.tasks, Room.of_tensors(new.room)
     keeper.sparsifiers.load(new.scales, new.tasks)
-    for part, saved, measured in zip(keeper.parts, new.states, new.measured, strict=True):
+    for part, saved, measured, distilled in zip(keeper.parts, new.states, new.measured, new.distilled, strict=True):
         part.load(saved, keeper.preserved(), new.begun, measured)
+        part.distilled = distilled
     keeper.follow_device()
+    keeper.notices.check_names(*unmatched(new, terms, keeper.preserved(), keeper.heads))
     keeper.notices.check_distance(keeper.parts, keeper.trainable())
 
 
@@ -92,6 +97,8 @@ def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
     plain = {"tasks": torch.tensor(learned.tasks), "method": method, "begun": torch.tensor(int(learned.begun))}
     if learned.called is not None:
         plain["called"] = torch.tensor(learned.called)
+    if any(learned.distilled):
+        plain["distilled"] = torch.tensor(learned.distilled)
     return {n: t.detach().contiguous().clone() for n, t in found.items()} | plain
 
 
@@ -127,7 +134,8 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
             raise ValueError(f"the state has {key!r}, which is unknown to this keeper; was it saved by another version?")
     called = [bool(c) for c in flat["called"].tolist()] if "called" in flat else None
     begun = "begun" in flat and bool(int(flat["begun"]))
-    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured, room)
+    distilled = flat["distilled"].tolist() if "distilled" in flat else [0 for _ in terms]
+    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured, room, distilled)
 
 
 def _method(terms: Sequence[Preserver]) -> str:
@@ -161,6 +169,19 @@ def check(learned: Learned, terms: Sequence[Preserver], shapes: Mapping[str, tor
                 f"layer {name!r} has {width} neurons, but its importance in the state has shape {tuple(a.shape)}; "
                 "build the model the state was saved with"
             )
+
+
+def unmatched(
+    learned: Learned, terms: Sequence[Preserver], parameters: Collection[str], heads: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the parameters of the state that the model has not, and those of the model that the state has not; heads may differ."""
+    groups = [state[group.name] for term, state in zip(terms, learned.states, strict=True) for group in term.groups if group.like_parameter]
+    saved = {name for tensors in groups for name in tensors}
+
+    def outside(names: Iterable[str]) -> list[str]:
+        return sorted(name for name in names if not any(within(name, head) for head in heads))
+
+    return (outside(saved - set(parameters)), outside(set(parameters) - saved)) if saved else ([], [])
 
 
 def check_scales(learned: Learned, terms: Sequence[Preserver], sparsifiers: Sequence[Sparsifier]) -> None:

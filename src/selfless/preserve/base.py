@@ -95,6 +95,7 @@ class Preserver(Term):
     retired: ClassVar[tuple[str, ...]] = ()  # groups that earlier versions saved; they are skipped when a state is read
     measures: ClassVar[bool] = False  # True if `consolidate` needs Ω, measured on the task's data
     same_strength: ClassVar[bool] = False  # True if all members of a fleet must have the same strength
+    reads_strength: ClassVar[bool] = False  # True if a function reads `strength`; found by itself. If members differ, it is a tensor then
     splits: ClassVar[Splits] = "whole"  # a keeper calls `consolidate` in parts where it can, which needs less memory
     keeps_data: ClassVar[bool] = False  # True if it keeps samples of old tasks (`Replays`): tables and reports say so
     capturable: ClassVar[bool] = True  # True if a CUDA graph can capture its part of a step: Python reads no tensor value there
@@ -107,8 +108,9 @@ class Preserver(Term):
         cls.keeps_data = issubclass(cls, Replays)
         if "consolidate" in cls.__dict__ and "splits" not in cls.__dict__:
             cls.splits = "whole"  # an inherited promise is about another formula
+        cls.reads_strength = cls.reads_strength or _reads_strength(cls)
         if "same_strength" not in cls.__dict__ and (_reads_strength(cls) or issubclass(cls, ProjectsSteps)):
-            cls.same_strength = True  # a fleet calls the functions of one member's term for all members, and projects all of them or none
+            cls.same_strength = True  # a function may branch on its strength, and a fleet projects the steps of all members or of none
 
     if not TYPE_CHECKING:
 

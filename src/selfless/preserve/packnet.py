@@ -31,7 +31,7 @@ class PackNet(Preserver, Evaluates, Freezes, Holds, KnowsHeads, Phased):
     groups: ClassVar[tuple[Group, ...]] = (Group("owner"), Group("anchor", precision="parameter"), Group("pruned"), HEAD, COUNT)
     splits: ClassVar[Splits] = "parameters"
     by_task: ClassVar[bool] = True
-    same_strength: ClassVar[bool] = True
+    same_strength: ClassVar[bool] = False  # `_smallest_free` reads the strength, as a number or as a tensor
     why_no_auto: ClassVar[str] = "its strength is the share of weights that is pruned, which has no unit"
     strength: float = 0.5
     retrain: float = 1 / 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,19 +34,26 @@ class Case:
         """Return whether a recorded run (`Run.as_dict`) belongs to this case; joint training does too."""
         recorded = dict(run) | {"stream": str(run["stream"]).removeprefix("joint-"), "scenario": run.get("scenario", "task")}
         recorded["tasks"] = run["tasks"] or self.tasks  # None: all tasks of the stream
-        return "classes_per_task" not in run["stream_options"] and all(recorded.get(name) == value for name, value in self.run.items())
+        recorded["classes"] = run["stream_options"].get("classes_per_task")
+        return all(recorded.get(name) == value for name, value in self.run.items())
+
+    def distance(self, tasks: int | None) -> float:
+        """Return how far a number of tasks is from the measured one, |log ratio|; 0 for None."""
+        return 0.0 if tasks is None else abs(math.log(tasks / self.tasks))
 
 
-_CIFAR = {"stream": "split-cifar-100", "model": "cnn-256", "tasks": 10, "scenario": "task", "select": "last"}
+_CIFAR = {"stream": "split-cifar-100", "model": "cnn-256", "tasks": 10, "classes": None, "scenario": "task", "select": "last"}
+_TWENTY = {**_CIFAR, "tasks": 20, "classes": 5, "augment": "crop-flip"}
 _MNIST = {"stream": "permuted-mnist", "model": "mlp-128", "tasks": 5, "scenario": "task", "select": "last", "augment": "none"}
-_ON_CIFAR = "ten CIFAR-100 tasks (a convolutional network, a head each, {})"
-CASES = (
+_ON_CIFAR = "{} CIFAR-100 tasks (a convolutional network, a head each, {})"
+CASES = (  # of those with the same inputs, heads and augmentation, the one to take if the number of tasks is not given comes first
     Case("pmnist", "five permuted-MNIST tasks (a perceptron with 128 units, one head)", "different", "shared", False, 5, _MNIST),
-    Case("cifar", _ON_CIFAR.format("no augmentation"), "same", "own", False, 10, {**_CIFAR, "augment": "none"}),
-    Case("cifar-aug", _ON_CIFAR.format("crops and flips"), "same", "own", True, 10, {**_CIFAR, "augment": "crop-flip"}),
+    Case("cifar", _ON_CIFAR.format("ten", "no augmentation"), "same", "own", False, 10, {**_CIFAR, "augment": "none"}),
+    Case("cifar-aug", _ON_CIFAR.format("ten", "crops and flips"), "same", "own", True, 10, {**_CIFAR, "augment": "crop-flip"}),
+    Case("cifar-20", _ON_CIFAR.format("twenty", "crops and flips"), "same", "own", True, 20, _TWENTY),
 )
 
 
-def nearest(inputs: Inputs, heads: Heads, augment: bool) -> Case:
-    """Return the case that agrees in most of these; what heads there are counts twice, then inputs."""
-    return max(CASES, key=lambda case: 4 * (case.heads == heads) + 2 * (case.inputs == inputs) + (case.augment == augment))
+def nearest(inputs: Inputs, heads: Heads, augment: bool, tasks: int | None = None) -> Case:
+    """Return the case that agrees in the heads, then in the inputs, then in the number of tasks, then in the augmentation."""
+    return max(CASES, key=lambda case: (case.heads == heads, case.inputs == inputs, -case.distance(tasks), case.augment == augment))

@@ -8,13 +8,14 @@ from numbers import Integral, Real
 from typing import Any, get_args
 
 from selfless.preserve import PRESERVERS, Preserver
+from selfless.preserve.capabilities import Phased
 from selfless.recommendation.cases import CASES, Case, Heads, Inputs, nearest
 from selfless.recommendation.table import TRIAL, Measured, load
 from selfless.sparsify import SPARSIFIERS, Sparsifier
 from selfless.terms import parse
 
 NAME = "recommended"  # in place of a preserver: --preserve recommended, attach(model, "recommended")
-MORE_TASKS = 2  # a case answers for up to so many times the tasks that were measured
+MORE_TASKS = 1.5  # a case answers for up to so many times the tasks that were measured
 
 
 class NotMeasured(ValueError):
@@ -65,6 +66,7 @@ def recommend(
     memory: float | None = None,
     tasks: int | None = None,
     augment: bool = False,
+    simple_loop: bool = False,
 ) -> Recommendation:
     """Return the preserver and the sparsifier with the highest measured average for a case; raise NotMeasured if there is no record of it.
 
@@ -75,12 +77,15 @@ def recommend(
     memory      how many copies of the parameters may be held beside the model: 1 is room for a second network; None: any number
     tasks       how many tasks there will be; None: about as many as were measured
     augment     whether training images are shifted and mirrored
+    simple_loop True: only methods that need no more than `penalty`, `anchor_with` and `consolidate` in your loop. PackNet and HAT also
+                need `begin_epoch`, and the task at evaluation.
     """
     for name, value, choices in (
         ("inputs", inputs, get_args(Inputs)),
         ("heads", heads, get_args(Heads)),
         ("task_known", task_known, (True, False)),
         ("augment", augment, (True, False)),
+        ("simple_loop", simple_loop, (True, False)),
     ):
         if value not in choices:
             raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
@@ -93,36 +98,42 @@ def recommend(
             "not measured: new classes, and the task is not known. Methods without old data then keep the newest task alone; the nearest "
             "is der:1, which keeps old samples (docs/choosing.md, With old data)"
         )
-    case = next((c for c in CASES if (c.inputs, c.heads, c.augment) == (inputs, heads, augment)), None)
-    if case is None:
+    cases = [c for c in CASES if (c.inputs, c.heads, c.augment) == (inputs, heads, augment)]
+    if not cases:
         pictures = ", with augmentation" * augment
-        raise _not_measured(f"tasks with {inputs} inputs and {_HEADS[heads]}{pictures}", nearest(inputs, heads, augment), task_known)
+        raise _not_measured(f"tasks with {inputs} inputs and {_HEADS[heads]}{pictures}", nearest(inputs, heads, augment, tasks), task_known)
+    case = min(cases, key=lambda c: c.distance(tasks))
     if tasks is not None and tasks > MORE_TASKS * case.tasks:
-        raise _not_measured(f"{tasks} tasks", case, task_known)
-    found = _best(case, task_known, memory)
+        pictures = f", {'with' if augment else 'without'} augmentation" * (heads == "own")
+        raise _not_measured(f"{tasks} tasks{pictures}", nearest(inputs, heads, augment, tasks), task_known)
+    found = _best(case, task_known, memory, simple_loop)
     if found is None:
-        raise _not_measured(f"a method that holds at most {memory:g} times the parameters", case, task_known)
+        what = "needs no further calls in a loop" if memory is None else f"holds at most {memory:g} times the parameters"
+        raise _not_measured(f"a method that {what}", case, task_known)
     return found
 
 
 _HEADS = {"own": "a head each", "shared": "one head"}
 
 
-def _best(case: Case, task_known: bool, memory: float | None = None) -> Recommendation | None:
+def _best(case: Case, task_known: bool, memory: float | None = None, simple_loop: bool = False) -> Recommendation | None:
     """Return the best row of a case that these conditions allow; None if there is none."""
     rows, joint = load()
     of_case = [(row, parse(row.preserve, PRESERVERS, "preserver")) for row in rows if row.case == case.name]
     allowed = [
         (row, term)
         for row, term in of_case
-        if (task_known or not any(part.needs_task for part in term.parts)) and (memory is None or row.memory <= memory)
+        if (task_known or not any(part.needs_task for part in term.parts))
+        and not (simple_loop and any(part.needs_task or (isinstance(part, Phased) and part.warms_up(1)) for part in term.parts))
+        and (memory is None or row.memory <= memory)
     ]
     if not allowed:
         return None
     best, preserve = max(allowed, key=lambda pair: pair[0].average)
     sparsify = parse(best.sparsify, SPARSIFIERS, "sparsifier")
-    conditions = [] if task_known else ["that need no task at evaluation"]
-    conditions += [] if memory is None else [f"{'and ' * bool(conditions)}that hold at most {memory:g} times the parameters"]
+    wanted = ["need no task at evaluation"] * (not task_known) + ["need no further calls in a loop"] * simple_loop
+    wanted += [] if memory is None else [f"hold at most {memory:g} times the parameters"]
+    conditions = ["that " + " and ".join(wanted)] if wanted else []
     label = preserve.label if sparsify.name == "none" else f"{preserve.label} with {sparsify.label}"
     bound = joint[case.name]
     beside = "" if bound.sparsify == "none" else f" with {parse(bound.sparsify, SPARSIFIERS, 'sparsifier').label}"
@@ -141,7 +152,8 @@ def _not_measured(what: str, case: Case, task_known: bool) -> NotMeasured:
     known = task_known or case.heads == "own"
     best = _best(case, known)
     assert best is not None, f"{case.name} has no measured row"
-    call = f"recommend(inputs={case.inputs!r}, heads={case.heads!r}{', task_known=False' * (not known)}{', augment=True' * case.augment})"
+    more = ", task_known=False" * (not known) + ", augment=True" * case.augment + f", tasks={case.tasks}" * (case.name == "cifar-20")
+    call = f"recommend(inputs={case.inputs!r}, heads={case.heads!r}{more})"
     flags = f"--preserve {best.preserve} --sparsify {best.sparsify} --layers {best.layers}"
     return NotMeasured(f"not measured: {what}; the nearest is {case.title}, where {best.text} is best: {call}, or {flags}")
 

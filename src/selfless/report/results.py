@@ -86,6 +86,7 @@ def results_page(records: Sequence[Record], again: Mapping[str, tuple[str, str]]
     rows = [row for row in claim_rows(correct(records)) if not row.ours and _leading(by_name, row.name)["profile"] in row.claims]
     content = {
         "leading": profiles_of(records)[0],
+        "summary": _wrap(_summary(rows, by_name)),
         "counts": _counts(records),
         "explanation": _wrap(" ".join(part for part in (_seeds(records), EXPLANATION, _looks(records), _undecided(rows)) if part)),
         "recorded": {name: next(iter(profiles)) for name, profiles in by_name.items()},
@@ -98,6 +99,25 @@ def results_page(records: Sequence[Record], again: Mapping[str, tuple[str, str]]
         "some_seeds": _some_seeds(by_name),
     }
     return templates.get_template("results.md.jinja").render(content)
+
+
+def _summary(rows: Sequence[ClaimRow], by_name: Profiles) -> str:
+    """Return the answer in two sentences: how many claims hold in the profile shown, and what SLNID gains."""
+    verdicts = [row.verdict for row in rows if not row.leading.get("repeats")]
+    named = {"holds": "hold", "fails": "fail", "undecided": "are undecided", "not tested": "are not tested"}
+    found = [f"{verdicts.count(verdict)} {words}" for verdict, words in named.items() if verdict in verdicts]
+    said = f"**In short:** of {len(verdicts)} claims of the paper {', '.join(found)} in the profile shown."
+    if not {"fig-2", "fig-3a"} <= by_name.keys():
+        return said
+
+    def gaps(a: str, b: str) -> str:
+        found = [
+            _gap(by_name, [name], a, b, column).partition(" (")[0] for name, column in (("fig-3a", "CIFAR 256"), ("fig-2", "pMNIST 128"))
+        ]
+        return " on CIFAR-100, ".join(found)
+
+    gained = f"SLNID gains {gaps('SLNID', 'No-Reg')} on permuted MNIST over MAS alone (No-Reg)"
+    return f"{said} {gained}. Beside DeCov, another sparsifier, it has {gaps('SLNID', 'DeCov')} on permuted MNIST."
 
 
 def _in_lines(found: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:

@@ -1,0 +1,75 @@
+"""What a loop has called since the last task ended. `selfless.keeper.notices` says what was left out."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from selfless.keeper.ready import needs_penalty
+from selfless.network.calling import Forward
+
+if TYPE_CHECKING:
+    from selfless.keeper.keeper import Keeper
+
+
+@dataclass
+class Calls:
+    """The calls and steps of the current task.
+
+    penalty     keeper.penalty() was called; with inject=True, a backward pass was seen
+    step        an optimizer took a step over the model's parameters
+    epoch       the epoch and the number of epochs of the last keeper.begin_epoch(); None if there was none
+    ended       the data with which the last task ended (`reference_to`); None before
+    evaluations how many blocks of keeper.evaluating() are open
+    """
+
+    penalty: bool = False
+    step: bool = False
+    epoch: tuple[int, int] | None = None
+    ended: weakref.ref[Any] | None = None
+    evaluations: int = 0
+
+    @contextmanager
+    def evaluating(self, inside: AbstractContextManager[nn.Module]) -> Iterator[nn.Module]:
+        """Inside `with`: what `inside` gives, and no training."""
+        self.evaluations += 1
+        try:
+            with inside as model:
+                yield model
+        finally:
+            self.evaluations -= 1
+
+    def check_training(self, what: str) -> None:
+        """Raise RuntimeError inside `evaluating`."""
+        if self.evaluations:
+            raise RuntimeError(
+                f"{what} inside keeper.evaluating(): the model has the weights of an old task there, and what is trained is lost at the "
+                "end of the block; leave the block first"
+            )
+
+    def check_end(
+        self, keeper: Keeper, parameters: Mapping[str, nn.Parameter], forward: Forward | None, ended: weakref.ref[Any] | None
+    ) -> None:
+        """Warn, when a task ends with the data `ended`, of calls and steps that it did not have."""
+        if self.step:
+            needed = [part for part in keeper.parts if needs_penalty(part, keeper.tasks, keeper.implicit)] if not self.penalty else None
+            keeper.notices.check_calls(keeper.parts, needed, keeper.tasks, forward, self.epoch)
+        else:
+            trained = self.penalty  # steps may be taken by hand
+            same = ended is not None and self.ended is not None and self.ended() is not None and self.ended() is ended()
+            keeper.notices.check_no_step(keeper.parts, parameters, keeper.tasks, keeper.implicit, trained, same)
+
+
+def reference_to(batches: Any) -> weakref.ref[Any] | None:
+    """Return a reference by which the same data are known again: to a loader, or to the first tensor of a list; None if there is none."""
+    first = batches[0] if isinstance(batches, (list, tuple)) and batches else batches
+    first = first[0] if isinstance(first, (list, tuple)) and first else first
+    try:
+        return weakref.ref(first)
+    except TypeError:
+        return None
