@@ -1,11 +1,12 @@
-"""Is the choice of `selfless tune`, which sees two tasks, as good as that of the full grid, which sees all of them?
+"""Is the choice of `selfless tune`, which sees three tasks, as good as that of the full grid, which sees all of them?
 
     python benchmarks/tune_check.py --out tune-check                       # permuted MNIST, on a CPU
     python benchmarks/tune_check.py --case cifar --device cuda --out tune-check    # half a minute on one H200
 
 The full grid is the recorded one of experiment table-1 (row SLNID): every pair of λ_Ω and λ, scored on held-out data after the last task.
-`tune` has the same values to choose from: λ by the rule of thumb on the first task, then λ_Ω by "strong, then decay" on two tasks. The gap
-is the held-out score of the best pair less that of the tuned one; a tuned pair that is not recorded is trained. It writes OUT/tune.json.
+`tune` chooses λ among the same values by the rule of thumb on the first task, then λ_Ω among those of its own default grid: the best
+one on `--seen` tasks. The gap is the held-out score of the best pair less that of the tuned one; a tuned pair that is not recorded is
+trained. It writes OUT/tune.json.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from selfless.experiments.choosing import choose, trial, trials
 from selfless.experiments.decay import choose_decay, decay_runs
 from selfless.experiments.grids import axis
 from selfless.experiments.rule import tuning
+from selfless.experiments.tuning import PRESERVE
 from selfless.files import write_json
 
 RECORD = Path(__file__).parent.parent / "results/reproduction/experiments/table-1-ours.json"
@@ -60,7 +62,7 @@ def check(case: str, options: argparse.Namespace) -> dict[str, Any]:
     if chosen.index is None:
         raise SystemExit("every λ failed")
     base = first.candidates[chosen.index].replace(preserve=cell.candidates[0].preserve)
-    tried = decay_runs(base, axis(cell.candidates, "λ_Ω"), 2, seeds)
+    tried = decay_runs(base, PRESERVE, options.seen, seeds)
     decay = choose_decay(tried, train([run for runs in tried.values() for run in runs]), options.drop)
     if decay.index is None:
         raise SystemExit("every λ_Ω failed")
@@ -75,7 +77,8 @@ def check(case: str, options: argparse.Namespace) -> dict[str, Any]:
         "column": column,
         "seeds": list(seeds),
         "first_task": {str(run.sparsify): scores for run, scores in zip(chosen.candidates, chosen.scores, strict=True)},
-        "two_tasks": {str(run.preserve): scores for run, scores in zip(decay.candidates, decay.scores, strict=True)},
+        "seen": options.seen,
+        "tasks_seen": {str(run.preserve): scores for run, scores in zip(decay.candidates, decay.scores, strict=True)},
         "tuned": tuned.method,
         "tuned_held_out": grid[tuned],
         "best": best.method,
@@ -90,9 +93,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=CASES, help="default: pmnist")
     parser.add_argument("--seeds", type=int, default=1, help="held-out seeds of tune, from 100 up")
+    parser.add_argument("--seen", type=int, default=3, help="tasks that choose λ_Ω, as in selfless tune")
     parser.add_argument("--tolerance", type=float, default=0.5, help="points that λ may cost on the first task, as in selfless tune")
     parser.add_argument(
-        "--drop", type=float, default=0.5, help="points that λ_Ω may be below the best one on two tasks, as in selfless tune"
+        "--drop", type=float, default=0.0, help="points that λ_Ω may be below the best one on these tasks, as in selfless tune"
     )
     parser.add_argument("--quick", action="store_true", help="a few images: runs all of the code and proves nothing")
     parser.add_argument("--device", default="auto")

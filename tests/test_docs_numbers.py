@@ -94,6 +94,12 @@ def test_strengths_of_methods_are_the_chosen_ones() -> None:
         assert [value.replace("`", "") for value in values] == [cells[name, column]["method"] for column in columns]
 
 
+def test_gaps_of_the_rules_of_tune_are_the_recorded_ones() -> None:
+    gaps = load("results/trials/tune/rules.json")["mean_gap"]
+    rows = [row.strip("| ").split(" | ")[1:] for row in block("docs/strengths.md", "tune-rules").splitlines()[2:]]
+    assert rows == [[f"{gaps[f'{rule}, {seen} tasks']:.2f}" for seen in (2, 3)] for rule in ("largest", "best", "smallest")]
+
+
 def test_auto_beside_tuned_strengths_are_the_recorded_ones() -> None:
     rows = [
         [cell.strip(" `") for cell in row.strip("| ").split(" | ")] for row in block("docs/strengths.md", "five-networks").splitlines()[2:]

@@ -36,8 +36,10 @@ def tune(
         str | None, typer.Option(help="A preserver, as mas or lwf: choose its strength too, on the first --seen tasks.")
     ] = None,
     preserve_strengths: Annotated[str, typer.Option(help="The grid of the preserver's strengths.")] = "0.01,0.1,1,10,100",
-    seen: Annotated[int, typer.Option(min=2, help="How many of the first tasks choose the preserver's strength.")] = 2,
-    drop: Annotated[float, typer.Option(min=0, help="For λ_Ω: how many points it may lose against the best one.")] = 0.5,
+    seen: Annotated[
+        int | None, typer.Option(min=2, help="How many of the first tasks choose the preserver's strength. [default: 3, or all if fewer]")
+    ] = None,
+    drop: Annotated[float, typer.Option(min=0, help="For λ_Ω: take the largest that is within so many points of the best.")] = 0.0,
     tolerance: Annotated[
         float, typer.Option(min=0, help="For λ: how many points on the first task it may lose against training without a sparsifier.")
     ] = 0.5,
@@ -64,8 +66,8 @@ def tune(
 ) -> None:
     """Choose λ by the paper's rule of thumb, and with --preserve λ_Ω too: train several strengths, compare held-out accuracies.
 
-    λ: the largest that keeps the accuracy on the first task. λ_Ω, at that λ: the largest whose accuracy over all --seen tasks is within
-    --drop points of the best. No test data are used.
+    λ: the largest that keeps the accuracy on the first task. λ_Ω, at that λ: the one with the best accuracy over all --seen tasks, or
+    the largest within --drop points of it. No test data are used.
 
     The paper asks for the smallest λ that keeps the accuracy, but means the λ that leaves most room, the largest one. Both are shown;
     the largest is suggested.
@@ -116,13 +118,20 @@ def tune(
             return
         from selfless.cli.tune_pair import Stage, finish
 
-        stage = Stage(base, cell.candidates, largest, tolerance, drop, seen, tuple(range(seeds)))
+        stage = Stage(base, cell.candidates, largest, tolerance, drop, seen or _some_tasks(base, data_dir), tuple(range(seeds)))
         nothing = nothing_to_suggest(largest.scores, sizes_seen)
         if not as_json:
             show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json, sizes_seen, advise=not nothing)
         if nothing:
             raise ValueError(f"{nothing} Nothing was written.")
         finish(stage, preserve, anchors, options, plot, write, as_json, sizes_seen)
+
+
+def _some_tasks(base: Run, data_dir: Path | None) -> int:
+    """Return 3, or the number of tasks of the stream if it has fewer."""
+    from selfless.data import stream
+
+    return min(3, len(stream(base.stream, data_dir=data_dir, **base.stream_options).tasks))
 
 
 def _parse_strengths(text: str, flag: str = "--strengths") -> tuple[float, ...]:

@@ -109,7 +109,8 @@ def _show(stage: Stage, found: Decay | None, best: Run, as_json: bool) -> None:
     for i, (run, row) in enumerate(zip(found.candidates, found.scores, strict=True)):
         mean, std = spread(row)
         cells = ["failed", "–"] if mean != mean else [f"{mean:.2f}", f"{std:.2f}" if std == std else "–"]
-        table.add_row(str(run.preserve), *cells, f"← largest within {stage.drop:g} points of the best" if i == found.index else "")
+        mark = f"← largest within {stage.drop:g} points of the best" if stage.drop else "← best"
+        table.add_row(str(run.preserve), *cells, mark if i == found.index else "")
     console = Console()
     console.print(table)
     console.print(f"Suggested: --preserve {best.preserve} --sparsify {best.sparsify}", highlight=False)

@@ -1,10 +1,11 @@
-"""Choose λ_Ω by "strong, then decay": the largest strength of a preserver that costs little on the tasks seen so far.
+"""Choose λ_Ω: the strength of a preserver that is best on the tasks seen so far, or the largest that costs little beside it.
 
     λ_Ω = max {λ : s(λ) ≥ max_λ' s(λ') − drop},   s(λ): held-out accuracy after the newest task, mean over all tasks seen so far
 
-De Lange et al. (*A continual learning survey*, 2019) also start strong, but compare the newest task alone with training without a
-preserver. Where every strength costs more than their margin, that chooses none at all: on CIFAR-100 it ended 22 points below the best. A
-fleet trains all strengths at once. No test data are used.
+With drop = 0 it is the best one, the default. De Lange et al. (*A continual learning survey*, 2019) start strong and compare the newest
+task alone with training without a preserver. Where every strength costs more than their margin, that chooses none at all: on CIFAR-100 it
+ended 22 points below the best. A drop of half a point chose anchors that were too strong for later tasks (docs/strengths.md). A fleet
+trains all strengths at once. No test data are used.
 """
 
 from __future__ import annotations

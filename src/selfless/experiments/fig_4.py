@@ -33,7 +33,7 @@ def fig_4_top(profile: Profile) -> Experiment:
             tuple(at_least((b, FREE), (a, FREE)) for a, b in pairwise(rows)),
         ),
         Claim(
-            "So it is at the end of the sequence",
+            "At the end of the sequence, too, more inhibition leaves more parameters free",
             tuple(at_least((b, END), (a, END)) for a, b in pairwise(rows)),
         ),
         Claim(

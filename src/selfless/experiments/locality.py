@@ -37,7 +37,7 @@ def locality(profile: Profile) -> Experiment:
     claims: tuple[Claim, ...] = (
         Claim("Locality tolerates more important neurons after the first task", (more(("SLNID", AFTER[1]), ("SNID", AFTER[1])),)),
         Claim("It lets more neurons become important for later tasks", (more(("SLNID", AFTER[3]), ("SNID", AFTER[3])),)),
-        Claim("It makes the third task lean less on the neurons of the first", (at_most(("SLNID", REUSE), ("SNID", REUSE)),)),
+        Claim("Locality makes the third task lean less on the neurons of the first", (at_most(("SLNID", REUSE), ("SNID", REUSE)),)),
     )
     if profile == "equal":
         pairs = tuple(at_most((f"SLNID{kind}", BEYOND), (f"SNID{kind}", BEYOND)) for kind in ("", ", discount max"))

@@ -63,7 +63,7 @@ def table_3(profile: Profile) -> Experiment:
             (more(("SLNI w/o MAS", OWN), ("No-Reg w/o MAS", OWN), 0, 2.94),),
         ),
         Claim(
-            "… but not the last model",
+            "SLNI, without the discount, does not improve the last model",
             (at_most(("SLNI w/o MAS", LAST), ("No-Reg w/o MAS", LAST), 0.5, -1.61),),
         ),
         Claim(

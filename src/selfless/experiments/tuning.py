@@ -1,8 +1,8 @@
 """`tune`: choose the strengths of a sparsifier and a preserver for one's own model and loop, on held-out data of the tasks seen so far.
 
     λ     the largest whose held-out accuracy on the first task is within `tolerance` of that without a sparsifier (the rule of thumb)
-    λ_Ω   at that λ, the largest whose held-out accuracy after the newest task, averaged over all tasks seen, is within `drop` of the best:
-          start strong, and weaken it until the tasks can be learned and kept (after De Lange et al., *A continual learning survey*, 2019)
+    λ_Ω   at that λ, the one with the best held-out accuracy after the newest task, averaged over all tasks seen; with a `drop`, the
+          largest that is within it. Give three tasks: after two, an anchor that is too strong does not show yet.
 
 No test data and no task to come is used. With one task λ_Ω cannot be chosen, because nothing has to be kept yet.
 """
@@ -60,7 +60,8 @@ class Trial:
         return self.term.with_strength(self.strengths[self.chosen])
 
     def __str__(self) -> str:
-        mark = f"  ← the largest within {100 * self.allowed:g} points of {self.beside}"
+        best = self.beside == "the best" and not self.allowed
+        mark = "  ← the best" if best else f"  ← the largest within {100 * self.allowed:g} points of {self.beside}"
         pairs = zip(self.strengths, self.scores, strict=True)
         rows = [f"  {s:>8g}  {100 * score:6.2f} %{mark if i == self.chosen else ''}" for i, (s, score) in enumerate(pairs)]
         if len(set(self.scores)) == 1:
@@ -93,7 +94,7 @@ def tune(
     preserve_strengths: Sequence[float] = PRESERVE,
     sparsify_strengths: Sequence[float] = SPARSIFY,
     tolerance: float = 0.005,
-    drop: float = 0.005,
+    drop: float = 0.0,
     layers: Layers = "auto",
     heads: Sequence[str] = (),
     epochs: int = 5,

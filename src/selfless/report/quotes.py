@@ -39,17 +39,17 @@ WORDS = {
     "The more inhibition, the more parameters stay free: after task 1, every λ leaves at least as many as the one before": (
         "the more neural inhibition, the smaller the percentage of important parameters"
     ),
-    "So it is at the end of the sequence": "the same sentence, after each task",
+    "At the end of the sequence, too, more inhibition leaves more parameters free": "the same sentence, after each task",
     "Every λ but the highest improves over No-Reg": "Apart from the highest λ … improvement over the No-Reg is always observed",
     "Locality tolerates more important neurons after the first task": "More active neurons are tolerated",
     "It lets more neurons become important for later tasks": "new neurons are becoming active as new tasks are learned",
-    "It makes the third task lean less on the neurons of the first": (
+    "Locality makes the third task lean less on the neurons of the first": (
         "very few neurons are able to become active … previous neurons … are easier to be re-used (without locality)"
     ),
     "The largest λ that keeps task 1's accuracy is within half a point of the best λ": (
         "remains close to the optimal performance on the current task, while utilizing the minimum capacity"
     ),
-    "So is the smallest, the paper's words taken literally": (
+    "The smallest λ that keeps task 1's accuracy, the paper's words taken literally, is within half a point of the best λ": (
         "the minimum value that maintains similar or better accuracy on the first task"
     ),
     "On CIFAR inhibition without the discount does not help: SNI and SLNI at most two points above No-Reg": (
@@ -64,7 +64,9 @@ WORDS = {
     "SLNI without the discount improves each group's own model …": (
         "improves the individual models performance (72.14 % compared to 69.20 %)"
     ),
-    "… but not the last model": "fails to improve the overall performance at the end (63.54 % compared to 65.15 %)",
+    "SLNI, without the discount, does not improve the last model": (
+        "fails to improve the overall performance at the end (63.54 % compared to 65.15 %)"
+    ),
     "SLNID without MAS is already better than No-Reg with it (last model)": "at 70.75 %, … is already better than No-Reg reaching 66.33 %",
     "Less is forgotten without hard boundaries: between a group's own model and the last one": (
         "there is less forgetting than in the scenario with hard task boundaries"
