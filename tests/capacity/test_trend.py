@@ -59,7 +59,7 @@ def test_what_cannot_be_foretold_is_refused() -> None:
     with pytest.raises(ValueError, match="missing or not finite"):
         forecast([0.9, math.nan, 0.8])
     for margin in (0.0, 5.0):
-        with pytest.raises(ValueError, match=r"fractions above 0 and up to 1, so 0\.05 for 5 points"):
+        with pytest.raises(ValueError, match=r"fractions between 0 and 1, so 0\.05 for 5 points"):
             forecast([0.9, 0.8, 0.8], margin=margin)
     with pytest.raises(ValueError, match="an accuracy is 90; pass fractions from 0 to 1"):
         forecast([90, 80, 80])

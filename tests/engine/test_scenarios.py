@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from selfless import HAT, IMM, MAS, LwF, NoPreserver, NoSparsifier, PackNet, Run
+from selfless import GPM, HAT, IMM, MAS, LwF, NoPreserver, NoSparsifier, PackNet, Run
 from selfless.data import stream
 from selfless.engine import rng
 from selfless.engine.learner import Learner
@@ -163,8 +163,9 @@ def test_lwf_compares_each_old_column_once(tasks_npz: str, change: Any, outputs:
 
 
 def test_fleets_keep_apart_what_cannot_train_together(tasks_npz: str) -> None:
-    """PackNet's share of pruned weights and the epochs of methods with phases are common to a fleet; other strengths are a member's own."""
-    assert len(fleets([small(tasks_npz, preserve=PackNet(s)) for s in (0.25, 0.5, 0.5)])) == 2
+    """GPM's share of energy and the epochs of methods with phases are common to a fleet; other strengths are a member's own."""
+    assert len(fleets([small(tasks_npz, preserve=GPM(s)) for s in (0.25, 0.5, 0.5)])) == 2
+    assert len(fleets([small(tasks_npz, preserve=PackNet(s)) for s in (0.25, 0.5, 0.5)])) == 1
     assert len(fleets([small(tasks_npz, preserve=LwF(s)) for s in (0.5, 1.0)])) == 1
     assert len(fleets([small(tasks_npz, preserve=HAT(s)) for s in (0.1, 0.5)])) == 1
     assert len(fleets([small(tasks_npz, preserve=LwF(1.0), epochs=e) for e in (2, 3)])) == 2

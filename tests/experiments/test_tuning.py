@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -152,6 +154,26 @@ def test_a_model_that_takes_the_task_is_tuned_by_forward(preserve: str) -> None:
         return torch.as_tensor(model(batch[0], task))
 
     heads: Any = {"heads": ["heads.0", "heads.1"], "preserve": preserve, "preserve_strengths": [0.1, 1.0]}
-    found = selfless.tune(Heads, [halves(0), halves(1)], fit=fit, score=score, forward=forward, sparsify=None, **heads)
-    assert [trial.term.name for trial in found.trials] == [preserve]
-    assert found.sparsify.name == "none"
+    for own in ({"fit": fit, "score": score}, {"epochs": 2}):  # the default loop and score call the model by `forward`, too
+        found = selfless.tune(Heads, [halves(0), halves(1)], forward=forward, sparsify=None, **own, **heads)  # type: ignore[arg-type]
+        assert [trial.term.name for trial in found.trials] == [preserve]
+        assert found.sparsify.name == "none"
+
+
+def test_tuning_draws_no_random_numbers_and_keeps_no_models() -> None:
+    alive: list[weakref.ref[nn.Module]] = []
+    count: list[int] = []
+
+    def factory() -> nn.Module:
+        gc.collect()
+        count.append(sum(ref() is not None for ref in alive))
+        model = build()
+        alive.append(weakref.ref(model))
+        return model
+
+    data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randint(0, 2, (32,)))
+    loader: Any = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+    before = torch.get_rng_state()
+    selfless.tune(factory, (loader, loader), epochs=1, sparsify_strengths=[1e-4, 1e-3])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert max(count) <= 1

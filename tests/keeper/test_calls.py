@@ -64,14 +64,33 @@ class Odd(nn.Module):
         return torch.as_tensor(self.last(self.pair(self.first(x))[0]))
 
 
-@pytest.mark.parametrize("inject", [False, True])
-@pytest.mark.parametrize("layer", ["never", "pair"])
+@pytest.mark.parametrize(("layer", "inject"), [("never", False), ("pair", False), ("pair", True)])
 def test_layers_that_give_no_activations_are_an_error_in_the_first_step(layer: str, inject: bool) -> None:
     model = Odd()
     keeper, optimizer = selfless.attach(model, None, "slnid:1e-2", layers=[layer], inject=inject), sgd(model)
     message = {"never": r"the activations of no layer \(never\) were read", "pair": "layer 'pair' returns a tuple, not a tensor"}
     with pytest.raises((RuntimeError, TypeError), match=message[layer]):
         step(model, keeper, optimizer, small_task(0)[0], inject)
+
+
+def test_injected_layers_that_give_no_activations_are_said_aloud_when_the_task_ends() -> None:
+    """Not in a step: layers may be used in turns, or be frozen at first. Here the model is trained in eval mode."""
+    model = small_net().eval()
+    keeper, optimizer = selfless.attach(model, None, "slnid:1e-2", inject=True), sgd(model)
+    step(model, keeper, optimizer, small_task(0)[0], inject=True)
+    with pytest.warns(UserWarning, match=r"the activations of 0, 2 were never read in this task"):
+        keeper.consolidate(small_task(0))
+
+
+def test_injecting_takes_branches_in_turns_and_a_frozen_body() -> None:
+    model = nn.ModuleDict({name: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)) for name in ("a", "b")})
+    keeper, optimizer = selfless.attach(model, None, "slnid:1e-2", layers=["a.1", "b.1"], inject=True), sgd(model)
+    model["a"].requires_grad_(False)
+    x, y = small_task(0)[0]
+    for name in ("a", "b"):
+        (F.cross_entropy(model[name](x), y) + 0 * sum(p.sum() for p in model["b"].parameters())).backward()
+        optimizer.step()
+    assert keeper.log()["inhibition/b.1"] > 0
 
 
 def test_loading_names_what_the_model_does_not_have() -> None:
@@ -115,9 +134,64 @@ def test_distillation_that_is_resumed_within_a_task_is_that_without_a_stop(stop:
     assert all(torch.equal(whole[name], p) for name, p in run(stop).state_dict().items())
 
 
+def test_a_task_that_was_trained_before_its_state_was_loaded_is_no_task_without_steps() -> None:
+    for method in ("si:0.1", "mas:0.1", "hat:0.75"):
+        model = small_net()
+        keeper, optimizer = selfless.attach(model, method), sgd(model)
+        keeper.anchor_with(optimizer)
+        for task in range(2):
+            keeper.begin_epoch(0, 1, batches=3)
+            for batch in small_task(task):
+                step(model, keeper, optimizer, batch)
+            if not task:
+                keeper.consolidate(small_task(task))
+        other = copy.deepcopy(model)
+        again = selfless.attach(other, method)
+        again.load_state_dict(keeper.state_dict())
+        again.anchor_with(sgd(other))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            again.consolidate(small_task(1))
+
+
+def test_a_warm_up_that_a_task_does_not_have_is_not_missed() -> None:
+    model, batches = small_net(), small_task(0)
+    keeper, optimizer = selfless.attach(model, "ebll:1"), sgd(model)
+    keeper.begin_epoch(0, 10)
+    step(model, keeper, optimizer, batches[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keeper.consolidate(batches)
+
+
+def test_evaluating_a_method_that_changes_nothing_forbids_nothing() -> None:
+    model, batches = small_net(), small_task(0)
+    keeper, optimizer = selfless.attach(model, "mas:1"), sgd(model)
+    keeper.consolidate(batches)
+    with keeper.evaluating(0):
+        step(model, keeper, optimizer, batches[0])
+        keeper.consolidate(small_task(1))
+
+
+def test_a_submodule_in_eval_mode_does_not_count() -> None:
+    """A validation pass of the inner network of a wrapper that stays in training mode."""
+    model = nn.Sequential(small_net())
+    keeper, (x, _) = selfless.attach(model, None, "slnid:1e-2"), small_task(0)[0]
+    model(x)
+    alone = keeper.penalty()
+    model(x)
+    model[0].eval()
+    model[0](10 * x)
+    model[0].train()
+    assert keeper.penalty().item() == pytest.approx(alone.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("inject", [False, True])
 @pytest.mark.parametrize("call", ["penalty", "consolidate", "begin_epoch", "step"])
-def test_training_while_an_old_task_is_evaluated_is_an_error(call: str) -> None:
-    model, inject = small_net(), call == "step"
+def test_training_while_an_old_task_is_evaluated_is_an_error(call: str, inject: bool) -> None:
+    model = small_net()
+    if call == "penalty" and inject:
+        pytest.skip("with inject=True there is no penalty()")
     keeper, optimizer = selfless.attach(model, "packnet:0.5", "slnid:1e-2", inject=inject), sgd(model)
     batch = small_task(0)[0]
     keeper.begin_epoch(0, 1)
@@ -127,7 +201,7 @@ def test_training_while_an_old_task_is_evaluated_is_an_error(call: str) -> None:
         "penalty": lambda: (model(batch[0]), keeper.penalty()),
         "consolidate": lambda: keeper.consolidate(small_task(1)),
         "begin_epoch": lambda: keeper.begin_epoch(0, 1),
-        "step": lambda: step(model, keeper, optimizer, batch, True),
+        "step": optimizer.step,
     }
     with keeper.evaluating(0), pytest.raises(RuntimeError, match=r"inside keeper\.evaluating\(\): the model has the weights of an old"):
         calls[call]()
@@ -139,7 +213,7 @@ def test_training_while_an_old_task_is_evaluated_is_an_error(call: str) -> None:
 @pytest.mark.parametrize("method", ["si:1", "rwalk:1", "hat:0.75"])
 def test_a_method_that_learns_in_steps_says_that_there_was_none(method: str) -> None:
     keeper = selfless.attach(small_net(), method)
-    with pytest.warns(UserWarning, match=r"learns in the steps of an optimizer what a task needs.* MAS or EWC"):
+    with pytest.warns(UserWarning, match="learns in the steps of an optimizer what a task needs"):
         keeper.consolidate(small_task(0))
 
 
@@ -153,6 +227,14 @@ def test_ending_a_task_twice_is_said_aloud() -> None:
         keeper.consolidate(batches)
     with pytest.warns(UserWarning, match="called twice with the same batches"):
         keeper.consolidate(batches)
+
+
+def test_two_heads_of_a_trained_model_are_two_tasks() -> None:
+    keeper, batches = selfless.attach(small_net(), "mas:1"), small_task(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for head in (0, 1):
+            keeper.consolidate(batches, lambda model, batch, head=head: model(batch[0])[:, head : head + 1])
 
 
 def test_steps_by_hand_do_not_pass_for_anchored_ones() -> None:

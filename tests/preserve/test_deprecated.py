@@ -217,6 +217,7 @@ def test_it_trains_as_a_run_and_what_it_observes_is_kept(old: tuple[Any, list[st
     assert sorted(free, reverse=True) == free
 
 
+@pytest.mark.filterwarnings("ignore:Doors learns in the steps of an optimizer")
 def test_old_gates_act_in_loops_and_runs(doors: tuple[Any, list[str]], tasks_npz: str) -> None:
     kind, messages = doors
     for capability in ("Gated", "Phased", "Evaluates", "Freezes"):

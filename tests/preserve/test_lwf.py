@@ -96,12 +96,13 @@ def test_a_warm_up_that_a_loop_leaves_out_is_told_with_the_remedy() -> None:
         keeper = selfless.attach(model, kept, heads=heads)
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         for t in range(2):
-            if begins_epochs:
-                keeper.begin_epoch(0, 2)
-            for x, y in data(t):
-                opt.zero_grad()
-                (F.cross_entropy(model(x, t), y) + keeper.penalty((x, y))).backward()
-                opt.step()
+            for epoch in range(2):
+                if begins_epochs:
+                    keeper.begin_epoch(epoch, 2)
+                for x, y in data(t):
+                    opt.zero_grad()
+                    (F.cross_entropy(model(x, t), y) + keeper.penalty((x, y))).backward()
+                    opt.step()
             keeper.consolidate(data(t), forward=lambda m, b, t=t: m(b[0], t))
 
     for kept in (LwF(0.1, warmup=1), EBLL(0.1, code=3, steps=5)):

@@ -92,10 +92,10 @@ def forecast(accuracy: Sequence[float] | Sequence[Sequence[float]] | Floats, mar
         raise ValueError(f"a forecast needs {LEAST} tasks or more, but there are {tasks}; train more tasks first")
     if not np.isfinite(y).all():
         raise ValueError("an accuracy is missing or not finite; pass the accuracy on each task just after learning it")
-    if y.max() > 1 or y.min() < 0:
+    if y.max() > 1 + 1e-6 or y.min() < 0:
         raise ValueError(f"an accuracy is {y.max() if y.max() > 1 else y.min():g}; pass fractions from 0 to 1, so 0.9 for 90 %")
     if not 0 < level < 1 or not 0 < margin <= 1:
-        raise ValueError(f"margin is {margin} and level is {level}; both are fractions above 0 and up to 1, so 0.05 for 5 points")
+        raise ValueError(f"margin is {margin} and level is {level}; both are fractions between 0 and 1, so 0.05 for 5 points")
     t = np.arange(tasks) - (tasks - 1) / 2
     spread = seeds * float(t @ t)
     slope = float((y * t).sum() / spread)

@@ -9,7 +9,8 @@ then chooses strengths, trains, computes statistics and writes record and report
 Within the folder: base (what an experiment is) → protocols (runs and grids) → one module per table or figure; choosing, measures and
 claims → record → reproduce. `report` reads the records, and neither imports the other.
 
-Imports data, files, keeper, metrics, models, network, preserve, runner, sparsify, spec and terms. Imported by cli.
+Imports data, files, importance, keeper, metrics, models, network, preserve, runner, sparsify, spec and terms.
+Imported by cli.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ CHOICE = {  # on CIFAR-100 the best four, because eight runs make a fleet that t
 }
 NOTES = (
     "Lost: by how many points the accuracy on a task has fallen since it was learnt, mean over the old tasks",
-    "Every row of a column had the same number of candidates; joint training is an upper bound, not a method, and alone has no strength",
+    "Every row of a column began with the same number of candidates, and grids grew at their ends; joint training is an upper bound, not a "
+    "method, and alone has no strength",
     "pMNIST, and CIFAR-100 where the column says so: every row chooses its learning rate too, joint training included",
 )
 Pair = tuple[Preserver, Sparsifier]

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from selfless.experiments.decay import check_tunable
 from selfless.importance.objectives import Loss
 from selfless.keeper import Keeper, attach
 from selfless.metrics import strongest_that_keeps
-from selfless.network.calling import evaluating, labels_of, run_batch, to_device
+from selfless.network.calling import Forward, evaluating, labels_of, run_batch, to_device
 from selfless.network.layers import Layers
 from selfless.preserve import PRESERVERS, Preserver
 from selfless.sparsify import SPARSIFIERS, NoSparsifier, Sparsifier
@@ -121,7 +122,7 @@ def tune(
         )
     if isinstance(model_factory, nn.Module):
         raise TypeError("tune takes a function that makes a new model for each strength, not a model; write lambda: MyModel(…)")
-    if any(iter(batches) is batches for pair in tasks for batches in pair):
+    if any(isinstance(batches, Iterator) for pair in tasks for batches in pair):
         raise TypeError("tune reads the batches of a task for each strength, but a generator can be read once; pass lists or DataLoaders")
     keep = parse(preserve, PRESERVERS, "preserve") if isinstance(preserve, str) else preserve
     spare = NoSparsifier() if sparsify is None else parse(sparsify, SPARSIFIERS, "sparsify") if isinstance(sparsify, str) else sparsify
@@ -129,17 +130,17 @@ def tune(
         check_tunable(keep)
     elif not spare.is_on:
         raise ValueError("with one task and no sparsifier there is nothing to choose; give two tasks, or a sparsifier")
-    made: list[nn.Module] = []
-    train, rate = fit or _default_fit(epochs, lr), _with_task(score or accuracy)
+    made: list[weakref.ref[nn.Module]] = []
+    train, rate = fit or _default_fit(epochs, lr, forward), _with_task(score or _default_score(forward))
 
     def learn(preserver: Term, sparsifier: Term, seen: Sequence[Any]) -> float:
         """Return the mean held-out score on the `seen` tasks after the newest of them; NaN if training diverged."""
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = model_factory()
-            if any(model is other for other in made):
+            if any(model is other() for other in made):
                 raise ValueError("model_factory returned the same model again, which is trained already; make a new one in each call")
-            made.append(model)
+            made.append(weakref.ref(model))
             with attach(model, preserver, sparsifier, layers, heads=heads, check_finite=False) as keeper:
                 for number, (batches, _) in enumerate(seen):
                     train(model, keeper, batches)
@@ -193,11 +194,19 @@ def _is_pair(task: Any) -> bool:
     return isinstance(task, tuple) and len(task) == 2 and all(isinstance(b, Iterable) and not isinstance(b, Tensor) for b in task)
 
 
-def _default_fit(epochs: int, lr: float) -> Fit:
+def _default_score(forward: Callable[[nn.Module, Any, int], Tensor] | None) -> Score:
+    def score(model: nn.Module, batches: Batches, task: int) -> float:
+        return accuracy(model, batches, None if forward is None else partial(_of_task, forward, task))
+
+    return score
+
+
+def _default_fit(epochs: int, lr: float, forward: Callable[[nn.Module, Any, int], Tensor] | None) -> Fit:
     def fit(model: nn.Module, keeper: Keeper, batches: Batches) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
         keeper.anchor_with(optimizer)
         model.train()
+        own = None if forward is None else partial(_of_task, forward, keeper.tasks)
         for epoch in range(epochs):
             keeper.begin_epoch(epoch, epochs)
             for batch in batches:
@@ -205,7 +214,7 @@ def _default_fit(epochs: int, lr: float) -> Fit:
                 labels = labels_of(given)
                 if labels is None:
                     raise ValueError("a batch has no labels, which the default loop of tune needs; pass fit= and score= of your own")
-                loss = F.cross_entropy(run_batch(model, given), labels) + keeper.penalty(given)
+                loss = F.cross_entropy(run_batch(model, given, own), labels) + keeper.penalty(given)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -214,7 +223,7 @@ def _default_fit(epochs: int, lr: float) -> Fit:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, batches: Batches) -> float:
+def accuracy(model: nn.Module, batches: Batches, forward: Forward | None = None) -> float:
     """Return the share of samples whose largest output is their label."""
     hits = count = 0
     with evaluating(model):
@@ -223,6 +232,6 @@ def accuracy(model: nn.Module, batches: Batches) -> float:
             labels = labels_of(given)
             if labels is None:
                 raise ValueError("a held-out batch has no labels; pass score= of your own")
-            hits += int((run_batch(model, given).argmax(-1) == labels).sum())
+            hits += int((run_batch(model, given, forward).argmax(-1) == labels).sum())
             count += labels.numel()
     return hits / count if count else float("nan")

@@ -4,7 +4,8 @@
     EWC   Ω = mean_m (∂ log p(y_m|x_m)/∂θ)²  α = mean_m |∂ log p(y_m|x_m)/∂n|
 
 n is the pre-activation of a neuron. Lives here: the objectives, the loop over the data, closed forms, per-sample gradients.
-Imports distributed, functional and network. Imported by bench, capacity, engine, integrations, keeper and preserve.
+Imports distributed, functional and network.
+Imported by bench, capacity, engine, experiments, integrations, keeper and preserve.
 """
 
 from selfless.importance.eager import ewc, mas, measure, neurons

@@ -11,6 +11,7 @@ accumulation, manual optimization, several optimizers) holds for them too.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -101,7 +102,9 @@ class SelflessCallback(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin an epoch of the task."""
         limit = trainer.max_epochs
-        self.attachment.begin_epoch(trainer.current_epoch, None if limit in (None, -1) else limit, trainer.num_training_batches)
+        batches, accumulated = trainer.num_training_batches, trainer.accumulate_grad_batches
+        steps = math.ceil(batches / accumulated) if math.isfinite(batches) else batches
+        self.attachment.begin_epoch(trainer.current_epoch, None if limit in (None, -1) else limit, steps)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Log the parts of the step."""

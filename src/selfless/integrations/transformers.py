@@ -110,8 +110,9 @@ class SelflessTrainerCallback(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         """Begin an epoch of the task."""
         batches = _length(found["train_dataloader"])
-        self._steps = state.global_step % -(-batches // args.gradient_accumulation_steps) if batches else 0
-        self.attachment.begin_epoch(round(state.epoch or 0), state.num_train_epochs or None, batches)
+        steps = -(-batches // args.gradient_accumulation_steps) if batches else None
+        self._steps = state.global_step % steps if steps else 0
+        self.attachment.begin_epoch(round(state.epoch or 0), state.num_train_epochs or None, steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the steps of an epoch."""

@@ -170,7 +170,7 @@ class Collector:
         """Return a forward hook that collects the activations of a complete tap."""
 
         def hook(module: nn.Module, _inputs: Any, output: Any) -> None:
-            trains = self.model.training or module.training  # a norm may be frozen by eval() in a model that trains
+            trains = module.training or (self.model.training and isinstance(module, nn.modules.batchnorm._NormBase))  # frozen by eval()
             if trains and torch.is_grad_enabled() and not self.paused and is_forward_pass():
                 if not isinstance(output, Tensor):
                     kind = type(output).__name__

@@ -25,6 +25,7 @@ class Calls:
     step        an optimizer took a step over the model's parameters
     epoch       the epoch and the number of epochs of the last keeper.begin_epoch(); None if there was none
     ended       the data with which the last task ended (`reference_to`); None before
+    loaded      a state was loaded in this task, so that it may have had steps before
     evaluations how many blocks of keeper.evaluating() are open
     """
 
@@ -32,6 +33,7 @@ class Calls:
     step: bool = False
     epoch: tuple[int, int] | None = None
     ended: weakref.ref[Any] | None = None
+    loaded: bool = False
     evaluations: int = 0
 
     @contextmanager
@@ -45,8 +47,8 @@ class Calls:
             self.evaluations -= 1
 
     def check_training(self, what: str) -> None:
-        """Raise RuntimeError inside `evaluating`."""
-        if self.evaluations:
+        """Raise RuntimeError inside `evaluating`, where that changes the model; "": nothing trains."""
+        if self.evaluations and what:
             raise RuntimeError(
                 f"{what} inside keeper.evaluating(): the model has the weights of an old task there, and what is trained is lost at the "
                 "end of the block; leave the block first"
@@ -56,12 +58,14 @@ class Calls:
         self, keeper: Keeper, parameters: Mapping[str, nn.Parameter], forward: Forward | None, ended: weakref.ref[Any] | None
     ) -> None:
         """Warn, when a task ends with the data `ended`, of calls and steps that it did not have."""
+        keeper.notices.check_read(keeper, self.step)
         if self.step:
             needed = [part for part in keeper.parts if needs_penalty(part, keeper.tasks, keeper.implicit)] if not self.penalty else None
             keeper.notices.check_calls(keeper.parts, needed, keeper.tasks, forward, self.epoch)
-        else:
+        elif not self.loaded:
             trained = self.penalty  # steps may be taken by hand
             same = ended is not None and self.ended is not None and self.ended() is not None and self.ended() is ended()
+            same = same and keeper.forwards[-1:] == [forward]
             keeper.notices.check_no_step(keeper.parts, parameters, keeper.tasks, keeper.implicit, trained, same)
 
 

@@ -62,8 +62,9 @@ def attach(
         if heads:
             warnings.warn(
                 f'"recommended" with heads is {preserve.text}, which was measured on tasks with the same kind of inputs, classes of one '
-                "data set. If each task has inputs of its own, name a method, for example mas:0.1. To say which case is yours, without "
-                "this warning: attach(model, selfless.recommend(inputs=…, heads=…, simple_loop=True), heads=…)",
+                "data set. If each task has inputs of its own, name another method. To say which case is yours, without this warning: "
+                "attach(model, selfless.recommend(inputs=…, heads=…, simple_loop=True), heads=…). Write keeper.penalty((x, y)): a "
+                "recommended method may need the batch",
                 stacklevel=2,
             )
     if isinstance(preserve, Recommendation):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.keeper.part import Part
+from selfless.preserve.capabilities import Evaluates
 
 if TYPE_CHECKING:
     from selfless.keeper.keeper import Keeper
@@ -23,6 +24,11 @@ def check_task(task: Any, tasks: int) -> None:
         raise TypeError(f"keeper.evaluating takes the number of a task, counted from 0, not {task!r}; write keeper.evaluating(0)")
     if not 0 <= int(task) < max(tasks, 1):
         raise ValueError(f"task {task} has not ended yet: {tasks} tasks were consolidated so far; count from 0")
+
+
+def changes_model(parts: Sequence[Part]) -> bool:
+    """Return True if evaluating an old task needs other parameters or gates than training."""
+    return any(part.gates is not None or isinstance(part.term, Evaluates) for part in parts)
 
 
 @contextmanager

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from selfless.keeper.activations import MOST_PASSES, Activation
-from selfless.keeper.calls import Calls
 from selfless.keeper.distillation import batch_size
 from selfless.keeper.hook import Hook, is_forward_pass
-from selfless.keeper.inhibition import add_up, check_found, check_layers, layer_costs, layer_sizes, weight_costs
+from selfless.keeper.inhibition import add_up, check_layers, layer_costs, layer_sizes, weight_costs
 from selfless.keeper.padding import Counted
 from selfless.keeper.ready import ReadyLayer, needs_penalty, prepare_layer
 from selfless.network.calling import to_device
@@ -108,14 +107,6 @@ class Injector:
                 handle = parameter.register_hook(self._hook_parameter(name))
             self._handles[id(parameter)] = (handle, parameter)
 
-    def check_step(self, calls: Calls) -> None:
-        """Raise RuntimeError for a step inside `evaluating`, and for the first step of a task if a sparsifier has read no activations."""
-        calls.check_training("a step of the optimizer")
-        keeper = self._active
-        if not calls.step and keeper is not None and keeper.model.training and keeper.sparsifiers.reading("activations"):
-            check_layers(keeper.collector)
-            check_found(keeper.collector, keeper.collector.reached)
-
     def drop(self) -> None:
         """Forget the passes that had no backward pass: the step is over."""
         _forget_sources(one for passes in self._pending.values() for one in passes)
@@ -163,7 +154,10 @@ class Injector:
     def _note_pass(self, layer: str, tensor: Tensor, activation: Activation | None, counted: Counted | None) -> None:
         """Collect one forward pass of a layer. A tensor with an activation is a copy of n; its only input is n itself."""
         keeper = self._active
-        if keeper is None or not tensor.requires_grad or tensor.grad_fn is None:
+        if keeper is None:
+            return
+        keeper.collector.reached.add(layer)
+        if not tensor.requires_grad or tensor.grad_fn is None:
             return
         if not self._pending:
             self.follow(keeper.trainable())
@@ -185,7 +179,6 @@ class Injector:
         source = tensor if any(part.path is not None for part in keeper.parts) else None
         one = _Pass(layer, tensor.detach(), source, activation, counted, tensor._version)
         passes.append(one)
-        keeper.collector.reached.add(layer)
         node.register_prehook(self._hook_pass(one, index))
 
     def _hook_pass(self, one: _Pass, index: int) -> Callable[..., Any]:

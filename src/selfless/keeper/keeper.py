@@ -33,7 +33,7 @@ from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
 from selfless.keeper.calls import Calls, reference_to
 from selfless.keeper.deprecated import OldNames
-from selfless.keeper.evaluation import check_task, evaluated, finish_step, write
+from selfless.keeper.evaluation import changes_model, check_task, evaluated, finish_step, write
 from selfless.keeper.footprint import Footprint, measure_footprint
 from selfless.keeper.heads import check_head, check_heads
 from selfless.keeper.inhibition import add_up, as_leaf_sum, check_step, inhibition
@@ -143,8 +143,7 @@ class Keeper(OldNames):
                 "this keeper adds its gradients in the backward pass of your loss (inject=True), so keeper.penalty() would count twice; "
                 "leave it out of the loss, or attach without inject=True"
             )
-        if self._calls.evaluations and self.model.training and torch.is_grad_enabled():
-            self._calls.check_training("keeper.penalty()")
+        self._calls.check_training("keeper.penalty()" if self.model.training and torch.is_grad_enabled() else "")
         if self._ready is not None and self._calls.penalty and (hs := self._ready.read(self)) is not None:
             return self._ready.cost(hs, self)
         trainable = self.trainable()
@@ -198,8 +197,7 @@ class Keeper(OldNames):
         `loss(output, batch)`, one loss per sample (M,), in place of −log p(y|x). `memory` is how many bytes per-sample gradients may
         take at a time. AGSCL also sets weights of neurons that it restarts. If an error is raised, nothing has changed.
         """
-        self._check_attached()
-        self._calls.check_training("keeper.consolidate()")
+        self._check_attached(trains="keeper.consolidate()")
         check_batches(batches, forward)
         self.follow_model()
         self._check_ranks(again=True)
@@ -250,8 +248,7 @@ class Keeper(OldNames):
         Preservers with phases (LwF's warm-up, PackNet's pruning) or gates (HAT) need this call. Only HAT needs `batches`, the number of
         optimizer steps of the epoch: fewer than batches of the loader if gradients are accumulated.
         """
-        self._check_attached()
-        self._calls.check_training("keeper.begin_epoch()")
+        self._check_attached(trains="keeper.begin_epoch()")
         if not 0 <= epoch < epochs:
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
         self.follow_model()
@@ -268,7 +265,8 @@ class Keeper(OldNames):
         """
         check_task(task, self.tasks)
         self.follow_model()
-        return self._calls.evaluating(evaluated(self.model, self.parts, self.preserved(), task, self.tasks))
+        found = evaluated(self.model, self.parts, self.preserved(), task, self.tasks)
+        return self._calls.evaluating(found) if self.tasks and changes_model(self.parts) else found
 
     def capacity(self, threshold: float = THRESHOLD) -> Capacity:
         """Return what is free by layer (importance over all tasks so far below `threshold`), and each layer's `LayerRoom`."""
@@ -310,6 +308,7 @@ class Keeper(OldNames):
         with torch.inference_mode(False):  # else no later task could change the loaded tensors
             self.follow_model()
             saving.load(self, state, forwards)
+            self._calls = Calls(loaded=True)
 
     def detach(self) -> None:
         """Remove every hook. The model and its optimizers are then as before `attach`."""
@@ -365,9 +364,10 @@ class Keeper(OldNames):
         for part in self.parts:
             part.move_to(device)
 
-    def _check_attached(self) -> None:
+    def _check_attached(self, trains: str = "") -> None:
         if not self._attached:
             raise RuntimeError("this keeper was detached; attach() a new one and call load_state_dict(old_keeper.state_dict())")
+        self._calls.check_training(trains)
 
     def _check_ranks(self, again: bool = False) -> None:
         """Raise ValueError, before the first step of a task, for a term that does not work with the ranks that train the model."""
@@ -384,8 +384,7 @@ class Keeper(OldNames):
             roster.follow()
         if roster.has(optimizer):
             self.follow_device(roster)
-            if self.injector is not None:
-                self.injector.check_step(self._calls)
+            self._calls.check_training("a step of the optimizer")
             self._calls.step = True
             self.collector.drop()
             finish_step(self, optimizer, self._preserved_of(roster.trainable), roster.names)

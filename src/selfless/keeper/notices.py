@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from selfless.keeper.part import Part
 from selfless.network.calling import Forward
 from selfless.preserve.capabilities import Anchored, Phased
 from selfless.sparsify import Sparsifier
+
+if TYPE_CHECKING:
+    from selfless.keeper.keeper import Keeper
 
 SILENT_STEPS, SILENT = 20, 0.2  # warn if a layer has fewer active neurons per sample than this, on average over so many steps
 MOVED = 1e-4  # weights that differ from θ* by this share were trained
@@ -103,7 +107,7 @@ class Notices:
         if without_penalty is not None:
             needed = [type(term).__name__ for term in self._terms if term.is_on] + [type(p.term).__name__ for p in without_penalty]
             if needed:
-                warnings.warn(f"this task was trained without keeper.penalty(), which {needed[0]} needs in the loss", stacklevel=3)
+                warnings.warn(f"this task was trained without keeper.penalty(), which {needed[0]} needs in the loss", stacklevel=4)
         for part in parts:
             term = part.term
             if not isinstance(term, Phased):
@@ -115,20 +119,27 @@ class Notices:
                 remedy = remedy if part.has_own_heads else "name the heads of the tasks: attach(…, heads=[…])"
                 plain = term.without_warmup()
                 remedy += "" if plain is None else f", or attach {str(plain)!r}, which has no warm-up"
-                warnings.warn(f"{name} trains the head of a new task alone at first, but this task had no warm-up: {remedy}", stacklevel=4)
+                warnings.warn(f"{name} trains the head of a new task alone at first, but this task had no warm-up: {remedy}", stacklevel=5)
             elif not has_epoch and not term.warms_up(1) and any(term.starts_phase(epoch, 10) for epoch in range(10)):
                 self.once(
                     "epochs",
                     f"{name} has phases within a task, but this task had no keeper.begin_epoch(epoch, epochs): its weights were chosen at "
                     "the end and not retrained, which costs accuracy. Call it before every epoch",
+                    stacklevel=5,
                 )
+            elif epoch is not None and term.is_on and (not term.warms_up(1) or (term.warms_up(tasks) and has_new_head)):
+                left = [later for later in range(epoch[0] + 1, epoch[1]) if term.starts_phase(later, epoch[1])]
+                self._warn_of_phases(name, epoch, left)
 
-            elif epoch is not None and any(term.starts_phase(later, epoch[1]) for later in range(epoch[0] + 1, epoch[1])):
-                warnings.warn(
-                    f"this task ended after epoch {epoch[0] + 1} of {epoch[1]}, before {name} began its next phase, which costs accuracy: "
-                    "call keeper.begin_epoch with the number of epochs that you train, or go on to the end",
-                    stacklevel=4,
-                )
+    @staticmethod
+    def _warn_of_phases(name: str, epoch: tuple[int, int], left: Sequence[int]) -> None:
+        """Warn if a task ended before the epochs `left`, in which phases begin."""
+        if left:
+            warnings.warn(
+                f"this task ended after epoch {epoch[0] + 1} of {epoch[1]}, before {name} began its next phase, which costs accuracy: "
+                "call keeper.begin_epoch with the number of epochs that you train, or go on to the end",
+                stacklevel=6,
+            )
 
     def check_no_step(
         self, parts: Sequence[Part], parameters: Mapping[str, Tensor], tasks: int, implicit: bool, trained: bool, same_batches: bool
@@ -141,20 +152,21 @@ class Notices:
         if learned is not None and not trained:
             warnings.warn(
                 f"{learned} learns in the steps of an optimizer what a task needs, and this task had none, so it is not protected. A model "
-                "that was trained before can be protected by MAS or EWC, which measure it on data",
-                stacklevel=4,
+                "that was trained before is protected by methods that measure importance on data",
+                stacklevel=5,
             )
-        if same_batches and not trained:
+        moved = any(self._drift(part, parameters) > MOVED for part in parts)
+        if same_batches and not trained and not moved:
             warnings.warn(
                 "keeper.consolidate() was called twice with the same batches and no step between: this counts as another task, and its "
                 "importance is counted twice",
-                stacklevel=4,
+                stacklevel=5,
             )
-        elif implicit and tasks and any(self._drift(part, parameters) > MOVED for part in parts if isinstance(part.term, Anchored)):
+        elif implicit and tasks and moved and any(isinstance(part.term, Anchored) and part.is_on for part in parts):
             warnings.warn(
                 "the weights have changed since the last task, but no step of a torch.optim optimizer was seen, so the implicit anchor of "
                 "anchor_with() held nothing. If you update weights yourself, leave anchor_with() out: keeper.penalty() then has the anchor",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     @staticmethod
@@ -164,6 +176,21 @@ class Notices:
         drift, size = (math.sqrt(found.get(key, 0.0)) for key in ("drift", "size"))
         return drift / size if size else 0.0
 
+    def check_read(self, keeper: Keeper, has_step: bool) -> None:
+        """Warn of inject=True in a task in which a sparsifier read no activations, or not those of a layer that was named."""
+        collector = keeper.collector
+        if keeper.injector is None or not has_step or not any(term.is_on and term.reads == "activations" for term in self._terms):
+            return
+        unread = [name for name in collector.taps if name not in collector.reached]
+        if collector.taps and (len(unread) == len(collector.taps) or (unread and not collector.auto)):
+            self.once(
+                "unread",
+                f"the activations of {', '.join(unread[:3])} were never read in this task, so the sparsifier did not act there. They count "
+                "in training mode and with gradients on, and the forward pass must use the layer. In a compiled model only activation "
+                "modules can be read, and only if it was not run before attach()",
+                stacklevel=6,
+            )
+
     def check_names(self, unknown: Sequence[str], new: Sequence[str]) -> None:
         """Warn of a state with parameters that the model has not, if the model also has some that are not in the state."""
         if unknown and new:
@@ -172,6 +199,7 @@ class Notices:
                 "names",
                 f"the state has {some}, which the model has not, and the model has {others}, which the state has not: these are not "
                 "protected. If modules were renamed, rename the keys of the state too",
+                stacklevel=5,
             )
 
     def check_distance(self, parts: Iterable[Part], parameters: Mapping[str, Tensor]) -> None:

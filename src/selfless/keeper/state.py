@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from selfless.network.calling import Forward
 from selfless.network.layers import Tap
 from selfless.network.roles import output_width, within
 from selfless.preserve import Preserver, State
-from selfless.preserve.capabilities import Distils, Replays
+from selfless.preserve.capabilities import Anchored, Distils, Replays
 from selfless.sparsify import Sparsifier
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward
         part.load(saved, keeper.preserved(), new.begun, measured)
         part.distilled = distilled
     keeper.follow_device()
-    keeper.notices.check_names(*unmatched(new, terms, keeper.preserved(), keeper.heads))
+    keeper.notices.check_names(*unmatched(new, terms, keeper))
     keeper.notices.check_distance(keeper.parts, keeper.trainable())
 
 
@@ -171,17 +171,19 @@ def check(learned: Learned, terms: Sequence[Preserver], shapes: Mapping[str, tor
             )
 
 
-def unmatched(
-    learned: Learned, terms: Sequence[Preserver], parameters: Collection[str], heads: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Return the parameters of the state that the model has not, and those of the model that the state has not; heads may differ."""
-    groups = [state[group.name] for term, state in zip(terms, learned.states, strict=True) for group in term.groups if group.like_parameter]
-    saved = {name for tensors in groups for name in tensors}
+def unmatched(learned: Learned, terms: Sequence[Preserver], keeper: Keeper) -> tuple[list[str], list[str]]:
+    """Return the parameters of the state that the model has not, and those of the model that the state has not; heads may differ.
+
+    Only methods that hold a value of every parameter tell; others hold some in another form.
+    """
+    whole = [state for term, state in zip(terms, learned.states, strict=True) if isinstance(term, Anchored | Distils)]
+    saved = {name for state in whole for name in state.get("anchor", {})}
 
     def outside(names: Iterable[str]) -> list[str]:
-        return sorted(name for name in names if not any(within(name, head) for head in heads))
+        return sorted(name for name in names if not any(within(name, head) for head in keeper.heads))
 
-    return (outside(saved - set(parameters)), outside(set(parameters) - saved)) if saved else ([], [])
+    there = {name for name, _ in keeper.model.named_parameters()}
+    return (outside(saved - there), outside(keeper.preserved().keys() - saved)) if saved else ([], [])
 
 
 def check_scales(learned: Learned, terms: Sequence[Preserver], sparsifiers: Sequence[Sparsifier]) -> None:

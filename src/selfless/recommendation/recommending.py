@@ -101,15 +101,16 @@ def recommend(
     cases = [c for c in CASES if (c.inputs, c.heads, c.augment) == (inputs, heads, augment)]
     if not cases:
         pictures = ", with augmentation" * augment
-        raise _not_measured(f"tasks with {inputs} inputs and {_HEADS[heads]}{pictures}", nearest(inputs, heads, augment, tasks), task_known)
+        near = nearest(inputs, heads, augment, tasks)
+        raise _not_measured(f"tasks with {inputs} inputs and {_HEADS[heads]}{pictures}", near, task_known, simple_loop)
     case = min(cases, key=lambda c: c.distance(tasks))
     if tasks is not None and tasks > MORE_TASKS * case.tasks:
         pictures = f", {'with' if augment else 'without'} augmentation" * (heads == "own")
-        raise _not_measured(f"{tasks} tasks{pictures}", nearest(inputs, heads, augment, tasks), task_known)
+        raise _not_measured(f"{tasks} tasks{pictures}", nearest(inputs, heads, augment, tasks), task_known, simple_loop)
     found = _best(case, task_known, memory, simple_loop)
     if found is None:
         what = "needs no further calls in a loop" if memory is None else f"holds at most {memory:g} times the parameters"
-        raise _not_measured(f"a method that {what}", case, task_known)
+        raise _not_measured(f"a method that {what}", case, task_known, simple_loop)
     return found
 
 
@@ -147,12 +148,17 @@ def _best(case: Case, task_known: bool, memory: float | None = None, simple_loop
     return Recommendation(preserve, sparsify, best.layers, why, best)
 
 
-def _not_measured(what: str, case: Case, task_known: bool) -> NotMeasured:
+def _not_measured(what: str, case: Case, task_known: bool, simple_loop: bool) -> NotMeasured:
     """Return the error that names what is missing and the nearest case."""
     known = task_known or case.heads == "own"
-    best = _best(case, known)
+    best = _best(case, known, simple_loop=simple_loop)
     assert best is not None, f"{case.name} has no measured row"
-    more = ", task_known=False" * (not known) + ", augment=True" * case.augment + f", tasks={case.tasks}" * (case.name == "cifar-20")
+    more = (
+        ", task_known=False" * (not known)
+        + ", simple_loop=True" * simple_loop
+        + ", augment=True" * case.augment
+        + f", tasks={case.tasks}" * (case.name == "cifar-20")
+    )
     call = f"recommend(inputs={case.inputs!r}, heads={case.heads!r}{more})"
     flags = f"--preserve {best.preserve} --sparsify {best.sparsify} --layers {best.layers}"
     return NotMeasured(f"not measured: {what}; the nearest is {case.title}, where {best.text} is best: {call}, or {flags}")
