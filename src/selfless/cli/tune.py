@@ -37,7 +37,10 @@ def tune(
     ] = None,
     preserve_strengths: Annotated[str, typer.Option(help="The grid of the preserver's strengths.")] = "0.01,0.1,1,10,100",
     seen: Annotated[
-        int | None, typer.Option(min=2, help="How many of the first tasks choose the preserver's strength. [default: 3, or all if fewer]")
+        int | None,
+        typer.Option(
+            min=2, help="How many of the first tasks choose the preserver's strength.", show_default="3, or all if there are fewer"
+        ),
     ] = None,
     drop: Annotated[float, typer.Option(min=0, help="For λ_Ω: take the largest that is within so many points of the best.")] = 0.0,
     tolerance: Annotated[
@@ -66,8 +69,8 @@ def tune(
 ) -> None:
     """Choose λ by the paper's rule of thumb, and with --preserve λ_Ω too: train several strengths, compare held-out accuracies.
 
-    λ: the largest that keeps the accuracy on the first task. λ_Ω, at that λ: the one with the best accuracy over all --seen tasks, or
-    the largest within --drop points of it. No test data are used.
+    λ: the largest that keeps the accuracy on the first task. λ_Ω, at that λ: the one with the best accuracy over all --seen tasks, or the
+    largest within --drop points of it. No test data are used.
 
     The paper asks for the smallest λ that keeps the accuracy, but means the λ that leaves most room, the largest one. Both are shown;
     the largest is suggested.
@@ -118,7 +121,8 @@ def tune(
             return
         from selfless.cli.tune_pair import Stage, finish
 
-        stage = Stage(base, cell.candidates, largest, tolerance, drop, seen or _some_tasks(base, data_dir), tuple(range(seeds)))
+        seen = seen or (2 if preserve is None else _some_tasks(base, data_dir))
+        stage = Stage(base, cell.candidates, largest, tolerance, drop, seen, tuple(range(seeds)))
         nothing = nothing_to_suggest(largest.scores, sizes_seen)
         if not as_json:
             show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json, sizes_seen, advise=not nothing)

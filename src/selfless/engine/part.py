@@ -60,7 +60,7 @@ class Part:
     """A preserver, its state for all members, and the stack and parameters it acts on."""
 
     def __init__(self, terms: Sequence[Preserver], stack: Stack, trained: Tensors) -> None:
-        term, strengths = terms[0], [each.strength for each in terms]
+        term, strengths = terms[0], [one.strength for one in terms]
         self.term, self.stack, self.trained = term, stack, trained
         differs = term.reads_strength and len(set(strengths)) > 1
         self.strengths = torch.tensor(strengths, device=next(iter(trained.values())).device) if differs else None

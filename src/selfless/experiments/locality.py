@@ -36,7 +36,7 @@ def locality(profile: Profile) -> Experiment:
         cells += other
     claims: tuple[Claim, ...] = (
         Claim("Locality tolerates more important neurons after the first task", (more(("SLNID", AFTER[1]), ("SNID", AFTER[1])),)),
-        Claim("It lets more neurons become important for later tasks", (more(("SLNID", AFTER[3]), ("SNID", AFTER[3])),)),
+        Claim("Locality lets more neurons become important for later tasks", (more(("SLNID", AFTER[3]), ("SNID", AFTER[3])),)),
         Claim("Locality makes the third task lean less on the neurons of the first", (at_most(("SLNID", REUSE), ("SNID", REUSE)),)),
     )
     if profile == "equal":

@@ -59,7 +59,7 @@ def table_3(profile: Profile) -> Experiment:
         ),
         Claim("With MAS, SLNID is three points or more above No-Reg (last model)", (at_least(("SLNID", LAST), ("No-Reg", LAST), 3, 4.61),)),
         Claim(
-            "SLNI without the discount improves each group's own model …",
+            "SLNI, without the discount, improves each group's own model",
             (more(("SLNI w/o MAS", OWN), ("No-Reg w/o MAS", OWN), 0, 2.94),),
         ),
         Claim(

@@ -110,7 +110,8 @@ def tune(
                     `keeper.tasks` is the number of the task.
     score           score(model, batches) → accuracy on the held-out batches of a task, for every task seen; score(model, batches, task)
                     if the model needs the number of the task, as for its head; default: the share of right labels
-    forward, loss   for `keeper.consolidate` when a task ends: forward(model, batch, task) → output, and loss(output, batch) of EWC
+    forward, loss   forward(model, batch, task) → output, for the end of a task and for the default loop and score, if the model takes
+                    the task; loss(output, batch) of EWC, one per sample
     sparsify        None: no sparsifier, and only λ_Ω is chosen
     tolerance, drop how much λ may cost on the first task, and λ_Ω on the mean of all tasks beside the best λ_Ω
     epochs, lr      of the default loop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def inhibition(
     costs = weight_costs(terms, collector, parameters, log, training)
     if training and terms.reading("activations"):
         check_layers(collector)
-        check_found(collector, found)
+        _check_found(collector, found)
         sizes = layer_sizes(terms, found, alpha, ranks)
         for number, by_layer in sizes.items():
             terms.follow(number, by_layer)
@@ -120,7 +120,7 @@ def _weights(collector: Collector) -> list[Tensor]:
     return [neuron_rows(module) for _, module in layers if module is not None]
 
 
-def check_found(collector: Collector, found: Collection[str]) -> None:
+def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
     """Raise RuntimeError if the activations of a layer are missing."""
     if not collector.taps:
         raise RuntimeError(

@@ -177,7 +177,7 @@ class Notices:
         return drift / size if size else 0.0
 
     def check_read(self, keeper: Keeper, has_step: bool) -> None:
-        """Warn of inject=True in a task in which a sparsifier read no activations, or not those of a layer that was named."""
+        """Warn of inject=True if a sparsifier has read no activations so far, or not those of a layer that was named."""
         collector = keeper.collector
         if keeper.injector is None or not has_step or not any(term.is_on and term.reads == "activations" for term in self._terms):
             return
@@ -185,7 +185,7 @@ class Notices:
         if collector.taps and (len(unread) == len(collector.taps) or (unread and not collector.auto)):
             self.once(
                 "unread",
-                f"the activations of {', '.join(unread[:3])} were never read in this task, so the sparsifier did not act there. They count "
+                f"the activations of {', '.join(unread[:3])} were never read, so the sparsifier did not act there. They count "
                 "in training mode and with gradients on, and the forward pass must use the layer. In a compiled model only activation "
                 "modules can be read, and only if it was not run before attach()",
                 stacklevel=6,

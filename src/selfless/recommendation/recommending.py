@@ -153,12 +153,9 @@ def _not_measured(what: str, case: Case, task_known: bool, simple_loop: bool) ->
     known = task_known or case.heads == "own"
     best = _best(case, known, simple_loop=simple_loop)
     assert best is not None, f"{case.name} has no measured row"
-    more = (
-        ", task_known=False" * (not known)
-        + ", simple_loop=True" * simple_loop
-        + ", augment=True" * case.augment
-        + f", tasks={case.tasks}" * (case.name == "cifar-20")
-    )
+    like = [c for c in CASES if (c.inputs, c.heads, c.augment) == (case.inputs, case.heads, case.augment)]
+    more = ", task_known=False" * (not known) + ", simple_loop=True" * simple_loop + ", augment=True" * case.augment
+    more += "" if case is like[0] else f", tasks={case.tasks}"
     call = f"recommend(inputs={case.inputs!r}, heads={case.heads!r}{more})"
     flags = f"--preserve {best.preserve} --sparsify {best.sparsify} --layers {best.layers}"
     return NotMeasured(f"not measured: {what}; the nearest is {case.title}, where {best.text} is best: {call}, or {flags}")

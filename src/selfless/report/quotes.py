@@ -42,7 +42,7 @@ WORDS = {
     "At the end of the sequence, too, more inhibition leaves more parameters free": "the same sentence, after each task",
     "Every λ but the highest improves over No-Reg": "Apart from the highest λ … improvement over the No-Reg is always observed",
     "Locality tolerates more important neurons after the first task": "More active neurons are tolerated",
-    "It lets more neurons become important for later tasks": "new neurons are becoming active as new tasks are learned",
+    "Locality lets more neurons become important for later tasks": "new neurons are becoming active as new tasks are learned",
     "Locality makes the third task lean less on the neurons of the first": (
         "very few neurons are able to become active … previous neurons … are easier to be re-used (without locality)"
     ),
@@ -61,7 +61,7 @@ WORDS = {
     "Even without MAS, SLNID improves considerably, by more than four points (last model)": (
         "improves the performance considerably (by more than 4 %) even without importance weight regularizer"
     ),
-    "SLNI without the discount improves each group's own model …": (
+    "SLNI, without the discount, improves each group's own model": (
         "improves the individual models performance (72.14 % compared to 69.20 %)"
     ),
     "SLNI, without the discount, does not improve the last model": (
