@@ -212,7 +212,7 @@ def test_the_report_of_what_was_reproduced(tmp_path: Path) -> None:
     assert forced.exit_code == 0, forced.output
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_list_says_how_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SELFLESS_DATA", str(tmp_path))  # no object sets
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
