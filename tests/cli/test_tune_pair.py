@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def test_tune_chooses_both_strengths_draws_and_writes(stream: str, tmp_path: Pat
     done = runner.invoke(app, ["tune", *small, *grids, *where, "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert [row["strength"] for row in found["candidates"]] == [0.0, 1e-4, 0.0, 0.1, 1.0]
+    tried = [row["strength"] for row in found["candidates"] if row["kind"] == "preserve"]
+    assert {0.0, 0.1, 1.0} <= set(tried) <= {0.0, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0}
+    assert [row["strength"] for row in found["candidates"] if row["kind"] == "sparsify"] == [0.0, 1e-4]
     assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
     (run,) = plan(tmp_path / "mine.toml", {}).runs
     assert (str(run.preserve), str(run.sparsify)) == (found["chosen"]["preserve"], found["chosen"]["sparsify"])
@@ -62,7 +65,7 @@ def test_strengths_that_are_all_alike_choose_nothing(tmp_path: Path, monkeypatch
 
 def stage(index: int | None) -> Stage:
     candidates = [Run(sparsify=SLNID(s)) for s in (0.0, 1e-3)]
-    return Stage(candidates[0], candidates, Selection(index, ((90.0, 91.0), (89.5, 90.5))), 0.5, 1.0, 2, (0, 1))
+    return Stage(candidates[0], candidates, Selection(index, ((90.0, 91.0), (89.5, 90.5))), 0.5, 1.0, 0, 2, (0, 1))
 
 
 def test_both_choices_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +94,25 @@ def test_both_choices_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     scores[1.0] = 0.8995
     finish(stage(1), "mas", [1.0], TrainOptions(), None, None, as_json=False)
     assert "mas:1 is the largest that was tried" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_grid_grows_where_its_best_stands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The best λ_Ω is 100, beyond the given 1 and 10; what was trained once is not trained again."""
+    trained: list[float] = []
+
+    def train(runs: list[Run], *_: object, **__: object) -> list[Result]:
+        trained.extend(run.preserve.fixed_strength for run in runs if run.seed == 0)
+        return [result(run, {0.0: 0.5, 1.0: 0.6, 10.0: 0.7, 100.0: 0.8}.get(run.preserve.fixed_strength, 0.4)) for run in runs]
+
+    monkeypatch.setattr("selfless.cli.tune_pair.train_with_progress", train)
+    grows = dataclasses.replace(stage(1), extend=2, drop=0.0)
+    finish(grows, "mas", [1.0, 10.0], TrainOptions(), None, None, as_json=False)
+    assert trained == [0, 1, 10, 100, 1000]
+    shown = capsys.readouterr().out
+    assert "Suggested: --preserve mas:100" in shown
+    assert "was tried" not in shown
+    finish(dataclasses.replace(grows, extend=0), "mas", [10.0, 1000.0], TrainOptions(), None, None, as_json=False)
+    assert "mas:10 is the smallest that was tried" in " ".join(capsys.readouterr().out.split())
 
 
 def test_strengths_that_all_fail_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

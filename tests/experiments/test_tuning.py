@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import selfless
 from selfless import MAS, SLNID, Run
-from selfless.experiments.decay import choose_decay, decay_runs
+from selfless.experiments.decay import choose_decay, decay_runs, next_strength
 from selfless.metrics import strongest_that_keeps
 from tests.fabricated import result
 
@@ -57,6 +57,43 @@ def test_both_strengths_are_chosen_by_what_they_cost() -> None:
     assert "← the best" in str(found)
     alone = selfless.tune(build, halves(0), fit=fit, score=score, preserve="mas:0.1")
     assert (str(alone.preserve), len(alone.trials)) == ("mas:0.1", 1)
+
+
+@pytest.mark.parametrize(
+    ("tried", "chosen", "expected"),
+    [
+        ([0.1, 1.0, 10.0], 1.0, None),  # inside
+        ([0.1, 1.0, 10.0], 10.0, 100.0),
+        ([0.1, 1.0, 10.0, 100.0], 100.0, 1000.0),
+        ([0.1, 1.0, 10.0, 100.0, 1000.0], 1000.0, None),  # two were added
+        ([0.1, 1.0, 10.0], 0.1, 0.01),
+        ([0.1, 1.0, 10.0], 0.0, 0.01),  # a weaker anchor may still be better than none
+        ([0.1, 1.0, 10.0, 0.01, 0.001], 0.0, None),
+        ([0.1, 1.0, 10.0, 100.0, 1000.0], 0.1, 0.01),  # each end has its own limit
+    ],
+)
+def test_a_grid_grows_where_the_choice_stands_at_an_end(tried: list[float], chosen: float, expected: float | None) -> None:
+    assert next_strength([0.1, 1.0, 10.0], tried, chosen, 2) == expected
+    assert next_strength([1.0], [1.0], 1.0, 2) is None  # one value has no step
+
+
+@pytest.mark.parametrize(("best", "tried"), [(12.0, [0, 1, 3, 10, 30]), (0.02, [0, 0.1, 0.3, 1, 3, 10]), (4.0, [0, 1, 3, 10])])
+def test_tune_tries_stronger_and_weaker_anchors(best: float, tried: list[float]) -> None:
+    """A stand-in for training, whose score falls with the distance of λ_Ω from `best` in decades; the grid is 1, 3, 10."""
+    told: list[float] = []
+
+    def score(model: nn.Module, batches: Any) -> float:
+        return 0.9 - 0.1 * abs(math.log10((told[-1] or 1e-9) / best))
+
+    def strengths(**settings: Any) -> tuple[float, ...]:
+        fit = lambda model, keeper, batches: told.append(keeper.preserve.fixed_strength)  # noqa: E731
+        tuned = selfless.tune(
+            build, [halves(0), halves(1)], fit=fit, score=score, sparsify=None, preserve_strengths=[1.0, 3.0, 10.0], **settings
+        )
+        return tuned.trials[0].strengths
+
+    assert strengths() == tuple(tried)
+    assert strengths(extend=0) == (0, 1, 3, 10)
 
 
 def test_a_preserver_that_costs_the_new_task_much_is_better_than_none() -> None:

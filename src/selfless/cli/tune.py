@@ -43,6 +43,9 @@ def tune(
         ),
     ] = None,
     drop: Annotated[float, typer.Option(min=0, help="For λ_Ω: take the largest that is within so many points of the best.")] = 0.0,
+    extend: Annotated[
+        int, typer.Option(min=0, help="For λ_Ω: how many values may be added at each end of its grid while the chosen one stands there.")
+    ] = 2,
     tolerance: Annotated[
         float, typer.Option(min=0, help="For λ: how many points on the first task it may lose against training without a sparsifier.")
     ] = 0.5,
@@ -122,7 +125,7 @@ def tune(
         from selfless.cli.tune_pair import Stage, finish
 
         seen = seen or (2 if preserve is None else _some_tasks(base, data_dir))
-        stage = Stage(base, cell.candidates, largest, tolerance, drop, seen, tuple(range(seeds)))
+        stage = Stage(base, cell.candidates, largest, tolerance, drop, extend, seen, tuple(range(seeds)))
         nothing = nothing_to_suggest(largest.scores, sizes_seen)
         if not as_json:
             show_tuning(cell.candidates, largest.scores, largest.index, smallest.index, tolerance, as_json, sizes_seen, advise=not nothing)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from selfless.experiments.choosing import Selection
     from selfless.experiments.decay import Decay
     from selfless.runner import TrainOptions
-    from selfless.spec import Run
+    from selfless.spec import Result, Run
 
 WRITTEN = ("stream", "model", "preserve", "sparsify", "epochs", "batch", "optimizer", "lr", "schedule", "layers", "augment", "precision")
 
@@ -31,6 +31,7 @@ class Stage:
     chosen: Selection
     tolerance: float
     drop: float
+    extend: int
     seen: int
     seeds: tuple[int, ...]
 
@@ -73,12 +74,22 @@ def finish(
 
 
 def _decay(base: Run, stage: Stage, strengths: Sequence[float], options: TrainOptions, as_json: bool) -> Decay:
-    from selfless.experiments.decay import choose_decay, decay_runs
+    """Train the preserver at every strength, and at the next one while the chosen one stands at an end of them; return the choice."""
+    from selfless.experiments.decay import choose_decay, decay_runs, next_strength
 
-    trials = decay_runs(base, strengths, stage.seen, stage.seeds)
-    runs = [run for by_seed in trials.values() for run in by_seed]
-    results = dict(zip(runs, train_with_progress(runs, options, as_json=as_json), strict=True))
-    return choose_decay(trials, results, stage.drop)
+    results: dict[Run, Result] = {}
+    tried = list(strengths)
+    while True:
+        trials = decay_runs(base, tried, stage.seen, stage.seeds)
+        runs = [run for by_seed in trials.values() for run in by_seed if run not in results]
+        results |= zip(runs, train_with_progress(runs, options, as_json=as_json), strict=True)
+        found = choose_decay(trials, results, stage.drop)
+        if found.index is None or len(set(found.scores)) == 1:  # nothing to choose, and a wider grid does not help
+            return found
+        more = next_strength(strengths, tried, found.candidates[found.index].preserve.fixed_strength, stage.extend)
+        if more is None:
+            return found
+        tried.append(more)
 
 
 def _show(stage: Stage, found: Decay | None, best: Run, as_json: bool) -> None:
@@ -116,6 +127,8 @@ def _show(stage: Stage, found: Decay | None, best: Run, as_json: bool) -> None:
     console.print(f"Suggested: --preserve {best.preserve} --sparsify {best.sparsify}", highlight=False)
     if found.index == len(found.candidates) - 1:
         console.print(f"{best.preserve} is the largest that was tried; larger ones may do as well: --preserve-strengths", highlight=False)
+    elif found.index == 1:
+        console.print(f"{best.preserve} is the smallest that was tried; smaller ones may do better: --preserve-strengths", highlight=False)
 
 
 def _draw(stage: Stage, found: Decay | None, path: Path) -> None:

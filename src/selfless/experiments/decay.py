@@ -5,7 +5,7 @@
 With drop = 0 it is the best one, the default. De Lange et al. (*A continual learning survey*, 2019) start strong and compare the newest
 task alone with training without a preserver. Where every strength costs more than their margin, that chooses none at all: on CIFAR-100 it
 ended 22 points below the best. A drop of half a point chose anchors that were too strong for later tasks (docs/strengths.md). A fleet
-trains all strengths at once. No test data are used.
+trains all strengths at once; if the chosen one stands at an end of them, the next one there is trained too. No test data are used.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from selfless.experiments.grids import beyond
 from selfless.metrics import strongest_that_keeps
 from selfless.spec import Result, Run
 from selfless.terms import Term
 
+EXTEND = 2  # strengths that may be added at each end of a grid
 NO_WEIGHTS = {"none", "packnet", "hat", "gpm", "sgp", "replay", "der"}  # their number is not the weight of what is kept
 
 
@@ -63,3 +65,16 @@ def choose_decay(trials: Mapping[Run, Sequence[Run]], results: Mapping[Run, Resu
     means = [float(np.mean(row)) for row in scores]
     strengths = [run.preserve.fixed_strength for run in trials]
     return Decay(tuple(trials), scores, strongest_that_keeps(strengths, means, None, drop))
+
+
+def next_strength(given: Sequence[float], tried: Sequence[float], chosen: float, most: int) -> float | None:
+    """Return the strength to try next because the chosen one stands at an end of those tried; None if it is inside, or at the limit.
+
+    given   the grid as it was written: at most `most` strengths are added at each end of it
+    """
+    values = sorted(strength for strength in tried if strength > 0)
+    if len(given) < 2 or values[0] < chosen < values[-1]:
+        return None
+    up = chosen == values[-1]  # no preserver at all, 0, is below the grid
+    outside = sum(value > max(given) if up else value < min(given) for value in values)
+    return beyond(values, up) if outside < most else None

@@ -2,7 +2,8 @@
 
     λ     the largest whose held-out accuracy on the first task is within `tolerance` of that without a sparsifier (the rule of thumb)
     λ_Ω   at that λ, the one with the best held-out accuracy after the newest task, averaged over all tasks seen; with a `drop`, the
-          largest that is within it. Give three tasks: after two, an anchor that is too strong does not show yet.
+          largest that is within it. Give three tasks: after two, an anchor that is too strong does not show yet. If it stands at an end
+          of the grid, the next strength there is tried too.
 
 No test data and no task to come is used. With one task λ_Ω cannot be chosen, because nothing has to be kept yet.
 """
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfless.experiments.decay import check_tunable
+from selfless.experiments.decay import EXTEND, check_tunable, next_strength
 from selfless.importance.objectives import Loss
 from selfless.keeper import Keeper, attach
 from selfless.metrics import strongest_that_keeps
@@ -96,6 +97,7 @@ def tune(
     sparsify_strengths: Sequence[float] = SPARSIFY,
     tolerance: float = 0.005,
     drop: float = 0.0,
+    extend: int = EXTEND,
     layers: Layers = "auto",
     heads: Sequence[str] = (),
     epochs: int = 5,
@@ -114,6 +116,7 @@ def tune(
                     the task; loss(output, batch) of EWC, one per sample
     sparsify        None: no sparsifier, and only λ_Ω is chosen
     tolerance, drop how much λ may cost on the first task, and λ_Ω on the mean of all tasks beside the best λ_Ω
+    extend          how many values may be added at each end of `preserve_strengths` while the chosen one stands there
     epochs, lr      of the default loop
     """
     tasks = [task] if _is_pair(task) else list(task)
@@ -157,12 +160,12 @@ def tune(
                 return found / len(seen)
 
     if not spare.is_on:
-        only = _choose(keep, preserve_strengths, drop, lambda term: learn(term, spare, tasks), "the best")
+        only = _choose(keep, preserve_strengths, drop, lambda term: learn(term, spare, tasks), "the best", extend)
         return Tuned(only.result, spare, (only,))
     first = _choose(spare, sparsify_strengths, tolerance, lambda term: learn(keep.with_strength(0.0), term, tasks[:1]))
     if len(tasks) == 1:
         return Tuned(keep, first.result, (first,))
-    second = _choose(keep, preserve_strengths, drop, lambda term: learn(term, first.result, tasks), "the best")
+    second = _choose(keep, preserve_strengths, drop, lambda term: learn(term, first.result, tasks), "the best", extend)
     return Tuned(second.result, first.result, (first, second))
 
 
@@ -180,14 +183,25 @@ def _with_task(score: Score) -> Callable[[nn.Module, Batches, int], float]:
     return plain if takes_task else lambda model, batches, _: plain(model, batches)
 
 
-def _choose(term: Term, strengths: Sequence[float], allowed: float, run: Callable[[Term], float], beside: str = "0") -> Trial:
-    """Score the term at strength 0 and at each of `strengths`; choose the largest that keeps the score of 0, or the best score."""
-    grid = (0.0, *sorted(strengths))
-    scores = tuple(run(term.with_strength(strength)) for strength in grid)
-    chosen = strongest_that_keeps(grid, scores, scores[0] if beside == "0" else None, allowed)
-    if chosen is None:
-        raise ValueError(f"every strength of {term.name} failed: its score is NaN; try a smaller learning rate in fit()")
-    return Trial(term, grid, scores, chosen, allowed, beside)
+def _choose(
+    term: Term, strengths: Sequence[float], allowed: float, run: Callable[[Term], float], beside: str = "0", extend: int = 0
+) -> Trial:
+    """Score the term at strength 0 and at each of `strengths`; choose the largest that keeps the score of 0, or the best score.
+
+    While the chosen one stands at an end, up to `extend` more are scored there.
+    """
+    scores = {strength: run(term.with_strength(strength)) for strength in (0.0, *sorted(strengths))}
+    while True:
+        grid = tuple(sorted(scores))
+        found = tuple(scores[strength] for strength in grid)
+        chosen = strongest_that_keeps(grid, found, found[0] if beside == "0" else None, allowed)
+        if chosen is None:
+            raise ValueError(f"every strength of {term.name} failed: its score is NaN; try a smaller learning rate in fit()")
+        tied = len(set(found)) == 1  # a wider grid of the same scores says nothing either
+        more = None if tied else next_strength(strengths, grid, grid[chosen], extend)
+        if more is None:
+            return Trial(term, grid, found, chosen, allowed, beside)
+        scores[more] = run(term.with_strength(more))
 
 
 def _is_pair(task: Any) -> bool:
