@@ -49,3 +49,9 @@ def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         return (WarmProcess if list(command[:2]) == [sys.executable, "-m"] else cold)(command, **options)
 
     monkeypatch.setattr(subprocess, "Popen", start)
+
+
+@pytest.fixture
+def every_epoch_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of a run is written after each epoch, however short; else a test of resuming depends on the speed of the machine."""
+    monkeypatch.setattr("selfless.engine.checkpoint.SAVING", float("inf"))

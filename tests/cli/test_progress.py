@@ -14,6 +14,8 @@ from selfless.cli.lines import clock, describe, label, short, wrap
 from selfless.cli.progress import ASIDE, Fleets, progress_lines
 from selfless.engine.progress import Event
 
+pytestmark = pytest.mark.usefixtures("every_epoch_saved")
+
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9][0-9;]*m")
 

@@ -19,7 +19,7 @@ from selfless.functional import scale
 from tests.engine.small_runs import on_gpu
 from tests.test_contracts import PRESERVE
 
-pytestmark = on_gpu
+pytestmark = [on_gpu, pytest.mark.usefixtures("every_epoch_saved")]
 
 
 def small(data: str, **changes: Any) -> Run:

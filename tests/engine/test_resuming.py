@@ -28,6 +28,8 @@ from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
 from tests.engine.small_runs import small
 
+pytestmark = pytest.mark.usefixtures("every_epoch_saved")
+
 
 class Stop(Exception):
     pass

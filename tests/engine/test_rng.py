@@ -32,6 +32,9 @@ def test_the_keys_of_an_epoch_are_those_of_their_purposes() -> None:
     rows = [rng.stream_key(wanted[0], "row", k) for k in range(3)]
     assert torch.equal(keys, torch.stack([*wanted, *rows]))
     assert torch.equal(keys[4:], rng.row_keys(wanted[0], 3))
+    for seed in (*seeds, 2**63 - 1):
+        key = rng.stream_key(torch.tensor([seed]), "dropout", 2, 7)
+        assert rng.one_seed(seed, "dropout", 2, 7) == int(key) & (2**63 - 1)
 
 
 PINNED = [294, 846, 360, 19, 321]

@@ -19,6 +19,8 @@ from selfless.trained import read_tensors
 from tests.runner.small_runs import stopping
 from tests.whole_runs import BASE, whole
 
+pytestmark = pytest.mark.usefixtures("every_epoch_saved")
+
 SLOW = ["mas-local", "ewc-online", "rwalk", "ebll:1,steps=10", "imm", "none", "sgp:0.8,samples=30", "lwf:1+mas:0.1"]
 PRESERVERS = ["mas", "ewc", "si", "lwf", "packnet", "hat", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 

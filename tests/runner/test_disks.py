@@ -20,6 +20,8 @@ from selfless.files import write_tensors
 from selfless.runner.store import Store
 from tests.runner.small_runs import BASE, stopping
 
+pytestmark = pytest.mark.usefixtures("every_epoch_saved")
+
 
 @contextlib.contextmanager
 def largest_file(size: int) -> Iterator[None]:

@@ -22,6 +22,8 @@ from selfless.runner.store import Store
 from tests.runner.small_runs import BASE, NET, command, flags, stopping
 from tests.warm import WarmProcess
 
+pytestmark = pytest.mark.usefixtures("every_epoch_saved")
+
 EPOCHS = 12  # of 13 batches: long enough to be interrupted
 
 
@@ -105,7 +107,6 @@ def test_force_trains_again_after_another_process(tasks_npz: str, tmp_path: Path
 @pytest.mark.slow
 def test_a_stopped_fleet_goes_on_whatever_else_is_done(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its members are read from its file, not planned anew from the runs that are missing."""
-    monkeypatch.setattr("selfless.engine.checkpoint.SAVING", float("inf"))  # after every epoch, also on a busy machine
     runs = [Run(stream=tasks_npz, **(BASE | {"lr": lr})) for lr in (0.05, 0.04, 0.03)]
     want = selfless.train(runs, out=tmp_path / "whole", workers=1)
     seen = 0
@@ -131,7 +132,6 @@ def test_a_stopped_fleet_goes_on_whatever_else_is_done(tasks_npz: str, tmp_path:
 
 @pytest.mark.slow
 def test_one_of_a_stopped_fleet_may_be_trained_meanwhile(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfless.engine.checkpoint.SAVING", 1e9)  # every epoch is saved, also where saving is slow
     runs = [Run(stream=tasks_npz, **(BASE | {"lr": lr})) for lr in (0.05, 0.06)]
     with pytest.raises(KeyboardInterrupt):
         selfless.train(runs, out=tmp_path, workers=1, watch=stopping(5))

@@ -21,6 +21,8 @@ from selfless.runner.study import StudyReader, estimate
 from tests.fabricated import result as made
 from tests.runner.small_runs import BASE
 
+pytestmark = pytest.mark.usefixtures("every_epoch_saved")
+
 
 def event(**changes: Any) -> Event:
     return Event(**({"task": 1, "tasks": 4, "name": "b", "epoch": 2, "epochs": 5, "loss": [0.5], "accuracy": [0.8]} | changes))

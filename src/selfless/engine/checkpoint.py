@@ -19,7 +19,7 @@ from selfless.engine.progress import Progress
 from selfless.files import write_tensors
 
 WRITTEN = 1e9  # assumed bytes per second of saving, until it has been measured
-SAVING = 0.05  # the share of the time that saving may take; on a CPU, saving that takes less than 0.05 s happens after every epoch
+SAVING = 0.05  # the share of the time that saving may take
 
 
 class CannotContinue(Exception):
@@ -38,11 +38,9 @@ class Checkpoint:
         self._seconds = sum(t.nbytes for t in fleet.tensors().values()) / WRITTEN  # how long saving takes
 
     def save(self, fleet: Fleet, progress: Progress, best: dict[str, Tensor], last: bool = False) -> None:
-        """Write the state. A large fleet is not saved after every epoch, and not after the last task (`last`), when it is done."""
+        """Write the state, unless it was written a moment ago (`SAVING`) or the last task has ended (`last`)."""
         now = time.perf_counter()
-        cheap = 0.05 if self.device.type == "cpu" else 0.0
-        is_too_costly = self._seconds > cheap and (last or now - self._saved_at < self._seconds / SAVING)
-        if self.path is None or is_too_costly:
+        if self.path is None or last or now - self._saved_at < self._seconds / SAVING:
             return
         tensors = fleet.tensors() | {f"best.{n}": t for n, t in best.items()}
         plain = {n: t.cpu().contiguous() for n, t in tensors.items()}

@@ -18,7 +18,7 @@ from torch import Tensor
 from selfless.data import Augment
 from selfless.engine import rng
 from selfless.engine.batches import FleetData
-from selfless.engine.cuda_graph import CannotCapture, capture, undone
+from selfless.engine.cuda_graph import CannotCapture, capture, copied, undone
 from selfless.engine.importance import measure_fleet
 from selfless.engine.inhibition import slots
 from selfless.engine.inputs import add_activity, add_inputs
@@ -146,8 +146,7 @@ class Fleet:
             self.graphs = {}  # they contain the addresses of the old state
             self.step.update.hold_entries()
         self.step.begin_epoch(task, epoch)
-        self.before = []  # frees the last copy first
-        self.before = [t.detach().clone() for t in self.changing()]
+        self.before = copied([t.detach() for t in self.changing()], self.before)
 
     def starts_phase(self, epoch: int) -> bool:
         """Return True if a preserver starts a phase at this epoch."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import Maxout
-from selfless.engine.draws import Draws
+from selfless.engine.draws import Draws, default_generator
 from selfless.engine.lanes import Lanes
 from selfless.engine.native.forward import apply_gates, forward, inhibited, is_native
 from selfless.engine.native.hardware import prefers_native
@@ -45,6 +45,7 @@ class Stack:
         self.is_mapped = is_mapped  # False if `vmap` cannot run the module
         self.is_random = is_random  # True if training passes draw random numbers, and there are several members
         self.draws: Draws | None = None  # their generators
+        self.device = torch.device("cpu")
         self.module = copy.deepcopy(module)
         self.layers = tuple(layers)
         self.gates: Tensors = {}  # layer of `gated` → factors of its outputs (F, N)
@@ -63,6 +64,7 @@ class Stack:
 
     def stack_modules(self, modules: Sequence[nn.Module], device: torch.device) -> tuple[Tensors, Tensors]:
         """Return (parameters, buffers) of modules of this architecture, stacked on the device."""
+        self.device = device
         self.module.to(device)
         params = [dict(m.named_parameters()) for m in modules]
         buffers = [dict(m.named_buffers()) for m in modules]
@@ -96,7 +98,8 @@ class Stack:
     def begin_training(self, seeds: Sequence[int]) -> None:
         """Set training mode, and start the random numbers of an epoch, such as dropout: one seed for each member that has its own."""
         self.module.train()
-        torch.manual_seed(seeds[0])
+        for generator in (torch.default_generator, default_generator(self.device)):  # torch.manual_seed may take a millisecond
+            generator.manual_seed(seeds[0])
         if self.draws is not None:
             self.draws.seed(seeds)
 
