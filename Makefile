@@ -113,14 +113,14 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --format md > $(RECORDED)/tables.md
 	@$(BIN)/selfless report $(RECORDED) --format latex > $(RECORDED)/tables.tex
 	@$(BIN)/selfless report $(RECORDED) --format csv > $(RECORDED)/tables.csv
-	@$(BIN)/python -m selfless.report.claims $(RECORDED) > $(RECORDED)/claims.md
-	@$(BIN)/python -m selfless.report.claims $(RECORDED) --values > $(RECORDED)/values.md
+	@$(BIN)/selfless report $(RECORDED) --format claims > $(RECORDED)/claims.md
+	@$(BIN)/selfless report $(RECORDED) --format values > $(RECORDED)/values.md
 	@$(BIN)/selfless report $(RECORDED) --figures $(RECORDED)/figures
 	@rm $(RECORDED)/figures/*.pdf
 	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md
 	@if test -d results/equal; then cd results/equal && \
-	  ../../$(BIN)/selfless report . --format md > tables.md && ../../$(BIN)/python -m selfless.report.claims . > claims.md && \
-	  ../../$(BIN)/python -m selfless.report.claims . --values > values.md && ../../$(BIN)/selfless report . --figures figures && rm figures/*.pdf; fi
+	  ../../$(BIN)/selfless report . --format md > tables.md && ../../$(BIN)/selfless report . --format claims > claims.md && \
+	  ../../$(BIN)/selfless report . --format values > values.md && ../../$(BIN)/selfless report . --figures figures && rm figures/*.pdf; fi
 	@$(BIN)/python -m selfless.report.results $(RECORDED) results/equal --again ours=results/again/against.md equal=results/equal/again.md > docs/results.md
 	@$(BIN)/python docs/recommended.py
 

@@ -56,7 +56,7 @@ def test_figures_and_formats_that_cannot_be_made(tmp_path: Path) -> None:
     recorded(tmp_path, 0.5)
     for words, message in (
         (["--figures", str(tmp_path / "figures")], "holds no experiment to draw; make one: selfless reproduce fig-2 --out"),
-        (["--format", "pdf"], "format 'pdf' is unknown; choose html, md, csv or latex"),
+        (["--format", "pdf"], "format 'pdf' is unknown; choose html, md, csv, latex, claims or values"),
     ):
         done = runner.invoke(app, ["report", str(tmp_path), *words])
         assert done.exit_code == 1

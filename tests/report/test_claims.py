@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from selfless import Run
+from selfless.cli.app import app
 from selfless.experiments.base import Claim, at_least, at_most
 from selfless.experiments.reproduce import reproduce
 from selfless.report.claims import claims_table, decisive, values_tables
 from selfless.report.families import correct
 from selfless.report.records import Record, load
-from tests.fabricated import A, B, score, small, trainer
+from selfless.runner import Store
+from tests.fabricated import A, B, result, score, small, trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,9 +83,10 @@ def test_the_recorded_tables_are_up_to_date() -> None:
 
 @pytest.mark.slow
 def test_the_command_prints_them(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "selfless.report.claims"]
-    done = subprocess.run([*command, str(ROOT / "results/again")], capture_output=True, text=True, check=True)
-    assert "## Claims of the paper" in done.stdout
-    refused = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
-    assert "holds no record of an experiment. Make one: selfless reproduce" in refused.stderr
+    runner, again = CliRunner(), str(ROOT / "results/again")
+    assert "## Claims of the paper" in runner.invoke(app, ["report", again, "--format", "claims"]).stdout
+    assert runner.invoke(app, ["report", again, "--format", "values"]).stdout == values_tables(correct(load(Path(again))))
+    Store(tmp_path).record(result(Run(), 0.5), dict)  # a run, and no experiment
+    refused = runner.invoke(app, ["report", str(tmp_path), "--format", "claims"])
+    assert refused.exit_code == 1
+    assert "holds no record of an experiment. Make one: selfless reproduce" in refused.output.replace("\n", " ")

@@ -21,7 +21,7 @@ Record = dict[str, Any]
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results.")] = Path("results"),
     to: Annotated[Path | None, typer.Option("--to", help="The page to write.", show_default="DIR/report.html")] = None,
-    form: Annotated[str, typer.Option("--format", help="html, or md, csv, latex to standard output.")] = "html",
+    form: Annotated[str, typer.Option("--format", help="html, or to standard output md, csv, latex; claims, values.")] = "html",
     figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the experiments' figures there instead, PNG and PDF.")] = None,
     other: Annotated[
         Path | None, typer.Option("--against", metavar="DIR", help="Compare with the experiments recorded there instead, as Markdown.")
@@ -42,10 +42,12 @@ def report(
         results = Store(folder).all() if records else load_results(folder)
         if figures is not None:
             _write_figures(records, folder, figures)
+        elif form in ("claims", "values"):
+            typer.echo(_claims(found, folder, form), nl=False)
         elif form == "html":
             typer.echo(reporting.write(results, to or folder / "report.html", out=folder, experiments=records))
         elif form not in ("md", "csv", "latex"):
-            raise ValueError(f"format {form!r} is unknown; choose html, md, csv or latex")
+            raise ValueError(f"format {form!r} is unknown; choose html, md, csv, latex, claims or values")
         else:
             name = {"md": "markdown"}.get(form, form)
             parts = [getattr(experimental, name)(records)] if records else []
@@ -53,6 +55,15 @@ def report(
             if not records or (rest and form != "csv"):  # a CSV holds one table: that of the experiments, where there are any
                 parts.append(getattr(reporting, name)(rest))
             typer.echo("\n".join(parts))
+
+
+def _claims(records: Sequence[Record], folder: Path, form: str) -> str:
+    """The claims of all experiments in one Markdown table, or the values of each experiment in a small one."""
+    from selfless.report.claims import claims_table, values_tables
+
+    if not records:
+        raise ValueError(f"{folder} holds no record of an experiment. Make one: selfless reproduce fig-2 --out {folder}")
+    return values_tables(records) if form == "values" else claims_table(records)
 
 
 def _comparison(folder: Path, other: Path) -> str:

@@ -1,7 +1,7 @@
 """All claims of the recorded experiments in one Markdown table, and the values of each experiment in a small one.
 
-    python -m selfless.report.claims results/reproduction             # the table of claims
-    python -m selfless.report.claims results/reproduction --values    # one small table per experiment
+    selfless report results/reproduction --format claims    # the table of claims
+    selfless report results/reproduction --format values    # one small table per experiment
 
 Both are short: of a claim with several comparisons, only the worst, which decides its verdict, is shown.
 `selfless report DIR --format md` has every comparison and how strengths were chosen.
@@ -9,17 +9,14 @@ Both are short: of a claim with several comparisons, only the worst, which decid
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfless.report.families import correct, what_would_change, why_undecided
+from selfless.report.families import what_would_change, why_undecided
 from selfless.report.quotes import WORDS
-from selfless.report.records import VERDICTS, Record, by_place, is_ours, judged, load, rows_and_columns
+from selfless.report.records import VERDICTS, Record, by_place, is_ours, judged, rows_and_columns
 from selfless.report.tables import line_of
 from selfless.report.wording import beside, text, value
 
@@ -229,20 +226,3 @@ def value_beside(cell: Mapping[str, Any] | None) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
     return "\n".join(map(line_of, (head, ["---"] * len(head), *rows)))
-
-
-def main() -> None:
-    """Print the tables of a folder of results."""
-    parser = argparse.ArgumentParser(prog="python -m selfless.report.claims", description="Print the claims of a folder as Markdown.")
-    parser.add_argument("folder", type=Path, help="a folder of results")
-    parser.add_argument("--values", action="store_true", help="print one small table per experiment instead")
-    given = parser.parse_args()
-    records = correct(load(given.folder))
-    if not records:
-        sys.exit(f"{given.folder} holds no record of an experiment. Make one: selfless reproduce fig-2 --out {given.folder}")
-    made = values_tables(records) if given.values else claims_table(records)
-    sys.stdout.write(made)
-
-
-if __name__ == "__main__":
-    main()
