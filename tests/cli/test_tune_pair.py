@@ -44,6 +44,7 @@ def test_tune_chooses_both_strengths_draws_and_writes(stream: str, tmp_path: Pat
         (["--preserve", "packnet"], "tune cannot choose the strength of packnet"),
         (["--preserve", "mass"], "mass"),
         (["--preserve", "mas", "--preserve-strengths", "a"], "--preserve-strengths is 'a'"),
+        (["--preserve", "mas", "--preserve-strengths", "1,inf"], "every strength must be a finite number above 0"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_anything_is_trained(flags: list[str], words: str, tmp_path: Path) -> None:

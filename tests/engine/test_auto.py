@@ -44,6 +44,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.usefixtures("every_epoch_saved")
 def test_a_run_that_was_stopped_ends_with_the_same_bits(tasks_npz: str, tmp_path: Path) -> None:
     runs = [small(tasks_npz, preserve=MAS("auto"), sparsify=SLNID("auto"), ramp=1, tasks=2, seed=s) for s in range(2)]
     want = Learner(runs).learn()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import selfless
 from selfless import MAS, SLNID, Run
-from selfless.experiments.decay import choose_decay, decay_runs, next_strength
+from selfless.experiments.decay import choose_decay, choose_strength, decay_runs, next_strength
 from selfless.metrics import strongest_that_keeps
 from tests.fabricated import result
 
@@ -59,22 +59,41 @@ def test_both_strengths_are_chosen_by_what_they_cost() -> None:
     assert (str(alone.preserve), len(alone.trials)) == ("mas:0.1", 1)
 
 
+GIVEN = [0.1, 1.0, 10.0]
+
+
 @pytest.mark.parametrize(
-    ("tried", "chosen", "expected"),
+    ("tried", "best", "expected"),
     [
-        ([0.1, 1.0, 10.0], 1.0, None),  # inside
-        ([0.1, 1.0, 10.0], 10.0, 100.0),
-        ([0.1, 1.0, 10.0, 100.0], 100.0, 1000.0),
-        ([0.1, 1.0, 10.0, 100.0, 1000.0], 1000.0, None),  # two were added
-        ([0.1, 1.0, 10.0], 0.1, 0.01),
-        ([0.1, 1.0, 10.0], 0.0, 0.01),  # a weaker anchor may still be better than none
-        ([0.1, 1.0, 10.0, 0.01, 0.001], 0.0, None),
-        ([0.1, 1.0, 10.0, 100.0, 1000.0], 0.1, 0.01),  # each end has its own limit
+        (GIVEN, 1.0, None),  # inside
+        (GIVEN, 10.0, 100.0),
+        ([*GIVEN, 100.0], 100.0, 1000.0),
+        ([*GIVEN, 100.0, 1000.0], 1000.0, None),  # two were added
+        (GIVEN, 0.1, 0.01),
+        (GIVEN, 0.0, 0.01),  # a weaker anchor may still be better than none
+        ([*GIVEN, 0.01, 0.001], 0.0, None),
+        ([*GIVEN, 100.0, 1000.0], 0.1, 0.01),  # each end has its own limit
     ],
 )
-def test_a_grid_grows_where_the_choice_stands_at_an_end(tried: list[float], chosen: float, expected: float | None) -> None:
-    assert next_strength([0.1, 1.0, 10.0], tried, chosen, 2) == expected
-    assert next_strength([1.0], [1.0], 1.0, 2) is None  # one value has no step
+def test_a_grid_grows_where_the_best_stands_at_an_end(tried: list[float], best: float, expected: float | None) -> None:
+    scores = {strength: 0.9 if strength == best else 0.5 for strength in (0.0, *tried)}
+    assert next_strength(GIVEN, scores, 2) == expected
+    assert next_strength([0.0, *GIVEN, 10.0], scores, 2) == expected  # 0 and a value that is there twice change nothing
+
+
+def test_a_grid_that_cannot_grow_does_not() -> None:
+    nan = math.nan
+    assert next_strength([1.0, 1.0, 0.0], {0.0: 0.5, 1.0: 0.9}, 2) is None  # one value has no step
+    assert next_strength([1.0, 10.0], {0.0: 0.5, 1.0: 0.9, 10.0: 0.9}, 2) is None  # stronger ones hold no more
+    assert next_strength([1.0, 10.0], {0.0: nan, 1.0: nan, 10.0: nan}, 2) is None
+    assert next_strength([1.0, 10.0], {0.0: 0.5, 1.0: 0.9, 10.0: nan}, 2) == 0.1
+    assert next_strength([1e307, 1e308], {0.0: 0.5, 1e307: 0.6, 1e308: 0.7}, 2) is None
+    assert next_strength([1e-323, 1e-322], {1e-323: 0.7, 1e-322: 0.6}, 2) is None
+
+
+@pytest.mark.parametrize(("drop", "score", "chosen"), [(0.0, 0.8, 2), (0.0, 0.7, 2), (0.0, 0.9, 3), (0.1, 0.79, 2), (0.5, 0.9, 3)])
+def test_an_added_strength_is_chosen_only_if_it_is_better(drop: float, score: float, chosen: int) -> None:
+    assert choose_strength({0.0: 0.5, 1.0: 0.7, 10.0: 0.8, 100.0: score}, drop, [1.0, 10.0]) == chosen
 
 
 @pytest.mark.parametrize(("best", "tried"), [(12.0, [0, 1, 3, 10, 30]), (0.02, [0, 0.1, 0.3, 1, 3, 10]), (4.0, [0, 1, 3, 10])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +45,7 @@ def tune(
     ] = None,
     drop: Annotated[float, typer.Option(min=0, help="For λ_Ω: take the largest that is within so many points of the best.")] = 0.0,
     extend: Annotated[
-        int, typer.Option(min=0, help="For λ_Ω: how many values may be added at each end of its grid while the chosen one stands there.")
+        int, typer.Option(min=0, help="For λ_Ω: how many values may be added at each end of its grid while the best one stands there.")
     ] = 2,
     tolerance: Annotated[
         float, typer.Option(min=0, help="For λ: how many points on the first task it may lose against training without a sparsifier.")
@@ -146,8 +147,8 @@ def _parse_strengths(text: str, flag: str = "--strengths") -> tuple[float, ...]:
         found = tuple(sorted({float(word) for word in text.split(",")}))
     except ValueError:
         raise ValueError(f"{flag} is {text!r}; write numbers separated by commas, as 1e-4,1e-3,1e-2") from None
-    if not found or found[0] <= 0:
-        raise ValueError(f"{flag} is {text!r}; every strength must be above 0 (0 is tried anyway)")
+    if not found or not all(0 < strength < math.inf for strength in found):
+        raise ValueError(f"{flag} is {text!r}; every strength must be a finite number above 0 (0 is tried anyway)")
     return found
 
 

@@ -74,7 +74,7 @@ def finish(
 
 
 def _decay(base: Run, stage: Stage, strengths: Sequence[float], options: TrainOptions, as_json: bool) -> Decay:
-    """Train the preserver at every strength, and at the next one while the chosen one stands at an end of them; return the choice."""
+    """Train the preserver at every strength, and at the next one while the best one stands at an end of them; return the choice."""
     from selfless.experiments.decay import choose_decay, decay_runs, next_strength
 
     results: dict[Run, Result] = {}
@@ -83,10 +83,8 @@ def _decay(base: Run, stage: Stage, strengths: Sequence[float], options: TrainOp
         trials = decay_runs(base, tried, stage.seen, stage.seeds)
         runs = [run for by_seed in trials.values() for run in by_seed if run not in results]
         results |= zip(runs, train_with_progress(runs, options, as_json=as_json), strict=True)
-        found = choose_decay(trials, results, stage.drop)
-        if found.index is None or len(set(found.scores)) == 1:  # nothing to choose, and a wider grid does not help
-            return found
-        more = next_strength(strengths, tried, found.candidates[found.index].preserve.fixed_strength, stage.extend)
+        found = choose_decay(trials, results, stage.drop, strengths)
+        more = next_strength(strengths, found.means, stage.extend)
         if more is None:
             return found
         tried.append(more)
@@ -125,10 +123,9 @@ def _show(stage: Stage, found: Decay | None, best: Run, as_json: bool) -> None:
     console = Console()
     console.print(table)
     console.print(f"Suggested: --preserve {best.preserve} --sparsify {best.sparsify}", highlight=False)
-    if found.index == len(found.candidates) - 1:
-        console.print(f"{best.preserve} is the largest that was tried; larger ones may do as well: --preserve-strengths", highlight=False)
-    elif found.index == 1:
-        console.print(f"{best.preserve} is the smallest that was tried; smaller ones may do better: --preserve-strengths", highlight=False)
+    end = {1: "smallest that was tried; smaller", len(found.candidates) - 1: "largest that was tried; larger"}.get(found.index or 0)
+    if end is not None:
+        console.print(f"{best.preserve} is the {end} ones may be as good or better: --preserve-strengths", highlight=False)
 
 
 def _draw(stage: Stage, found: Decay | None, path: Path) -> None:

@@ -19,7 +19,7 @@ from selfless.engine.progress import Progress
 from selfless.files import write_tensors
 
 WRITTEN = 1e9  # assumed bytes per second of saving, until it has been measured
-SAVING = 0.05  # the share of the time that saving may take
+SAVING, LONGEST = 0.05, 600.0  # the share of the time that saving may take; seconds after which the state is saved in any case
 
 
 class CannotContinue(Exception):
@@ -40,7 +40,7 @@ class Checkpoint:
     def save(self, fleet: Fleet, progress: Progress, best: dict[str, Tensor], last: bool = False) -> None:
         """Write the state, unless it was written a moment ago (`SAVING`) or the last task has ended (`last`)."""
         now = time.perf_counter()
-        if self.path is None or last or now - self._saved_at < self._seconds / SAVING:
+        if self.path is None or last or now - self._saved_at < min(self._seconds / SAVING, LONGEST):
             return
         tensors = fleet.tensors() | {f"best.{n}": t for n, t in best.items()}
         plain = {n: t.cpu().contiguous() for n, t in tensors.items()}

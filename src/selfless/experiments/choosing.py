@@ -179,6 +179,8 @@ def _pick(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> 
 def _rule(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> int | None:
     """Return the largest (or smallest) strength that keeps the unregularised accuracy on the first task; the weakest if none does."""
     reference = next((m for run, m in zip(candidates, means, strict=True) if not run.sparsify.is_on), math.nan)
+    if math.isnan(reference) and any(not run.sparsify.is_on for run in candidates):
+        raise ValueError("the rule of thumb compares with training without a sparsifier, which failed; try a smaller learning rate")
     if math.isnan(reference):
         raise ValueError("the rule of thumb compares with no regularisation; give one candidate the sparsifier 'none'")
     inhibited = [i for i, run in enumerate(candidates) if run.sparsify.is_on and not math.isnan(means[i])]

@@ -2,8 +2,8 @@
 
     λ     the largest whose held-out accuracy on the first task is within `tolerance` of that without a sparsifier (the rule of thumb)
     λ_Ω   at that λ, the one with the best held-out accuracy after the newest task, averaged over all tasks seen; with a `drop`, the
-          largest that is within it. Give three tasks: after two, an anchor that is too strong does not show yet. If it stands at an end
-          of the grid, the next strength there is tried too.
+          largest that is within it. Give three tasks: after two, an anchor that is too strong does not show yet. If the best one stands
+          alone at an end of the grid, the next strength there is tried too.
 
 No test data and no task to come is used. With one task λ_Ω cannot be chosen, because nothing has to be kept yet.
 """
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfless.experiments.decay import EXTEND, check_tunable, next_strength
+from selfless.experiments.decay import EXTEND, check_tunable, choose_strength, next_strength
 from selfless.importance.objectives import Loss
 from selfless.keeper import Keeper, attach
 from selfless.metrics import strongest_that_keeps
@@ -116,7 +116,7 @@ def tune(
                     the task; loss(output, batch) of EWC, one per sample
     sparsify        None: no sparsifier, and only λ_Ω is chosen
     tolerance, drop how much λ may cost on the first task, and λ_Ω on the mean of all tasks beside the best λ_Ω
-    extend          how many values may be added at each end of `preserve_strengths` while the chosen one stands there
+    extend          how many half decades (decades) may be added at each end of `preserve_strengths` while the best one stands there
     epochs, lr      of the default loop
     """
     tasks = [task] if _is_pair(task) else list(task)
@@ -188,20 +188,17 @@ def _choose(
 ) -> Trial:
     """Score the term at strength 0 and at each of `strengths`; choose the largest that keeps the score of 0, or the best score.
 
-    While the chosen one stands at an end, up to `extend` more are scored there.
+    While the best one stands at an end, up to `extend` more are scored there.
     """
-    scores = {strength: run(term.with_strength(strength)) for strength in (0.0, *sorted(strengths))}
-    while True:
-        grid = tuple(sorted(scores))
-        found = tuple(scores[strength] for strength in grid)
-        chosen = strongest_that_keeps(grid, found, found[0] if beside == "0" else None, allowed)
-        if chosen is None:
-            raise ValueError(f"every strength of {term.name} failed: its score is NaN; try a smaller learning rate in fit()")
-        tied = len(set(found)) == 1  # a wider grid of the same scores says nothing either
-        more = None if tied else next_strength(strengths, grid, grid[chosen], extend)
-        if more is None:
-            return Trial(term, grid, found, chosen, allowed, beside)
+    scores = {strength: run(term.with_strength(strength)) for strength in sorted({0.0, *strengths})}
+    while (more := next_strength(strengths, scores, extend)) is not None:
         scores[more] = run(term.with_strength(more))
+        scores = dict(sorted(scores.items()))
+    grid, found = tuple(scores), tuple(scores.values())
+    chosen = choose_strength(scores, allowed, strengths) if beside == "the best" else strongest_that_keeps(grid, found, found[0], allowed)
+    if chosen is None:
+        raise ValueError(f"every strength of {term.name} failed: its score is NaN; try a smaller learning rate in fit()")
+    return Trial(term, grid, found, chosen, allowed, beside)
 
 
 def _is_pair(task: Any) -> bool:
