@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import MAS, SLNID, SNI, L1Rep, Maxout, functional
+from selfless.engine.learner import Learner
 from tests.small_nets import Net, made, mlp, rand
 
 
@@ -196,3 +197,45 @@ def test_the_penalty_keeps_float64() -> None:
     keeper = selfless.attach(model, MAS(0.1), SNI(1.0))
     model(rand(4, 6, dtype=torch.float64))
     assert keeper.penalty().dtype == torch.float64
+
+
+class Late(nn.Module):
+    """All layers are registered first, their activations after them: the order does not tell which belongs to which."""
+
+    hidden = ("act1", "act2")
+
+    def __init__(self, outputs: int = 3, input_shape: tuple[int, int, int] = (1, 6, 5)) -> None:
+        super().__init__()
+        channels, height, width = input_shape
+        self.conv, self.fc, self.head = nn.Conv2d(channels, 8, 3, padding=1), nn.Linear(8 * height * width, 12), nn.Linear(12, outputs)
+        self.act1, self.act2 = nn.ReLU(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act1(self.conv(x))
+        return self.head(self.act2(self.fc(x.flatten(1))))
+
+
+@pytest.mark.parametrize("inject", [False, True])
+def test_activations_that_are_registered_after_all_layers(inject: bool) -> None:
+    """The penalty and α of a feature map are those of its channels, found in the first forward pass."""
+    model, x, y = made(Late), rand(4, 1, 6, 5), torch.tensor([0, 1, 2, 0])
+    keeper = selfless.attach(model, MAS(), SLNID(1.0), layers=["act1", "act2"], inject=inject)
+    maps = F.relu(model.conv(x))
+    flat = maps.movedim(1, -1).flatten(0, -2)
+    wanted = functional.slni(flat) + functional.slni(F.relu(model.fc(maps.flatten(1))))  # α is 0 in the first task
+    loss = F.cross_entropy(model(x), y)
+    if not inject:
+        assert_close(keeper.penalty(), wanted)
+    loss.backward()
+    keeper.consolidate([(x, y)])
+    assert {name: len(alpha) for name, alpha in keeper.alpha.items()} == {"act1": 8, "act2": 12}
+
+
+@pytest.mark.parametrize("sparsify", ["slnid:1e-3", "orth-reg:1e-3"])
+def test_runs_of_a_network_whose_activations_come_last(sparsify: str, tasks_npz: str) -> None:
+    """The weights before `act1` are those of the convolution; before, the head was taken, because it is registered right before it."""
+    run = selfless.Run(stream=tasks_npz, model=Late, preserve="mas:1", sparsify=sparsify, epochs=1, tasks=1, batch=50)
+    learner = Learner([run])
+    learner.learn()
+    assert learner.fleet.stack.weight_before("act1") == "conv.weight"
+    assert learner.fleet.stack.weight_before("act2") == "fc.weight"

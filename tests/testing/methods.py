@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from selfless import MAS, SLNI, DeCov, LwF
+from selfless import MAS, SI, SLNI, DeCov, LwF
 from selfless.functional import PairForm
 from selfless.preserve import Group, Preserver, State
 from selfless.preserve.base import Splits
@@ -246,9 +246,19 @@ class Summed(Own):
         return super().penalty(x, alpha) * len(x)
 
 
-def change(**functions: Any) -> Term:
+def step_in_place(self: Any, state: State, before: Any, after: Any, gradients: Any) -> State:
+    """`observe` of SI, but it changes the state that it gets."""
+    new = SI.observe(self, state, before, after, gradients)
+    for group, tensors in new.items():
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                state[group][name].copy_(tensor)
+    return state
+
+
+def change(base: Any = MAS, **functions: Any) -> Term:
     """A MAS with other functions. An anchor of its own allows a penalty of its own."""
-    kind = type("Changed", (MAS,), {"anchor": lambda self, state: MAS.anchor(self, state), "__module__": __name__, **functions})
+    kind = type("Changed", (base,), {"anchor": lambda self, state: base.anchor(self, state), "__module__": __name__, **functions})
     return dataclass(frozen=True)(kind)(0.1)  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import selfless
-from selfless import EWC, MAS, SLNID, DeCov, L1Rep, LwF
+from selfless import EWC, MAS, SI, SLNID, DeCov, L1Rep, LwF
 from selfless.cli import app
 from selfless.preserve import Preserver, State
 from selfless.terms import Term, parse
@@ -52,6 +52,7 @@ from tests.testing.methods import (
     change,
     in_place,
     negative,
+    step_in_place,
     touched,
 )
 
@@ -82,6 +83,8 @@ BROKEN: list[tuple[Term, str, str]] = [
     (change(consolidate=lambda self, s, p, omega: {**s, "omega": in_place(omega)}), PURE, "changes what it gets"),
     (change(measures=False, consolidate=lambda self, s, p, omega: {"omega": {n: omega[n] for n in p}}), PURE, "measures: ClassVar"),
     (Twice(), PURE, "the runtime multiplies"),
+    (change(observe=lambda self, s, before, after, gradients: s), PURE, r"has observe\(\), which nothing calls; inherit Observes"),
+    (change(SI, observe=step_in_place), PURE, r"observe\(\) changes what it gets"),
     (Summed(), "does not depend on the size of a batch", "the same samples twice"),
     (Careless(), "it is a frozen value", r"takes the strength nan; call super\(\).__post_init__"),
     (Listed(layers=[1]), "it is a frozen value", "numbers, text, True, False or None, not lists"),

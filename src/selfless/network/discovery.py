@@ -44,6 +44,7 @@ class Discovery:
     _sources: dict[str, str] = field(default_factory=dict)  # norm, dropout or activation → the module whose output it reads
     _found: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = field(default_factory=dict)  # layer → (module with n, activation)
     _calls: dict[nn.Module, int] = field(default_factory=dict)  # activation module → how often it ran
+    _dims: dict[str, int] = field(default_factory=dict)  # module → the number of axes of its output
     _handles: list[Any] = field(default_factory=list)
     _mode: TorchFunctionMode | None = None
 
@@ -71,6 +72,8 @@ class Discovery:
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             self.reached.add(name)
+            if isinstance(output, Tensor):
+                self._dims[name] = output.dim()
             x = first_tensor(args, kwargs)
             source = None if x is None else self._outputs.get(id(x))
             if source is not None and isinstance(module, (*NORMS, nn.modules.dropout._DropoutNd)):
@@ -123,10 +126,15 @@ class Discovery:
             else:
                 tap = replace(tap, module=module, activation=activation, axis=axis)
         before: str | None = name
-        while tap.weighted is None and before is not None:
+        while (tap.weighted is None or tap.axis is None) and before is not None:
             module = self.model.get_submodule(before)
-            tap = replace(tap, weighted=module) if is_weighted(module) else tap
+            if tap.weighted is None and is_weighted(module):
+                tap = replace(tap, weighted=module)
+            if tap.axis is None:
+                tap = replace(tap, axis=feature_axis(module))
             before = self._sources.get(before)
+        if tap.axis is None and name in self._dims:
+            tap = replace(tap, axis=1 if self._dims[name] >= 4 else -1)  # as `neuron_axis`; now it is settled
         return tap
 
 

@@ -62,13 +62,16 @@ def output_width(module: nn.Module | None) -> int | None:
 
 
 def registered_axis(model: nn.Module, name: str) -> int | None:
-    """Return the neuron axis of the last layer registered before this module: `self.act1` after `self.fc1` has the axis of fc1."""
-    last: int | None = None
-    for other, module in model.named_modules():
-        if other == name:
-            break
-        last = feature_axis(module) or last
-    return last
+    """Return the neuron axis of the layer registered right before this activation: `self.act1` after `self.fc1` has the axis of fc1.
+
+    None if the order does not tell: a block of activations, or one after the last layer, may belong to any layers before.
+    """
+    leaves = [(other, m) for other, m in model.named_modules() if not any(True for _ in m.children())]
+    kinds = [feature_axis(m) or (0 if is_activation(m) else None) for _, m in leaves]  # 0: an activation
+    place = [other for other, _ in leaves].index(name) if name in dict(leaves) else 0
+    before = next((kind for kind in reversed(kinds[:place]) if kind is not None), None)
+    after = next((kind for kind in kinds[place + 1 :] if kind is not None), None)
+    return before if before and after else None
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

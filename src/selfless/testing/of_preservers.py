@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from selfless.keeper import attach
 from selfless.keeper.pieces import consolidate
 from selfless.keeper.storage import Storage
+from selfless.preserve import capabilities
 from selfless.preserve.base import cost_of
 from selfless.preserve.capabilities import Anchored, Drops, Encodes, KnowsHeads, Observes, ProjectsSteps, Replays, Wired
 from selfless.testing.comparing import Broken, at_strength, learn, name_of, same
@@ -42,10 +43,11 @@ def pulls_nowhere_where_a_task_ended(preserve: Any) -> None:
 
 
 def has_pure_functions(preserve: Any) -> None:
-    """State in, new state out: `penalty` and `consolidate` change nothing that they get, and give the same when called again."""
+    """State in, new state out: its functions change nothing that they get, and give the same when called again."""
     model = small_net()
     parameters = {name: p.detach() + 0.1 for name, p in model.named_parameters()}
     for part in preserve.parts:
+        _check_capabilities(part)
         if isinstance(part, SPECIAL):  # whose first state is not made by `init` alone
             keeper = attach(model, part)  # type: ignore[arg-type]
             learn(model, keeper, small_task(0))
@@ -53,6 +55,8 @@ def has_pure_functions(preserve: Any) -> None:
         else:
             state = part.init(parameters)
         try:
+            if isinstance(part, Observes):
+                _check_path(part, state, parameters)
             for _ in range(2):
                 state = _consolidated(part, state, parameters)
                 _check_penalty(part, state, parameters)
@@ -64,21 +68,45 @@ def has_pure_functions(preserve: Any) -> None:
             raise Broken(f"the state has no group {error.args[0]!r}; declare it: groups = (Group({error.args[0]!r}),)") from None
 
 
+def _check_capabilities(term: Any) -> None:
+    """Raise Broken if the method has a function of a capability that it does not inherit: nothing would call it."""
+    kinds = [kind for kind in vars(capabilities).values() if isinstance(kind, type) and kind.__module__ == capabilities.__name__]
+    for kind in kinds:
+        for name in sorted(getattr(kind, "__abstractmethods__", ())):
+            owners = [other for other in kinds if hasattr(other, name)]
+            if hasattr(term, name) and not isinstance(term, tuple(owners)):
+                raise Broken(f"it has {name}(), which nothing calls; inherit {kind.__name__} of selfless.preserve.capabilities")
+
+
+def _check_path(term: Any, state: Any, parameters: dict[str, Tensor]) -> None:
+    """Raise Broken if a function that reads the steps of a task is not pure."""
+    gradients = {name: torch.ones_like(p) for name, p in parameters.items()}
+    moved = {name: p - 0.05 for name, p in parameters.items()}
+    started = _pure(term, "start_path", state, parameters)
+    _pure(term, "observe", started, parameters, moved, gradients)
+
+
+def _pure(term: Any, function: str, *given: Any) -> Any:
+    """Return what a function of the method returns; raise Broken if it changes what it gets, or gives something else when called again."""
+    before = copy.deepcopy(given)
+    new, again = getattr(term, function)(*given), getattr(term, function)(*copy.deepcopy(before))
+    if not _equal(before, given):
+        raise Broken(f"{function}() changes what it gets; return a new state, and do not use functions that end with _")
+    if not _equal(new, again):
+        raise Broken(f"{function}() gives another state when it is called again; keep everything in the state")
+    return new
+
+
 def _consolidated(term: Any, state: Any, parameters: dict[str, Tensor]) -> Any:
     """Return the state after a task; raise Broken if `consolidate` is not pure, or its state not as declared."""
     g = torch.Generator().manual_seed(0)
     omega = {name: torch.rand(p.shape, generator=g) for name, p in parameters.items()} if term.measures else {}
-    before = copy.deepcopy((state, parameters, omega))
-    new, again = term.consolidate(state, parameters, omega), term.consolidate(*copy.deepcopy(before))
+    new = _pure(term, "consolidate", state, parameters, omega)
     if not isinstance(new, dict):
         raise Broken(f"consolidate() returned {new!r}; return the new state, a dictionary of its groups")
     declared = {group.name for group in term.groups}
     if missing := [group for group in new if group not in declared]:
         raise Broken(f"the state has the group {missing[0]!r}, which is not declared; add Group({missing[0]!r}) to groups")
-    if not _equal(before, (state, parameters, omega)):
-        raise Broken("consolidate() changes what it gets; return a new state, and do not use functions that end with _")
-    if not _equal(new, again):
-        raise Broken("consolidate() gives another state when it is called again; keep everything in the state")
     own = {p.untyped_storage().data_ptr() for p in parameters.values()}
     for group, tensors in new.items():
         for name, tensor in tensors.items():
