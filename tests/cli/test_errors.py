@@ -96,3 +96,12 @@ def test_the_exit_status_is_that_of_the_documentation(words: list[str], status: 
     assert runner.invoke(app, words).exit_code == status
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     assert f"| {status} |" in page
+
+
+def test_an_option_that_is_given_twice_is_refused() -> None:
+    """One value would be taken without a word; repeatable options and flags may be there twice."""
+    done = runner.invoke(app, ["run", "--preserve", "mas:1", "--preserve=lwf:1"])
+    assert done.exit_code == 2
+    assert "--preserve is given 2 times, but takes one value" in " ".join(done.output.split()).replace("│ ", "").replace(" │", "")
+    twice = ["--model-option", "dropout=0.1", "--model-option", "bias=false", "--force", "--force", "--stream", "nowhere"]
+    assert "nowhere" in runner.invoke(app, ["run", *twice]).output

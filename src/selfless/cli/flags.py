@@ -23,6 +23,17 @@ class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_type(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option that is given twice and takes one value; by itself, the last one would count without a word."""
+        once = {o for p in self.get_params(ctx) for o in p.opts if o.startswith("--") and not (p.multiple or getattr(p, "is_flag", False))}
+        given = [word.partition("=")[0] for word in args]
+        for name in once:
+            if given.count(name) > 1:
+                raise typer.BadParameter(
+                    f"{name} is given {given.count(name)} times, but takes one value; run the command for each of them"
+                )
+        return super().parse_args(ctx, args)
+
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
