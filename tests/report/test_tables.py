@@ -9,7 +9,8 @@ import re
 import numpy as np
 import pytest
 
-from selfless import SLNID, metrics, report
+from selfless import SLNID, Run, metrics, report
+from tests.fabricated import result
 from tests.report.page_reader import Reader
 from tests.report.samples import EVERY, FORMS, NASTY, NOTE, PAIR, PLAIN, SPARSE, failed, made, noted, shown
 
@@ -100,3 +101,22 @@ def test_csv_marks_trials_of_strengths():
     plain, tried = csv_format.DictReader(io.StringIO(report.csv(results)))
     assert (plain["trial"], plain["held_out"]) == ("0", "")
     assert (tried["trial"], tried["held_out"]) == ("1", "0.75")
+
+
+def test_it_is_said_why_methods_are_not_compared(tmp_path):
+    runs = [Run(preserve=preserve, seed=seed) for preserve in ("mas:1", "lwf:1") for seed in (0, 1)]
+    results = [result(run, 0.9) for run in runs]
+    assert "Not compared" not in report.markdown(results)
+    more = [*results, result(runs[0].replace(epochs=3), 0.8)]
+    why = "Not compared with each other, because the epochs differ"
+    assert why in report.markdown(more)
+    assert why in report.write(more, tmp_path / "report.html", out=tmp_path).read_text(encoding="utf-8")
+
+
+def test_seeds_of_two_versions_of_a_file_are_marked():
+    found = [result(Run(seed=seed), 0.9) for seed in (0, 1)]
+    for seed, version in enumerate(("a", "b")):
+        found[seed].about["made_from"] = version
+    assert "trained with 2 versions of your data, network or method" in report.markdown(found)
+    found[1].about["made_from"] = "a"
+    assert "versions" not in report.markdown(found)

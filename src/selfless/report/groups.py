@@ -114,8 +114,10 @@ class Group:
 
     @cached_property
     def remarks(self) -> tuple[str, ...]:
-        """Footnotes: chosen on test data, failed runs, notes on the data."""
+        """Footnotes: chosen on test data, other versions of a user's files, failed runs, notes on the data."""
         texts = [ON_TEST] if self.on_test else []
+        if len(versions := {str(r.about.get("made_from", "")) for r in self.results}) > 1:
+            texts.append(f"its seeds were trained with {len(versions)} versions of your data, network or method: train all of them again")
         if self.failures:
             seeds = {why: [str(s) for s, w in self.failures.items() if w == why] for why in self.failures.values()}
             reasons = "; ".join(f"seed{'s' * (len(which) > 1)} {', '.join(which)}: {why}" for why, which in seeds.items())
@@ -156,6 +158,21 @@ def comparable(found: Sequence[Group]) -> bool:
         len({(g.run.stream, str(g.run.stream_options), g.run.scenario, g.tasks, g.run.epochs) for g in found}) == 1
         and len([g for g in found if g.done]) > 1
     )
+
+
+def why_not_compared(found: Sequence[Group]) -> str:
+    """Return why the averages of several finished groups are not compared; "" if they are."""
+    done = [g for g in found if g.done]
+    if len(done) < 2 or comparable(found):
+        return ""
+    values: dict[str, set[Any]] = {
+        "streams": {(g.run.stream, str(g.run.stream_options)) for g in found},
+        "scenarios": {g.run.scenario for g in found},
+        "numbers of tasks": {g.tasks for g in found},
+        "epochs": {g.run.epochs for g in found},
+    }
+    other = [name for name, different in values.items() if len(different) > 1]
+    return f"Not compared with each other, because the {' and '.join(other)} differ; put runs of one kind into a folder of their own."
 
 
 def uses_old_data(run: Run) -> bool:

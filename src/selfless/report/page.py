@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfless.report.claims import claim_rows, profiles_of
 from selfless.report.gaps import HEADINGS, gaps
-from selfless.report.groups import Group, best, differences, footnotes, groups, settings
+from selfless.report.groups import Group, best, differences, footnotes, groups, settings, why_not_compared
 from selfless.report.headline import headline
 from selfless.report.markup import breakable, counted, inches, inline, link
 from selfless.report.places import Place, class_names, divide, is_numbered, task_names, trial_rows
@@ -122,6 +122,7 @@ def _content(place: Place, here: Path, out: Path) -> Content:
         "undrawn": max(0, len([g for g in found if g.done]) - MOST),
         "notes": notes,
         "beside": {"best": top.label, "headings": HEADINGS, "gaps": nearest, "says": BESIDE} if (top := best(found)) and nearest else None,
+        "why_not": why_not_compared(found),
         "figures": [(inline(f), CAPTIONS[n].format(_threshold(found)), inches(f)) for n, f in plots.figures(drawn).items()],
         "matrices": [(inline(f), inches(f)) for f in plots.matrices(drawn)],
         "shared": {key: _plain(value) for key, value in (flat[0] if flat else {}).items() if key not in apart},

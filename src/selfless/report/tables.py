@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from selfless.report.gaps import HEADINGS, MOST, gaps
-from selfless.report.groups import Group, best, footnotes, groups, measured, number, over_seeds
+from selfless.report.groups import Group, best, footnotes, groups, measured, number, over_seeds, why_not_compared
 from selfless.report.places import divide, is_numbered, is_trial, task_heading, task_names, trial_rows
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ def _markdown(results: Sequence[Result]) -> str:
 
 
 def _beside(found: Sequence[Group]) -> list[str]:
-    """Return a table of every method beside the best one; nothing if there is none to compare."""
+    """Return a table of every method beside the best one, or why there is none."""
     top, others = best(found), gaps(found)
     if top is None or not others:
-        return []
+        return [why] if (why := why_not_compared(found)) else []
     rows = [[f"beside {top.label}", *HEADINGS], ["---", "---:", "---:", "---:"], *([gap.group.label, *gap.cells] for gap in others)]
     return ["\n".join(map(line_of, rows)), BESIDE]
 
