@@ -235,7 +235,7 @@ def test_the_list_says_how_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["reproduce", "fig2"], "Did you mean 'fig-2'"),
         (["reproduce", "fig-2", "--profile", "theirs"], "choose ours, equal"),
         (["tune", "--strengths", "much"], "numbers separated by commas"),
-        (["tune", "--strengths", "0,1e-3"], "every strength must be above 0"),
+        (["tune", "--strengths", "0,1e-3"], "every strength must be a finite number above 0"),
         (["tune", "--sparsify", "slnd"], "Did you mean 'slnid'"),
     ],
 )

@@ -24,14 +24,11 @@ class _Command(TyperCommand):
         return _without_type(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse an option that is given twice and takes one value; by itself, the last one would count without a word."""
-        once = {o for p in self.get_params(ctx) for o in p.opts if o.startswith("--") and not (p.multiple or getattr(p, "is_flag", False))}
+        """Refuse two methods of one kind. Of other options the last one counts, so that a script can override its own."""
         given = [word.partition("=")[0] for word in args]
-        for name in once:
-            if given.count(name) > 1:
-                raise typer.BadParameter(
-                    f"{name} is given {given.count(name)} times, but takes one value; run the command for each of them"
-                )
+        for name in ("--preserve", "--sparsify"):
+            if (count := given.count(name)) > 1:
+                raise typer.BadParameter(f"{name} is given {count} times, but takes one method; run the command for each, or add them: a+b")
         return super().parse_args(ctx, args)
 
 
