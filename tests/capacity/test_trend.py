@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from selfless.capacity import forecast
+from selfless.capacity import Forecast, forecast
 from selfless.capacity.trend import fitted, never_rising
 from selfless.metrics import student_quantile
 
@@ -36,8 +36,26 @@ def test_no_loss_has_no_limit() -> None:
     found = forecast([0.9, 0.91, 0.92], margin=0.02)
     assert math.isinf(found.more)
     assert found.as_dict()["more"] is None
-    assert "room for any number of more tasks" in str(found)
+    assert str(found) == (
+        "Each new task is 1.00 points better than the one before: no sign that room ends within 30 more tasks "
+        "(80 % interval; by the accuracy of new tasks alone)."
+    )
     assert fitted([0.9, 0.91, 0.92], 0.02, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("slopes", "words"),
+    [
+        ((-0.01, -0.02, -0.005), "room for 6 more tasks before one is more than 10 points below the first (80 % interval: 1 to 16)."),
+        ((-0.01, -0.02, 0.001), "room for 6 more tasks before one is more than 10 points below the first (80 % interval: 1 or more)."),
+        ((-1e-5, -0.02, 0.01), "as good as the one before; room for more than 50 tasks before one is more than 10 points below"),
+        ((-1 / 61, -0.02, -0.01), "room for 2 more tasks"),
+        ((-1 / 52, -0.03, -0.01), "room for 1 more task before"),
+        ((-1e-5, -1e-4, 0.01), "as good as the one before: no sign that room ends within 50 more tasks"),
+    ],
+)
+def test_a_line_is_not_followed_beyond_ten_times_the_tasks(slopes: tuple[float, float, float], words: str) -> None:
+    assert words in str(Forecast(5, *slopes, margin=0.1, level=0.8))
 
 
 def test_the_interval_covers_as_often_as_it_says() -> None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from selfless.metrics import student_quantile
 
 Floats = npt.NDArray[np.float64]
+FAR = 10  # times the tasks so far: a line is not followed further than that
 LEAST = 3  # tasks; fewer have no trend
 
 
@@ -67,13 +68,15 @@ class Forecast:
         return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
     def __str__(self) -> str:
-        interval = f"{100 * self.level:.0f} % interval: {_words(self.low)} to {_words(self.high)}"
         points = f"{100 * abs(self.slope):.2f}"
         change = f"{points} points {'worse' if self.slope < 0 else 'better'} than" if float(points) else "as good as"
-        left = "any number of" if math.isinf(self.more) else f"{self.more:.0f}"
-        room = f"room for {left} more {'task' if left == '1' else 'tasks'}"
-        margin = f"{100 * self.margin:g} points below the first"
-        return f"Each new task is {change} the one before; {room} before one is more than {margin} ({interval})."
+        says, level, far = f"Each new task is {change} the one before", f"{100 * self.level:.0f} % interval", FAR * self.tasks
+        if self.low > far:
+            return f"{says}: no sign that room ends within {far} more tasks ({level}; by the accuracy of new tasks alone)."
+        left = f"more than {far}" if self.more > far else f"{self.more:.0f} more"
+        room = f"room for {left} {'task' if self.more == 1 else 'tasks'}"
+        interval = f"{level}: {self.low:.0f} or more" if self.high > far else f"{level}: {self.low:.0f} to {self.high:.0f}"
+        return f"{says}; {room} before one is more than {100 * self.margin:g} points below the first ({interval})."
 
 
 def forecast(accuracy: Sequence[float] | Sequence[Sequence[float]] | Floats, margin: float = 0.02, level: float = 0.8) -> Forecast:
@@ -124,7 +127,3 @@ def never_rising(y: Floats) -> Floats:
             (b, m), (a, n) = blocks.pop(), blocks.pop()
             blocks.append(((a * n + b * m) / (n + m), n + m))
     return np.concatenate([np.full(n, value) for value, n in blocks])
-
-
-def _words(count: float) -> str:
-    return "no limit" if math.isinf(count) else f"{count:.0f}"

@@ -72,13 +72,13 @@ def _forecasts(results: Sequence[Result], margin: float) -> list[tuple[str, Fore
     for group in groups(results):
         rows = [r.accuracy.diagonal() for r in group.done if len(r.accuracy) == len(r.baseline) >= LEAST]
         if rows and len({len(row) for row in rows}) == 1 and np.isfinite(rows).all():
-            found.append((group.done[0].run.method, forecast(np.array(rows), margin)))
+            found.append((group.label, forecast(np.array(rows), margin)))
     return found
 
 
 def _print_forecasts(results: Sequence[Result], margin: float) -> None:
-    for method, found in _forecasts(results, margin):
-        typer.echo(f"Forecast, {method}, after {found.tasks} tasks: {found}")
+    for label, found in _forecasts(results, margin):
+        typer.echo(f"Forecast, {label}, after {found.tasks} tasks: {found}")
 
 
 def _table(result: Result) -> Table:
