@@ -270,7 +270,7 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
             hint = f" {name} is a {kind.role}: --{field} {spelled}, or {field}={spelled!r}."
         if name == "recommended":  # depends on the case, which a term does not know
             hint = " Use selfless run --preserve recommended, attach(model, 'recommended') or Run(**selfless.recommend(…).settings)."
-        raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}")
+        raise ValueError(f"no {what} is called {name!r}.{hint} Choose one of: {', '.join(kinds)}; one of your own is module:Class")
     values: dict[str, Any] = {}
     if strength:
         values["strength"] = strength if strength == "auto" else _parse_number(strength, f"the strength in {text!r}")

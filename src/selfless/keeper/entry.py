@@ -58,11 +58,12 @@ def attach(
         raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     if preserve == NAME:
         case: Any = {"inputs": "same", "heads": "own"} if heads else {"inputs": "different", "heads": "shared", "task_known": False}
-        preserve = recommend(**case, simple_loop=True)
+        preserve, best = recommend(**case, simple_loop=True), recommend(**case)
         if heads:
+            more = "" if best.text == preserve.text else f" {best.text} measured higher, but needs more calls in your loop."
             warnings.warn(
                 f'"recommended" with heads is {preserve.text}, which was measured on tasks with the same kind of inputs, classes of one '
-                "data set. If each task has inputs of its own, name another method. To say which case is yours, without this warning: "
+                f"data set.{more} If each task has inputs of its own, name another method. To say which case is yours, without this warning: "
                 "attach(model, selfless.recommend(inputs=…, heads=…, simple_loop=True), heads=…). Write keeper.penalty((x, y)): a "
                 "recommended method may need the batch",
                 stacklevel=2,
