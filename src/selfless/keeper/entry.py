@@ -63,7 +63,7 @@ def attach(
             more = "" if best.text == preserve.text else f" {best.text} measured higher, but needs more calls in your loop."
             warnings.warn(
                 f'"recommended" with heads is {preserve.text}, which was measured on tasks with the same kind of inputs, classes of one '
-                f"data set.{more} If each task has inputs of its own, name another method. To say which case is yours, without this warning: "
+                f"data set.{more} If tasks have inputs of their own, name another one. To say which case is yours, without this warning: "
                 "attach(model, selfless.recommend(inputs=…, heads=…, simple_loop=True), heads=…). Write keeper.penalty((x, y)): a "
                 "recommended method may need the batch",
                 stacklevel=2,
