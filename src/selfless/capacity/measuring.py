@@ -143,7 +143,7 @@ def batch_size(batch: Any) -> int:
 
 def _complete(model: nn.Module, taps: dict[str, Tap], batch: Any, forward: Forward | None) -> dict[str, Tap]:
     """Return the taps with the activations that a forward pass shows; taps that have none stay as they are."""
-    if all(tap.complete and tap.axis is not None for tap in taps.values()):
+    if all(tap.settled for tap in taps.values()):
         return taps
     watch = watch_pass(model, batch, forward)
     return {name: watch.complete(name, tap) for name, tap in taps.items()}

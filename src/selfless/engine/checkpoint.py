@@ -37,10 +37,10 @@ class Checkpoint:
         self._saved_at = time.perf_counter()
         self._seconds = sum(t.nbytes for t in fleet.tensors().values()) / WRITTEN  # how long saving takes
 
-    def save(self, fleet: Fleet, progress: Progress, best: dict[str, Tensor], last: bool = False) -> None:
-        """Write the state, unless it was written a moment ago (`SAVING`) or the last task has ended (`last`)."""
+    def save(self, fleet: Fleet, progress: Progress, best: dict[str, Tensor]) -> None:
+        """Write the state, unless it was written a moment ago (`SAVING`)."""
         now = time.perf_counter()
-        if self.path is None or last or now - self._saved_at < min(self._seconds / SAVING, LONGEST):
+        if self.path is None or now - self._saved_at < min(self._seconds / SAVING, LONGEST):
             return
         tensors = fleet.tensors() | {f"best.{n}": t for n, t in best.items()}
         plain = {n: t.cpu().contiguous() for n, t in tensors.items()}

@@ -111,6 +111,7 @@ class Fleet:
         """Prepare the pair forms of this task, whose gradients join the backward pass. All other penalties are added to the loss."""
         x, _ = self._sample(self.step.data)
         self.footprint = self.footprint or self.stack.footprint(x)
+        self.stack.watch(x)
         if self.stack.inhibits and self.stack.layers and not any(isinstance(part.term, Observes) for part in self.parts):
             widths = self.stack.widths(self.params, self.buffers, x)
             for slot in self.slots:

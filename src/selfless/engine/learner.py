@@ -142,7 +142,8 @@ class Learner:
                 self.progress.held_out.append(self._evaluate(held_out))
             self.progress.task, self.progress.epoch = t + 1, 0
             self.progress.seconds = time.perf_counter() - started
-            self.checkpoint.save(self.fleet, self.progress, self.best, last=t + 1 == len(first.heads))
+            if t + 1 < len(first.heads):  # after the last task the results are recorded
+                self.checkpoint.save(self.fleet, self.progress, self.best)
             self.pace.begin_epoch(t + 1, 0)
             self._tell(t, self.epochs, [], self._average(), evaluated=True)
         return self.results()

@@ -59,7 +59,7 @@ class Stack:
         norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.mixes_samples = any(norm.running_mean is None for norm in norms)  # True if evaluation, too, uses statistics of the batch
         self._outputs: Tensors = {}  # outputs of the layers in the current forward pass
-        self._weighted: dict[str, str] = {}  # layer → the linear layer or convolution before it, as a forward pass shows it
+        self._places: dict[str, Tap] = {}  # layer → its place in the network, as a forward pass shows it
         self._inhibit: Mapping[str, Sequence[Penalty]] = {}
         self.resized = {n for n in self.layers if isinstance(self.module.get_submodule(n), Maxout)}
         for name in dict.fromkeys((*self.layers, *gated)):
@@ -248,15 +248,14 @@ class Stack:
 
     def weight_before(self, layer: str) -> str:
         """Return the name of the weight before an activation, for sparsifiers that read weights."""
-        name = self._weighted.get(layer) or layer_before(self.module, layer)
+        found = self._places[layer].weighted if layer in self._places else None
+        name = next((n for n, module in self.module.named_modules() if module is found), "") or layer_before(self.module, layer)
         if not name:
             raise ValueError(f"there is no linear layer or convolution before {layer!r}, so the sparsifier has no weights to act on")
         return f"{name}.weight"
 
     def footprint(self, x: Tensor) -> int:
-        """Return how many numbers the forward pass of one sample computes, in all layers; note which weights are before which layer."""
-        names = {module: name for name, module in self.module.named_modules()}
-        self._weighted = {layer: names[tap.weighted] for layer, tap in self._watched(x).items() if tap.weighted is not None}
+        """Return how many numbers the forward pass of one sample computes, in all layers."""
         sizes: list[int] = []
         leaves = [m for m in self.module.modules() if not any(True for _ in m.children())]
         handles = [m.register_forward_hook(lambda _m, _i, o: sizes.append(o.numel() // 2 if isinstance(o, Tensor) else 0)) for m in leaves]
@@ -270,21 +269,23 @@ class Stack:
 
     def widths(self, params: Tensors, buffers: Tensors, x: Tensor) -> dict[str, int]:
         """Return the number of neurons (or channels) of each layer."""
+        self.watch(x)
         with evaluating(self.module), torch.no_grad():
             _, hidden = self.forward(params, buffers, x)
         for name, h in zip(self.layers, hidden, strict=True):
-            if h.dim() > 4 and self._watched(x)[name].axis == -1:
+            if h.dim() > 4 and self._places[name].axis == -1:
                 raise ValueError(
                     f"layer {name!r} gives {tuple(h.shape[1:])} from a Linear: its neurons are the last axis, but those of a feature map "
                     "are the second; flatten the positions into one axis first, (batch, positions, neurons)"
                 )
         return {n: h.shape[2] if h.dim() > 4 else h.shape[-1] for n, h in zip(self.layers, hidden, strict=True)}
 
-    def _watched(self, x: Tensor) -> dict[str, Tap]:
-        """Return the place of each layer in the network, as a forward pass of one member on x (F, B, …) shows it."""
-        sample = x[0, :1].float().repeat(2, *[1] * (x.dim() - 2))  # batch statistics need two
-        watch = watch_pass(self.module, sample, lambda model, batch: self.run_module(model, batch))
-        return {name: watch.complete(name, tap) for name, tap in resolve(self.module, self.layers).items()}
+    def watch(self, x: Tensor) -> None:
+        """Note the place of each layer in the network, as the first forward pass of one member on x (F, B, …) shows it."""
+        if self.layers and not self._places:
+            sample = x[0, :1].float().repeat(2, *[1] * (x.dim() - 2))  # batch statistics need two
+            found = watch_pass(self.module, sample, self.run_module)
+            self._places = {name: found.complete(name, tap) for name, tap in resolve(self.module, self.layers).items()}
 
     def run_module(self, model: nn.Module, x: Tensor) -> Any:
         """Call the module itself, for one member, without keeping the outputs of its layers."""

@@ -74,7 +74,7 @@ class Collector:
     @property
     def is_open(self) -> bool:
         """True while the activation of a layer, its neuron axis, or the weights before it must still be found by a forward pass."""
-        return any(not tap.complete or tap.axis is None or (self._weights and tap.weighted is None) for tap in self.taps.values())
+        return any(not tap.settled or (self._weights and tap.weighted is None) for tap in self.taps.values())
 
     def listen(self) -> None:
         """Add the missing hooks: on complete taps, and on the whole model while some taps are incomplete."""
@@ -149,7 +149,7 @@ class Collector:
 
     def complete_taps(self, batches: Iterable[Any], forward: Forward | None) -> Iterable[Any]:
         """Run the first batch if no forward pass has completed the taps yet; return all batches."""
-        if all(tap.complete and tap.axis is not None for tap in self.taps.values()):
+        if all(tap.settled for tap in self.taps.values()):
             return batches
         rest = iter(batches)
         first = next(rest, None)
@@ -170,7 +170,7 @@ class Collector:
         """Return a forward hook that collects the activations of a complete tap."""
 
         def hook(module: nn.Module, _inputs: Any, output: Any) -> None:
-            trains = module.training or (self.model.training and isinstance(module, nn.modules.batchnorm._NormBase))  # frozen by eval()
+            trains = module.training or (self.model.training and isinstance(module, nn.modules.batchnorm._NormBase))  # a frozen norm
             if trains and torch.is_grad_enabled() and not self.paused and is_forward_pass():
                 if not isinstance(output, Tensor):
                     kind = type(output).__name__

@@ -58,9 +58,10 @@ def attach(
         raise TypeError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     if preserve == NAME:
         case: Any = {"inputs": "same", "heads": "own"} if heads else {"inputs": "different", "heads": "shared", "task_known": False}
-        preserve, best = recommend(**case, simple_loop=True), recommend(**case)
+        preserve = recommend(**case, simple_loop=True)
         if heads:
-            more = "" if best.text == preserve.text else f" {best.text} measured higher, but needs more calls in your loop."
+            best = recommend(**case).text
+            more = "" if best == preserve.text else f" {best} measured higher, but needs more calls in your loop."
             warnings.warn(
                 f'"recommended" with heads is {preserve.text}, which was measured on tasks with the same kind of inputs, classes of one '
                 f"data set.{more} If tasks have inputs of their own, name another one. To say which case is yours, without this warning: "

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from selfless.network.layers import Tap
-from selfless.network.roles import NORMS, adapted_layer, feature_axis, first_tensor, is_activation, is_weighted
+from selfless.network.roles import NORMS, adapted_layer, feature_axis, first_tensor, is_activation, is_weighted, neuron_axis
 
 # Pointwise functions that count as an activation when they are applied to a layer's output.
 _FUNCTIONS = {
@@ -44,7 +44,7 @@ class Discovery:
     _sources: dict[str, str] = field(default_factory=dict)  # norm, dropout or activation → the module whose output it reads
     _found: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = field(default_factory=dict)  # layer → (module with n, activation)
     _calls: dict[nn.Module, int] = field(default_factory=dict)  # activation module → how often it ran
-    _dims: dict[str, int] = field(default_factory=dict)  # module → the number of axes of its output
+    _axes: dict[str, int] = field(default_factory=dict)  # module → the neuron axis of its output, by its number of axes
     _handles: list[Any] = field(default_factory=list)
     _mode: TorchFunctionMode | None = None
 
@@ -73,7 +73,7 @@ class Discovery:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             self.reached.add(name)
             if isinstance(output, Tensor):
-                self._dims[name] = output.dim()
+                self._axes[name] = neuron_axis(output)
             x = first_tensor(args, kwargs)
             source = None if x is None else self._outputs.get(id(x))
             if source is not None and isinstance(module, (*NORMS, nn.modules.dropout._DropoutNd)):
@@ -133,9 +133,7 @@ class Discovery:
             if tap.axis is None:
                 tap = replace(tap, axis=feature_axis(module))
             before = self._sources.get(before)
-        if tap.axis is None and name in self._dims:
-            tap = replace(tap, axis=1 if self._dims[name] >= 4 else -1)  # as `neuron_axis`; now it is settled
-        return tap
+        return replace(tap, axis=self._axes.get(name)) if tap.axis is None else tap
 
 
 class _FunctionWatch(TorchFunctionMode):

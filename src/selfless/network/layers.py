@@ -43,6 +43,11 @@ class Tap:
         """True if h can be computed. A tap at an output needs the activation that follows."""
         return self.at_input or self.activation is not None
 
+    @property
+    def settled(self) -> bool:
+        """True if the axis of the neurons is known too, so that a forward pass has nothing more to show."""
+        return self.complete and self.axis is not None
+
 
 def is_automatic(layers: Layers) -> bool:
     """Return True for "auto" and "all". Layers that do not run, or have no activation, are then left out instead of an error."""

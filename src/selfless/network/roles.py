@@ -66,12 +66,11 @@ def registered_axis(model: nn.Module, name: str) -> int | None:
 
     None if the order does not tell: a block of activations, or one after the last layer, may belong to any layers before.
     """
-    leaves = [(other, m) for other, m in model.named_modules() if not any(True for _ in m.children())]
-    kinds = [feature_axis(m) or (0 if is_activation(m) else None) for _, m in leaves]  # 0: an activation
-    place = [other for other, _ in leaves].index(name) if name in dict(leaves) else 0
-    before = next((kind for kind in reversed(kinds[:place]) if kind is not None), None)
-    after = next((kind for kind in kinds[place + 1 :] if kind is not None), None)
-    return before if before and after else None
+    kinds = {other: feature_axis(m) or (0 if is_activation(m) else None) for other, m in model.named_modules()}  # 0: an activation
+    known = [(other, kind) for other, kind in kinds.items() if kind is not None or other == name]
+    place = [other for other, _ in known].index(name)
+    before, after = known[place - 1 : place], known[place + 1 : place + 2]
+    return before[0][1] if before and before[0][1] and after and after[0][1] else None
 
 
 def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -154,25 +154,25 @@ SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def comparable(found: Sequence[Group]) -> bool:
     """Return whether averages can be compared: same stream, scenario, tasks and epochs, and at least two finished groups."""
-    return (
-        len({(g.run.stream, str(g.run.stream_options), g.run.scenario, g.tasks, g.run.epochs) for g in found}) == 1
-        and len([g for g in found if g.done]) > 1
-    )
+    return bool(found) and not _differing(found) and len([g for g in found if g.done]) > 1
 
 
 def why_not_compared(found: Sequence[Group]) -> str:
     """Return why the averages of several finished groups are not compared; "" if they are."""
-    done = [g for g in found if g.done]
-    if len(done) < 2 or comparable(found):
-        return ""
+    other = _differing(found) if len([g for g in found if g.done]) > 1 else []
+    what = f"Not compared with each other, because the {' and '.join(other)} differ; put runs of one kind into a folder of their own."
+    return what if other else ""
+
+
+def _differing(found: Sequence[Group]) -> list[str]:
+    """Return what groups must have in common to be compared, and do not."""
     values: dict[str, set[Any]] = {
         "streams": {(g.run.stream, str(g.run.stream_options)) for g in found},
         "scenarios": {g.run.scenario for g in found},
         "numbers of tasks": {g.tasks for g in found},
         "epochs": {g.run.epochs for g in found},
     }
-    other = [name for name, different in values.items() if len(different) > 1]
-    return f"Not compared with each other, because the {' and '.join(other)} differ; put runs of one kind into a folder of their own."
+    return [name for name, different in values.items() if len(different) > 1]
 
 
 def uses_old_data(run: Run) -> bool:
