@@ -246,9 +246,14 @@ T = TypeVar("T", bound=Term)
 
 def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
     """Read `name[:strength[,option=value…]]`, a custom `module:Class[:strength…]`, or a sum of these joined by +."""
-    parts = [_parse_one(part, kinds, what) for part in re.split(r"\s*\+\s*(?=[A-Za-z_])", text.strip())]  # 1e+3 is a number
+    parts = parse_all(text, kinds, what)
     found: T = parts[0] if len(parts) == 1 else add(parts)
     return found
+
+
+def parse_all(text: str, kinds: Mapping[str, type[T]], what: str) -> list[T]:
+    """Read the terms of a sum."""
+    return [_parse_one(part, kinds, what) for part in re.split(r"\s*\+\s*(?=[A-Za-z_])", text.strip())]  # 1e+3 is a number
 
 
 def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:

@@ -18,6 +18,9 @@ class Commands(LazyGroup):
 
     later: ClassVar[dict[str, Later]] = {
         "run": Later("run", "run", "Train a sequence of tasks and report accuracy, forgetting and the capacity that is left."),
+        "compare": Later(
+            "compare", "compare", "Train several methods with the same settings and seeds, and show how far each is from the best one."
+        ),
         "demo": Later("demo", "demo", "Compare MAS with MAS + SLNID on five permuted-MNIST tasks: a table, pictures and a report."),
         "reproduce": Later(
             "reproduce",

@@ -28,7 +28,9 @@ class _Command(TyperCommand):
         given = [word.partition("=")[0] for word in args]
         for name in ("--preserve", "--sparsify"):
             if (count := given.count(name)) > 1:
-                raise typer.BadParameter(f"{name} is given {count} times, but takes one method; run the command for each, or add them: a+b")
+                raise typer.BadParameter(
+                    f"{name} is given {count} times, but takes one method; selfless compare takes several, and a+b adds them"
+                )
         return super().parse_args(ctx, args)
 
 

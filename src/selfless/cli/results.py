@@ -31,6 +31,8 @@ def show_results(results: Sequence[Result], out: Path, as_json: bool) -> None:
 
 def _print_json(results: Sequence[Result], out: Path) -> None:
     from selfless.metrics import spread
+    from selfless.report.gaps import gaps
+    from selfless.report.groups import best, groups
 
     methods: dict[str, list[float]] = {}
     for r in results:
@@ -38,6 +40,10 @@ def _print_json(results: Sequence[Result], out: Path) -> None:
     spreads = {name: spread(values) if values else (float("nan"), float("nan")) for name, values in methods.items()}
     averages = {name: {"mean": _nan_to_none(mean), "std": _nan_to_none(std)} for name, (mean, std) in spreads.items()}
     payload = {"out": str(out), "averages": averages, "runs": [r.as_dict() for r in results]}
+    found = groups(results)
+    if (top := best(found)) is not None and (others := gaps(found)):
+        payload["best"] = top.run.method
+        payload["beside"] = {g.group.run.method: {"difference": g.mean, "low": g.low, "high": g.high, "seeds": g.seeds} for g in others}
     if len(averages) == 1:
         payload["average"] = next(iter(averages.values()))
     typer.echo(json.dumps(payload))
@@ -55,6 +61,8 @@ def _print_table(results: Sequence[Result], out: Path) -> None:
 
     console = open_console()
     console.print(report.terminal(results))
+    if (others := report.beside(results)) is not None:
+        console.print(others)
     console.print(str(report.headline(results)))
     for result in results:
         strengths = ", ".join(f"{name}:{value:.3g}" for name, value in result.about.get("strengths", {}).items())

@@ -168,6 +168,22 @@ def terminal(results: Sequence[Result]) -> RenderableType:
     return Stack(*parts, *([Text()] if notes else []), *notes_below)
 
 
+def beside(results: Sequence[Result]) -> RenderableType | None:
+    """Return what `rich.print` shows of each method beside the best one, or why it is not compared; None if there is nothing to say."""
+    from rich.console import Group as Stack
+    from rich.text import Text
+
+    found = groups(results)
+    top, others = best(found), gaps(found)
+    if top is None or not others:
+        return Text(why, style="yellow") if (why := why_not_compared(found)) else None
+    table = _table(HEADINGS)
+    for gap in others:
+        table.add_row(Text(gap.group.label), *gap.cells)
+    what = f"\nBeside {top.label}: points of average accuracy, paired by seed, with the interval of a t test"
+    return Stack(Text(what, style="bold"), table, Text())
+
+
 def room(results: Sequence[Result]) -> Table:
     """Return a table for `rich.print`: free capacity after the first and the last task, one row per group, means over seeds.
 

@@ -3,7 +3,7 @@
 Lives here: `plan` groups runs into fleets, `local` trains them on this machine, `worker` is a process that `local` starts, `jobs` what such
 processes are told, `cluster` and `node` do the same with Ray, `store` is the folder of results.
 
-Imports data, engine, files, inputs, network, preserve, recommendation, spec, terms, trained and workers.
+Imports data, engine, files, inputs, network, preserve, recommendation, sparsify, spec, terms, trained and workers.
 Imported by bench, cli, experiments and report.
 """
 

@@ -17,12 +17,14 @@ from typing import Any
 
 from selfless.data.traits import stream_traits
 from selfless.inputs import check_recorded, collecting, raise_all, show
-from selfless.preserve import Preserver
+from selfless.preserve import PRESERVERS, Preserver
 from selfless.recommendation import NAME, Recommendation, recommend_for_stream
 from selfless.runner.loading import folder_of, load
 from selfless.runner.network_traits import network_traits
 from selfless.runner.options import TrainOptions
+from selfless.sparsify import SPARSIFIERS
 from selfless.spec import ON_HELD_OUT, Run
+from selfless.terms import Term, add, parse_all
 
 MOST_SEEDS = 100_000
 # Fields of TrainOptions that are also keys of the TOML file.
@@ -38,8 +40,11 @@ class Plan:
     recommended: Recommendation | None = None
 
 
-def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) -> Plan:
-    """Return the plan of `selfless run`. `flags` are the values on the command line, by field; None: not given."""
+def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False, seeds: int = 1) -> Plan:
+    """Return the plan of `selfless run`. `flags` are the values on the command line, by field; None: not given.
+
+    seeds   how many, if neither the flags nor the file say it
+    """
     values = _read(config) if config is not None else {}
     fields = {f.name: f.metadata["option"] for f in dataclasses.fields(Run)}
     _check_keys(values, (*fields, "seeds", *HOW), config)
@@ -68,7 +73,7 @@ def plan(config: Path | None, flags: Mapping[str, Any], *, force: bool = False) 
         with collecting(problems):
             if name in how and not (isinstance(how[name], str | Path) and str(how[name]).isprintable()):
                 raise ValueError(f"{name} is {show(how[name])}; it must be text")
-    seeds = values.pop("seeds", 1)
+    seeds = values.pop("seeds", seeds)
     with collecting(problems):
         _check_whole("seeds", seeds, f": how many seeds to run, from {show(values.get('seed', 0))} up", most=MOST_SEEDS)
     with collecting(problems):
@@ -121,6 +126,16 @@ def _check_whole(name: str, value: Any, explanation: str = "", most: int = 2**31
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
         high = f", and at most {most:,}" if isinstance(value, int) and value > most else ""
         raise ValueError(f"{name} is {show(value)}; it must be a whole number ≥ 1{high}{explanation}")
+
+
+def parse_method(text: str) -> dict[str, Term]:
+    """Return the fields of `Run` that a method names: of "mas:0.1 + slnid:1e-3" both, of "lwf:1+mas:0.1" `preserve`."""
+    either: dict[str, type[Term]] = {**SPARSIFIERS, **PRESERVERS}  # "none" is the preserver
+    found = parse_all(text, either, "method")
+    parts = {
+        field: [term for term in found if term.role == role] for field, role in (("preserve", "preserver"), ("sparsify", "sparsifier"))
+    }
+    return {field: terms[0] if len(terms) == 1 else add(terms) for field, terms in parts.items() if terms}
 
 
 def parse_pairs(pairs: Sequence[str], flag: str) -> dict[str, Any]:

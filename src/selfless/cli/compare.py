@@ -1,0 +1,54 @@
+"""`selfless compare`: several methods, the same settings and seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from selfless.cli.errors import reporting_errors
+from selfless.cli.options import with_limit, with_run_options
+from selfless.cli.results import show_results
+from selfless.cli.training import train_with_progress
+
+SEEDS = 5  # unless the flags or the file say how many
+EXAMPLES = """[bold]Examples[/bold]
+
+  selfless compare mas:0.1 mas:0.1+slnid:1e-3                      [dim]# MAS alone and with SLNID, five seeds[/dim]
+  selfless compare slnid:1e-3 decov:1e-3 --preserve mas:0.1        [dim]# what a METHOD does not name comes from the flags[/dim]
+  selfless compare mas:0.1 mine:LayerMAS:0.1 --config few.toml     [dim]# a method of your own beside MAS[/dim]
+  selfless compare packnet:0.75+decov:1e-3 lwf:1+decov:1e-3 none --stream split-mnist --seeds 3 --out compared
+  selfless report compared                                         [dim]# the same as a page, with pictures[/dim]"""
+
+
+@with_run_options
+def compare(
+    methods: Annotated[
+        list[str], typer.Argument(metavar="METHOD…", help="A preserver, a sparsifier or both, joined by +, as in mas:0.1+slnid:1e-3.")
+    ],
+    *,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, from --seed up.", show_default="5", rich_help_panel="Training")] = None,
+    config: Path | None,
+    log: str | None,
+    force: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train several methods with the same settings and seeds, and show how far each is from the best one.
+
+    Runs that can train together form one fleet. The strengths are yours: selfless tune chooses them on held-out data.
+    A recorded run is not trained again, so a method can be added later with the same command.
+    """
+    with reporting_errors(as_json):
+        from selfless.runner.plan import parse_method, plan
+
+        flags = with_limit({**flags, "seeds": seeds})
+        plans = [plan(config, {**flags, **parse_method(text)}, force=force, seeds=SEEDS) for text in methods]
+        runs = list(dict.fromkeys(run for planned in plans for run in planned.runs))
+        if len({run.method for run in runs}) < 2:
+            raise ValueError("compare takes two different methods or more, as in: selfless compare mas:0.1 mas:0.1+slnid:1e-3")
+        options = plans[0].options
+        results = train_with_progress(runs, options, as_json=as_json, log=log)
+        assert options.out is not None  # `plan` gives every command a folder
+        show_results(results, options.out, as_json)
