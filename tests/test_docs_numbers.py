@@ -316,6 +316,16 @@ def test_speed_beside_avalanche_is_the_recorded_one() -> None:
         assert f"| {title} | {best['seconds']:.2f} | {ratios}" in plain, (title, best["seconds"], ratios)
 
 
+def test_speed_beside_avalanche_on_a_neoverse_is_the_recorded_one() -> None:
+    found = {r["what"].removesuffix(", a task-epoch"): r for r in load("results/bench/neoverse/peers.json")["peers"]}
+    names = {"selfless MAS (exact Ω), one run": "selfless MAS, one run"}
+    names["selfless MAS, a run in a fleet of 8"] = "selfless MAS, a run in a fleet of 8, 2 workers"
+    for title in ("Avalanche MAS, its PermutedMNIST", "Avalanche MAS, fed from memory", *names):
+        row = found[names.get(title, title)]
+        ratios = f"{row['times_its_permuted_mnist']:.1f} | {row['times_from_memory']:.1f} |"
+        assert missing([f"| {title}, Neoverse | {row['seconds']:.2f} | {ratios}"]) == []
+
+
 def test_rate_of_preparing_images_is_the_recorded_one() -> None:
     best = load("results/bench/prepare-cpu/bench.json")["prepare"][0]
     assert f"{best['seconds']:.1f} s ({best['rate']}, the best of three rounds)" in " ".join(read("docs/data.md").split())
