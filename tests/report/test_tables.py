@@ -8,8 +8,10 @@ import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from selfless import SLNID, Run, metrics, report
+from selfless.report.gaps import gaps
 from tests.fabricated import result
 from tests.report.page_reader import Reader
 from tests.report.samples import EVERY, FORMS, NASTY, NOTE, PAIR, PLAIN, SPARSE, failed, made, noted, shown
@@ -44,6 +46,24 @@ def test_tables_keep_their_shape_whatever_labels_and_tasks_are_called():
     results = [made(PLAIN), made(dataclasses.replace(SPARSE, model=NASTY))]
     assert "[red]" in shown(results, 200)
     assert next(iter(csv_format.reader(io.StringIO(report.csv(results)).readlines()[2:])))[3] == NASTY
+
+
+@pytest.mark.parametrize("width", range(30, 121, 5))
+def test_a_narrow_terminal_shows_fewer_columns_and_never_breaks_a_word_or_a_number(width):
+    many = [made(run, seed, tasks=12) for run in (PLAIN, SPARSE) for seed in range(3)]
+    beside = io.StringIO()
+    Console(file=beside, width=width).print(report.beside(many))
+    text = shown(many, width)
+    for group in report.groups(many):
+        assert set(group.label.split()) <= set(text.split())
+        assert group.average.text(2) in text
+        assert all(value.text(1, std=False) in text for value in group.per_task)
+    hidden = " ".join(text.split()).partition("Not shown, for want of room: ")[2]
+    assert all(name in hidden or name.split()[0] in text for name in ("BWT", "FWT", "forgetting"))
+    assert ("BWT" in hidden) <= ("FWT" in hidden)  # the least important goes first
+    assert width < 80 or not hidden
+    assert gaps(report.groups(many))[0].cells[0] in beside.getvalue()
+    assert max(map(len, [*text.splitlines(), *beside.getvalue().splitlines()])) <= width
 
 
 def test_a_single_run_shows_its_matrix():

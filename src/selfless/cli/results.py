@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from selfless.spec import Result
 
 
+MOST = 10  # runs whose folders are listed
+
+
 def show_results(results: Sequence[Result], out: Path, as_json: bool) -> None:
     """Print the results and where their files are. Exit with status 1 if a run failed."""
     if as_json:
@@ -61,10 +64,11 @@ def _print_table(results: Sequence[Result], out: Path) -> None:
 
     console = open_console()
     console.print(report.terminal(results))
-    if (others := report.beside(results)) is not None:
-        console.print(others)
-    console.print(str(report.headline(results)))
-    for result in results:
+    others = report.beside(results)
+    console.print(str(report.headline(results)) if others is None else others)
+    if len(results) > MOST:
+        console.print(Text.assemble((f"{len(results)} runs:", "dim"), f" {out}"), soft_wrap=True)
+    for result in results if len(results) <= MOST else ():
         strengths = ", ".join(f"{name}:{value:.3g}" for name, value in result.about.get("strengths", {}).items())
         measured = f" (measured: {strengths})" if strengths else ""
         what = f"{result.run.method}, seed {result.run.seed}{measured}:"

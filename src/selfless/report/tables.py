@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv as csv_format
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from selfless.report.gaps import HEADINGS, MOST, gaps
@@ -13,7 +13,7 @@ from selfless.report.groups import Group, best, footnotes, groups, measured, num
 from selfless.report.places import divide, is_numbered, is_trial, task_heading, task_names, trial_rows
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -27,6 +27,7 @@ MEASURES = {  # name in Result.summary → heading, digits in percent
     "free_parameters": ("free parameters", 1),
     "free_neurons": ("free neurons", 1),
 }
+LAST = ("FWT", "BWT", "free neurons", "free parameters", "forgetting")  # what a narrow terminal shows last
 CAPTION = "In percent, after the last task; mean ± standard deviation over seeds."
 BESIDE = (
     "Differences of the average accuracy in points, paired by seed; 95 % interval of the t test, of each comparison alone. The best is "
@@ -160,7 +161,7 @@ def terminal(results: Sequence[Result]) -> RenderableType:
             parts += [Text("\nAccuracy (%): rows, the tasks learnt so far; columns, the task tested", style="bold"), _matrix(found[0])]
     elif any(group.done for group in found):
         parts.append(Text("\nAccuracy on each task after the last one (%)", style="bold"))
-        parts += [_per_task(found, labels, start) for start in range(0, _tasks(found), CHUNK)]
+        parts.append(_PerTask(found, labels))
     names = [task_heading(u, named) for named in [task_names(found)] for u in range(len(named)) if not is_numbered(u, named[u])]
     if names:
         parts.append(Text(f"Tasks: {', '.join(names)}", style="dim"))
@@ -177,11 +178,16 @@ def beside(results: Sequence[Result]) -> RenderableType | None:
     top, others = best(found), gaps(found)
     if top is None or not others:
         return Text(why, style="yellow") if (why := why_not_compared(found)) else None
-    table = _table(HEADINGS)
-    for gap in others:
-        table.add_row(Text(gap.group.label), *gap.cells)
+    labels = [gap.group.label for gap in others]
+
+    def make(shown: Sequence[str]) -> Table:
+        table = _table(shown, labels=labels)
+        for gap in others:
+            table.add_row(Text(gap.group.label), *(cell for name, cell in zip(HEADINGS, gap.cells, strict=True) if name in shown))
+        return table
+
     what = f"\nBeside {top.label}: points of average accuracy, paired by seed, with the interval of a t test"
-    return Stack(Text(what, style="bold"), table, Text())
+    return Stack(Text(what, style="bold"), _Fitting(make, HEADINGS, HEADINGS[:0:-1], labels), Text())
 
 
 def room(results: Sequence[Result]) -> Table:
@@ -205,12 +211,48 @@ def room(results: Sequence[Result]) -> Table:
     return table
 
 
-def _table(rest: Sequence[str], first: str = "method", marks: bool = False) -> Table:
+class _Fitting:
+    """A table that leaves out some columns in a terminal that is too narrow for all of them, and says which.
+
+    make     the table with some of the columns behind the labels
+    names    these columns, as they are named
+    order    which of them to leave out, the first ones first
+    labels   they are folded before a column is left out
+    """
+
+    def __init__(self, make: Callable[[Sequence[str]], Table], names: Sequence[str], order: Sequence[str], labels: Sequence[str]) -> None:
+        self.make, self.names, self.order, self.labels = make, names, order, labels
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        for count in range(len(self.order) + 1):
+            table = self.make([name for name in self.names if name not in self.order[:count]])
+            if _width(table, self.labels, console, options) <= options.max_width:
+                break
+        yield table
+        if count:
+            yield Text(f"Not shown, for want of room: {', '.join(self.order[:count])}", style="dim")
+
+
+def _width(table: Table, labels: Sequence[str], console: Console, options: ConsoleOptions) -> int:
+    """Return the columns of the terminal that a table needs if its labels are folded."""
+    from rich.measure import Measurement
+
+    folded = max(map(len, labels), default=0) - _longest_word(labels)
+    return Measurement.get(console, options.update(width=1_000), table).maximum - folded
+
+
+def _longest_word(labels: Sequence[str]) -> int:
+    return min(24, max((len(word) for label in labels for word in label.split()), default=0))
+
+
+def _table(rest: Sequence[str], first: str = "method", marks: bool = False, labels: Sequence[str] = ()) -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(first, overflow="fold")  # in a narrow terminal the label is folded, never a number
+    table.add_column(first, overflow="fold", min_width=_longest_word(labels))  # in a narrow terminal the label is folded, never a number
     if marks:
         table.add_column("")
     for heading in rest:
@@ -218,27 +260,43 @@ def _table(rest: Sequence[str], first: str = "method", marks: bool = False) -> T
     return table
 
 
-def _summary(found: Sequence[Group], labels: Sequence[Sequence[Text]]) -> Table:
+def _summary(found: Sequence[Group], labels: Sequence[Sequence[Text]]) -> RenderableType:
     from rich.text import Text
 
-    headings = [heading.replace(" ", "\n").replace("parameters", "param.") for heading, _ in MEASURES.values()]
-    table = _table(headings, marks=len(labels[0]) > 1)
-    top = best(found)
-    for group, label in zip(found, labels, strict=True):
-        if not group.done:
-            table.add_row(*label, Text("failed", style="red"), *["–"] * (len(MEASURES) - 1))
-            continue
-        texts = [group.value(name).text(digits, std=name == "average") for name, (_, digits) in MEASURES.items()]
-        table.add_row(*label, Text(texts[0], style="bold green" if group is top else ""), *texts[1:])
-    return table
+    top, plain = best(found), [group.label for group in found]
+    names = {heading: name for name, (heading, _) in MEASURES.items()}
+
+    def make(shown: Sequence[str]) -> Table:
+        headings = [heading.replace(" ", "\n").replace("parameters", "param.") for heading in shown]
+        table = _table(headings, marks=len(labels[0]) > 1, labels=plain)
+        for group, label in zip(found, labels, strict=True):
+            if not group.done:
+                table.add_row(*label, Text("failed", style="red"), *["–"] * (len(shown) - 1))
+                continue
+            texts = [group.value(names[h]).text(MEASURES[names[h]][1], std=names[h] == "average") for h in shown]
+            table.add_row(*label, Text(texts[0], style="bold green" if group is top else ""), *texts[1:])
+        return table
+
+    return _Fitting(make, list(names), LAST, plain)
 
 
-def _per_task(found: Sequence[Group], labels: Sequence[Sequence[Text]], start: int) -> Table:
-    stop = min(start + CHUNK, _tasks(found))
-    table = _table([str(u + 1) for u in range(start, stop)], marks=len(labels[0]) > 1)
-    for group, label in zip(found, labels, strict=True):
-        table.add_row(*label, *(value.text(1, std=False) for value in group.per_task[start:stop]))
-    return table
+class _PerTask:
+    """Accuracy on each task after the last one: as many tasks side by side as the terminal has room for, at most CHUNK."""
+
+    def __init__(self, found: Sequence[Group], labels: Sequence[Sequence[Text]]) -> None:
+        self.found, self.labels, self.plain = found, labels, [group.label for group in found]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        tasks = _tasks(self.found)
+        fits = (n for n in range(min(CHUNK, tasks), 1, -1) if _width(self._table(0, n), self.plain, console, options) <= options.max_width)
+        size = math.ceil(tasks / math.ceil(tasks / next(fits, 1)))  # tables of nearly the same width
+        yield from (self._table(start, min(start + size, tasks)) for start in range(0, tasks, size))
+
+    def _table(self, start: int, stop: int) -> Table:
+        table = _table([str(u + 1) for u in range(start, stop)], marks=len(self.labels[0]) > 1, labels=self.plain)
+        for group, label in zip(self.found, self.labels, strict=True):
+            table.add_row(*label, *(value.text(1, std=False) for value in group.per_task[start:stop]))
+        return table
 
 
 def _matrix(group: Group) -> Table:
