@@ -13,7 +13,7 @@ from selfless.cli import app
 from selfless.metrics import paired_t_interval
 from selfless.preserve import MAS, NoPreserver
 from selfless.runner.plan import parse_method
-from selfless.sparsify import SLNID, DeCov
+from selfless.sparsify import SLNID, DeCov, NoSparsifier
 from tests.cli.small_commands import small
 
 runner = CliRunner()
@@ -34,6 +34,8 @@ def compared(stream: str, out: Path, *words: str) -> list[str]:
         ("lwf:1+slnid:1e-3+decov:1e-2", {"preserve": LwF(1.0), "sparsify": SLNID(1e-3) + DeCov(1e-2)}),
         ("selfless.preserve:MAS:0.1+decov", {"preserve": MAS(0.1), "sparsify": DeCov()}),
         ("none", {"preserve": NoPreserver()}),
+        ("none + slnid:1e-3", {"preserve": NoPreserver(), "sparsify": SLNID(1e-3)}),
+        ("mas:0.1+none", {"preserve": MAS(0.1), "sparsify": NoSparsifier()}),
     ],
 )
 def test_a_method_names_a_preserver_or_a_sparsifier_or_both(text: str, fields: dict[str, object]) -> None:
@@ -74,7 +76,9 @@ def test_what_a_method_does_not_name_comes_from_the_flags_and_the_file(stream: s
     ("methods", "says"),
     [
         (["mas:0.1"], "compare takes two different methods or more"),
-        (["mas:0.1", "mas:1e-1"], "compare takes two different methods or more"),
+        (["mas:0.1", "mas:1e-1"], "here there is only mas:0.1, with what --preserve"),
+        (["mas:0.1", "mas:0.1+slnid:1e-3", "--sparsify", "slnid:1e-3"], "here there is only mas:0.1 + slnid:0.001"),
+        (["mas:0.1", "selfless.terms:Term:1"], "its classes must be subclasses of Preserver or Sparsifier"),
         (["mas:0.1", "slnidd:1e-3"], "no method is called 'slnidd'. Did you mean 'slnid'?"),
         (["mas:0.1", "joint"], "Joint training is a stream"),
         (["mas:0.1", "recommended"], "selfless run --preserve recommended"),
@@ -85,3 +89,18 @@ def test_a_wrong_method_is_one_clear_message(methods: list[str], says: str, stre
     assert done.exit_code == 1
     assert says in " ".join(done.stderr.split())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_best_is_that_without_old_data(stream: str, tmp_path: Path) -> None:
+    words = compared(stream, tmp_path, "mas:0.1", "none", "replay:1,samples=50", "--seeds", "2")
+    value = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    assert value["uses_old_data"] == ["replay:1,samples=50"]
+    assert value["best"] in ("mas:0.1", "none")
+    assert "the best without old data" in " ".join(runner.invoke(app, words).output.split())
+
+
+def test_recommended_is_refused_because_it_brings_settings_of_its_own(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["compare", "slnid:1e-3", "decov:1e-3", "--preserve", "recommended", "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "recommended brings settings of its own; name its methods instead" in " ".join(done.stderr.split())

@@ -10,6 +10,7 @@ import pytest
 
 from selfless import MAS, SLNID, metrics, report
 from selfless.report.gaps import gaps
+from selfless.report.groups import best
 from tests.report.samples import PLAIN, SPARSE, made
 
 
@@ -34,6 +35,20 @@ def test_a_seed_without_an_average_is_left_out() -> None:
     unknown = np.array([[np.nan, np.nan, np.nan], [np.nan, np.nan, np.nan], [np.nan, np.nan, 0.9]])
     found = gaps(report.groups([*results, *(made(other, seed, accuracy=unknown) for seed in range(3))]))
     assert [gap.group.label for gap in found] == ["mas:0.1"]
+
+
+def test_a_method_with_failed_seeds_is_not_the_best_unless_all_have_some() -> None:
+    results = [made(PLAIN, seed, drop=0.1) for seed in range(5)] + [made(SPARSE, seed, drop=0.01) for seed in range(2)]
+    broken = [dataclasses.replace(made(SPARSE, seed), status="failed", error="diverged") for seed in range(2, 5)]
+    top = best(report.groups([*results, *broken]))
+    assert top is not None
+    assert top.label == "mas:0.1"
+    (gap,) = gaps(report.groups([*results, *broken]))
+    assert gap.mean > 0  # ahead on the two seeds that it finished
+    all_broken = [*results, *broken, dataclasses.replace(made(PLAIN, 5), status="failed", error="diverged")]
+    top = best(report.groups(all_broken))
+    assert top is not None
+    assert top.label == "mas:0.1 + slnid:0.001"
 
 
 def test_the_page_and_the_table_show_them(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ EXAMPLES = """[bold]Examples[/bold]
 @with_run_options
 def compare(
     methods: Annotated[
-        list[str], typer.Argument(metavar="METHOD…", help="A preserver, a sparsifier or both, joined by +, as in mas:0.1+slnid:1e-3.")
+        list[str], typer.Argument(metavar="METHOD", help="A preserver, a sparsifier or both, joined by +, as in mas:0.1+slnid:1e-3.")
     ],
     *,
     seeds: Annotated[int | None, typer.Option(help="How many seeds, from --seed up.", show_default="5", rich_help_panel="Training")] = None,
@@ -45,10 +45,17 @@ def compare(
 
         flags = with_limit({**flags, "seeds": seeds})
         plans = [plan(config, {**flags, **parse_method(text)}, force=force, seeds=SEEDS) for text in methods]
+        if any(planned.recommended is not None for planned in plans):
+            raise ValueError(
+                "recommended brings settings of its own; name its methods instead, which selfless run --preserve recommended shows"
+            )
         runs = list(dict.fromkeys(run for planned in plans for run in planned.runs))
-        if len({run.method for run in runs}) < 2:
-            raise ValueError("compare takes two different methods or more, as in: selfless compare mas:0.1 mas:0.1+slnid:1e-3")
+        if len(different := {run.method for run in runs}) < 2:
+            same = f"; here there is only {min(different)}, with what --preserve, --sparsify and the file add" if len(methods) > 1 else ""
+            raise ValueError(f"compare takes two different methods or more{same}. As in: selfless compare mas:0.1+none mas:0.1+slnid:1e-3")
         options = plans[0].options
         results = train_with_progress(runs, options, as_json=as_json, log=log)
         assert options.out is not None  # `plan` gives every command a folder
+        if not as_json and len(plans[0].runs) == 1:
+            typer.echo("differences need two seeds or more: --seeds 5", err=True)
         show_results(results, options.out, as_json)

@@ -35,7 +35,7 @@ def show_results(results: Sequence[Result], out: Path, as_json: bool) -> None:
 def _print_json(results: Sequence[Result], out: Path) -> None:
     from selfless.metrics import spread
     from selfless.report.gaps import gaps
-    from selfless.report.groups import best, groups
+    from selfless.report.groups import best, groups, uses_old_data
 
     methods: dict[str, list[float]] = {}
     for r in results:
@@ -46,6 +46,7 @@ def _print_json(results: Sequence[Result], out: Path) -> None:
     found = groups(results)
     if (top := best(found)) is not None and (others := gaps(found)):
         payload["best"] = top.run.method
+        payload["uses_old_data"] = [group.run.method for group in found if uses_old_data(group.run)]
         payload["beside"] = {g.group.run.method: {"difference": g.mean, "low": g.low, "high": g.high, "seeds": g.seeds} for g in others}
     if len(averages) == 1:
         payload["average"] = next(iter(averages.values()))

@@ -27,11 +27,11 @@ class Gap(NamedTuple):
 
 
 HEADINGS = ["difference", "95 % interval", "seeds ahead"]
-MOST = 20  # methods that are shown
+MOST = 20  # methods that a table shows
 
 
 def gaps(found: Sequence[Group]) -> list[Gap]:
-    """Return the groups nearest to the best one beside it; those that share fewer than two seeds with it are left out."""
+    """Return the groups beside the best one, the nearest first; those that share fewer than two seeds with it are left out."""
     top = best(found)
     if top is None:
         return []
@@ -45,4 +45,4 @@ def gaps(found: Sequence[Group]) -> list[Gap]:
         a, b = zip(*pairs, strict=True)
         low, high = paired_t_interval(a, b)
         made.append(Gap(group, sum(x - y for x, y in pairs) / len(pairs), low, high, sum(x > y for x, y in pairs), len(pairs)))
-    return sorted(made, key=lambda gap: -gap.mean)[:MOST]
+    return sorted(made, key=lambda gap: -gap.mean)

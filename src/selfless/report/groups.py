@@ -188,9 +188,10 @@ def rivals(found: Sequence[Group]) -> list[Group]:
 
 
 def best(found: Sequence[Group]) -> Group | None:
-    """Return the group with the highest average of `rivals`, if the groups can be compared."""
+    """Return the group with the highest average of `rivals`, if they can be compared; one with failed seeds only if all have some."""
     known = [g for g in rivals(found) if not math.isnan(g.average.mean)]
-    return max(known, key=lambda g: g.average.mean, default=None) if comparable(found) else None
+    whole = [g for g in known if not g.failures]
+    return max(whole or known, key=lambda g: g.average.mean, default=None) if comparable(found) else None
 
 
 def differences(found: Sequence[Mapping[str, Any]]) -> list[str]:

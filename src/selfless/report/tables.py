@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from selfless.report.gaps import HEADINGS, MOST, gaps
-from selfless.report.groups import Group, best, footnotes, groups, measured, number, over_seeds, why_not_compared
+from selfless.report.groups import Group, best, footnotes, groups, measured, number, over_seeds, uses_old_data, why_not_compared
 from selfless.report.places import divide, is_numbered, is_trial, task_heading, task_names, trial_rows
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _markdown(results: Sequence[Result]) -> str:
 
 def _beside(found: Sequence[Group]) -> list[str]:
     """Return a table of every method beside the best one, or why there is none."""
-    top, others = best(found), gaps(found)
+    top, others = best(found), gaps(found)[:MOST]
     if top is None or not others:
         return [why] if (why := why_not_compared(found)) else []
     rows = [[f"beside {top.label}", *HEADINGS], ["---", "---:", "---:", "---:"], *([gap.group.label, *gap.cells] for gap in others)]
@@ -186,8 +186,12 @@ def beside(results: Sequence[Result]) -> RenderableType | None:
             table.add_row(Text(gap.group.label), *(cell for name, cell in zip(HEADINGS, gap.cells, strict=True) if name in shown))
         return table
 
-    what = f"\nBeside {top.label}: points of average accuracy, paired by seed, with the interval of a t test"
-    return Stack(Text(what, style="bold"), _Fitting(make, HEADINGS, HEADINGS[:0:-1], labels), Text())
+    old = not uses_old_data(top.run) and any(uses_old_data(group.run) for group in found)
+    measure = "points of average accuracy, paired by seed; t intervals, each of one comparison alone"
+    what = f"\nBeside {top.label}, the best{' without old data' * old}: {measure}"
+    left = [group.label for group in found if group is not top and all(group is not gap.group for gap in others)]
+    note = [Text(f"Not in the table, because fewer than two seeds have finished: {', '.join(left)}", style="yellow")] if left else []
+    return Stack(Text(what, style="bold"), _Fitting(make, HEADINGS, HEADINGS[:0:-1], labels), *note, Text())
 
 
 def room(results: Sequence[Result]) -> Table:

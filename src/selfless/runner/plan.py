@@ -22,7 +22,7 @@ from selfless.recommendation import NAME, Recommendation, recommend_for_stream
 from selfless.runner.loading import folder_of, load
 from selfless.runner.network_traits import network_traits
 from selfless.runner.options import TrainOptions
-from selfless.sparsify import SPARSIFIERS
+from selfless.sparsify import SPARSIFIERS, NoSparsifier
 from selfless.spec import ON_HELD_OUT, Run
 from selfless.terms import Term, add, parse_all
 
@@ -129,12 +129,19 @@ def _check_whole(name: str, value: Any, explanation: str = "", most: int = 2**31
 
 
 def parse_method(text: str) -> dict[str, Term]:
-    """Return the fields of `Run` that a method names: of "mas:0.1 + slnid:1e-3" both, of "lwf:1+mas:0.1" `preserve`."""
-    either: dict[str, type[Term]] = {**SPARSIFIERS, **PRESERVERS}  # "none" is the preserver
+    """Return the fields of `Run` that a method names: of "mas:0.1 + slnid:1e-3" both, of "lwf:1+mas:0.1" `preserve`.
+
+    "none" is the preserver, and beside another preserver no sparsifier: "mas:0.1 + none".
+    """
+    either: dict[str, type[Term]] = {**SPARSIFIERS, **PRESERVERS}
     found = parse_all(text, either, "method")
-    parts = {
-        field: [term for term in found if term.role == role] for field, role in (("preserve", "preserver"), ("sparsify", "sparsifier"))
-    }
+    if any(term.role not in ("preserver", "sparsifier") for term in found):
+        raise TypeError(f"{text!r} is not a method: its classes must be subclasses of Preserver or Sparsifier (docs/write-your-own.md)")
+    preserve = [term for term in found if term.role == "preserver"]
+    sparsify = [term for term in found if term.role == "sparsifier"]
+    if len(preserve) > 1 and not sparsify and preserve[-1].name == "none":
+        preserve, sparsify = preserve[:-1], [NoSparsifier()]
+    parts = {"preserve": preserve, "sparsify": sparsify}
     return {field: terms[0] if len(terms) == 1 else add(terms) for field, terms in parts.items() if terms}
 
 
