@@ -265,10 +265,12 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
         name = f"{name}:{attribute}"
         kinds = {name: _import_term(name, what)}
     if name not in kinds:
-        close = difflib.get_close_matches(name.lower(), kinds, n=1)
+        close = difflib.get_close_matches(name.lower(), kinds, n=1, cutoff=0.7)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         if name.lower() == "joint":  # the upper bound in every table, but not a method
-            hint = " Joint training is a stream: --stream joint-permuted-mnist --preserve none."
+            hint = (
+                " Joint training is a stream: selfless run --stream joint-permuted-mnist --preserve none, or joint- before another stream."
+            )
         if kind := _kind_of(name):
             field = "sparsify" if kind.role == "sparsifier" else "preserve"
             spelled = text.strip().replace(name, kind.spelling(), 1)

@@ -75,9 +75,11 @@ def test_what_a_method_does_not_name_comes_from_the_flags_and_the_file(stream: s
 @pytest.mark.parametrize(
     ("methods", "says"),
     [
-        (["mas:0.1"], "compare takes two different methods or more"),
-        (["mas:0.1", "mas:1e-1"], "here there is only mas:0.1, with what --preserve"),
-        (["mas:0.1", "mas:0.1+slnid:1e-3", "--sparsify", "slnid:1e-3"], "here there is only mas:0.1 + slnid:0.001"),
+        (["mas:0.1"], "compare takes two methods or more"),
+        (["mas:0.1", "mas:1e-1"], "mas:0.1 and mas:1e-1 are both mas:0.1 here"),
+        (["mas:0.1", "mas:0.1+slnid:1e-3", "--sparsify", "slnid:1e-3"], "are both mas:0.1 + slnid:0.001 here; +none names no sparsifier"),
+        (["mas:0.1", "ewc", "--preserve", "lwf"], "every METHOD names a preserver, so --preserve lwf would not be used"),
+        (["none", "slnid", "--preserve", "mas"], "none means no preserver, so it does not use --preserve mas"),
         (["mas:0.1", "selfless.terms:Term:1"], "its classes must be subclasses of Preserver or Sparsifier"),
         (["mas:0.1", "slnidd:1e-3"], "no method is called 'slnidd'. Did you mean 'slnid'?"),
         (["mas:0.1", "joint"], "Joint training is a stream"),
@@ -104,3 +106,16 @@ def test_recommended_is_refused_because_it_brings_settings_of_its_own(tmp_path: 
     done = runner.invoke(app, ["compare", "slnid:1e-3", "decov:1e-3", "--preserve", "recommended", "--out", str(tmp_path)])
     assert done.exit_code == 1
     assert "recommended brings settings of its own; name its methods instead" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_error_in_a_method_of_ones_own_names_its_file_and_line(
+    workers: str, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["from selfless import MAS", "class Boom(MAS):", "    def consolidate(self, *given):", "        raise RuntimeError('boom')"]
+    (tmp_path / f"boom_{workers}.py").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["compare", "mas:0.1", f"boom_{workers}:Boom:0.1", *small(stream, tmp_path / "out")[1:], "--seeds", "2", "--workers", workers]
+    done = runner.invoke(app, words)
+    assert done.exit_code == 1
+    assert f"boom_{workers}.py, line 4: RuntimeError: boom" in " ".join(done.stderr.split())

@@ -66,7 +66,7 @@ def test_a_limit_in_a_file_is_an_option_of_the_stream(tmp_path: Path) -> None:
         (["--preserve", "mass:0.1"], "Did you mean 'mas'"),
         (["--preserve", "slnid:1e-3"], "slnid is a sparsifier: --sparsify slnid:1e-3"),
         (["--sparsify", "mas:0.1"], "mas is a preserver: --preserve mas:0.1"),
-        (["--preserve", "joint"], "Joint training is a stream: --stream joint-permuted-mnist"),
+        (["--preserve", "joint"], "Joint training is a stream: selfless run --stream joint-permuted-mnist"),
         (["--sparsify", "slnid:much"], "not a number"),
         (["--preserve", "ewc:10,alpha=function,alpha=loss"], "gives alpha twice"),
         (["--preserve", "ewc:10,alpha=norm"], "choose one of 'loss', 'function'"),

@@ -57,11 +57,13 @@ def reporting_errors(as_json: bool = False, stopped: str = "stopped; the same co
 
 def _message(error: Exception) -> str | None:
     """Return what to print of an error that a user can correct; None for a bug. An error of the user's own code names its file."""
-    if isinstance(error, USER_ERRORS):
-        return None if type(error) is RuntimeError and "CUDA" in str(error) else str(error) or type(error).__name__
     from selfless.inputs import describe_error, own_place
 
-    return describe_error(error) if own_place(error) is not None else None
+    if own_place(error) is not None:
+        return describe_error(error)
+    if not isinstance(error, USER_ERRORS) or (type(error) is RuntimeError and "CUDA" in str(error)):
+        return None
+    return str(error) or type(error).__name__
 
 
 def print_error(message: str) -> None:

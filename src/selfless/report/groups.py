@@ -181,10 +181,9 @@ def uses_old_data(run: Run) -> bool:
 
 
 def rivals(found: Sequence[Group]) -> list[Group]:
-    """Return the finished groups that are compared: those that do not use old data, if there are at least two."""
+    """Return the finished groups of which one is the best: those that do not use old data, if there is one."""
     done = [g for g in found if g.done]
-    plain = [g for g in done if not uses_old_data(g.run)]
-    return plain if len(plain) > 1 else done
+    return [g for g in done if not uses_old_data(g.run)] or done
 
 
 def best(found: Sequence[Group]) -> Group | None:

@@ -36,7 +36,7 @@ class Pair(NamedTuple):
 
 
 def headline(results: Sequence[Result]) -> Headline:
-    """Return the gain of a sparsifier if a method ran with and without one; else the best method; else what was run."""
+    """Return the gain of a sparsifier if the best method ran with and without one; else the best method; else what was run."""
     found = groups(results)
     finished = [g for g in found if g.done]
     done = [g for g in finished if all(r.is_evaluated for r in g.done)]
@@ -44,21 +44,39 @@ def headline(results: Sequence[Result]) -> Headline:
         return _partly_known(finished[0])
     if not done:
         return Headline("No run has finished." if not found else f"{_count(len(results), 'run').capitalize()} failed, none finished.")
-    if pairs := _pairs(done):
-        others = sum(pair.alone is pairs[0].alone for pair in pairs)
-        return _compare(pairs[0], others, _names(done))
-    first = best(done)
+    first, pairs = best(done), _pairs(done)
+    if pairs and (first is None or len(done) == 2 or any(first in pair for pair in pairs)):
+        shown = next((pair for pair in pairs if first in pair), pairs[0])
+        return _compare(shown, sum(pair.alone is shown.alone for pair in pairs), _names(done))
     if first is None:
         many = f"{_count(len(done), 'set').capitalize()} of runs that are not comparable: see each row."
         return _single(done[0]) if len(done) == 1 else Headline(many)
     compared, names = rivals(done), _names(done)
-    second = max((g for g in compared if g is not first), key=lambda g: g.average.mean)
+    second = max((g for g in compared if g is not first), key=lambda g: g.average.mean, default=None)
     which = " without old data" if len(compared) < len(done) else ""
-    return Headline(
-        f"{names[first]} has the highest average of {_count(len(compared), 'method')}{which}: {_percent(first)} "
-        f"over {_count(first.tasks, 'task')}; then {names[second]}, {_percent(second)}.",
-        _seeds(first) + _warning(first, second),
-    )
+    if second is None:
+        other = max((g for g in done if g is not first), key=lambda g: g.average.mean)
+        sentence = f"{names[first]} has {_percent(first)} {_over(first)}; {names[other]} {_percent(other)}."
+        return Headline(sentence, _seeds(first) + _apart(first, other) + _warning(first, other))
+    many, tasks = f"{_count(len(compared), 'method')}{which}", _count(first.tasks, "task")
+    if first.average.mean == second.average.mean:
+        sentence = f"{names[first]} and {names[second]} have the same average, the highest of {many}: {_percent(first)} over {tasks}."
+    else:
+        sentence = (
+            f"{names[first]} has the highest average of {many}: {_percent(first)} over {tasks}; then {names[second]}, {_percent(second)}."
+        )
+    return Headline(sentence, _seeds(first) + _apart(first, second) + _warning(first, second))
+
+
+def _apart(first: Group, second: Group) -> str:
+    """Return the interval of the difference of two groups, paired by seed; "" if they share fewer than two seeds."""
+    a, b = ({r.run.seed: r.average for r in g.done} for g in (first, second))
+    seeds = sorted(a.keys() & b.keys())
+    if len(seeds) < 2 or first.average.mean == second.average.mean:
+        return ""
+    low, high = paired_t_interval([a[s] for s in seeds], [b[s] for s in seeds])
+    which = ", so the order of the two is open" if low <= 0 <= high else ""
+    return f" The 95 % interval of their difference is {signed(low)} to {signed(high)} points (paired t test){which}."
 
 
 def _single(group: Group) -> Headline:
@@ -128,7 +146,8 @@ def _compare(pair: Pair, rivals: int, names: Mapping[Group, str]) -> Headline:
     moved = abs(free - before) >= 0.005  # False where either is NaN
     if low <= 0 <= high:
         tail = f" The first leaves {100 * free:.0f} % of the parameters free, the second {100 * before:.0f} %." if moved else ""
-        sentence = f"{name} and {other} are level within the spread over seeds: {first} and {second} {_over(method)}.{tail}"
+        told = "cannot be told apart by these seeds" if len(seeds) > 1 else "have the same average"
+        sentence = f"{name} and {other} {told}: {first} and {second} {_over(method)}.{tail}"
     else:
         joined = "and" if (free > before) == (gain > 0) else "but"
         tail = f", {joined} leaves {100 * free:.0f} % of the parameters free instead of {100 * before:.0f} %" if moved else ""

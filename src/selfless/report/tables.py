@@ -31,7 +31,8 @@ LAST = ("FWT", "BWT", "free neurons", "free parameters", "forgetting")  # what a
 CAPTION = "In percent, after the last task; mean ± standard deviation over seeds."
 BESIDE = (
     "Differences of the average accuracy in points, paired by seed; 95 % interval of the t test, of each comparison alone. The best is "
-    f"that of methods without old data. Methods that share fewer than two seeds with it are left out, and all but the nearest {MOST}."
+    "that of methods without old data, if there is one. Methods that share fewer than two seeds with it are left out, and all but the "
+    f"nearest {MOST}."
 )
 TRIALS = ["method", "stream, network", "seeds", "held-out accuracy"]
 CHUNK = 10  # tasks side by side in a terminal

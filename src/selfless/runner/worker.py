@@ -58,11 +58,11 @@ def read_runs(job: dict[str, Any]) -> list[Run]:
 def describe_failure(error: Exception) -> dict[str, Any]:
     """Return the message for an error that a user can correct; raise any other again. `errno` tells a full disk from other errors."""
     about = {"is_data_error": isinstance(error, DataError), "errno": getattr(error, "errno", None)}
+    if own_place(error) is not None:
+        return about | {"error": describe_error(error)}
     if isinstance(error, ValueError | TypeError | RuntimeError | OSError):
         return about | {"error": str(error)}
-    if own_place(error) is None:
-        raise error
-    return about | {"error": describe_error(error)}
+    raise error
 
 
 if __name__ == "__main__":
