@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from selfless import MAS, SLNID, DERpp, LwF, Replay, metrics, report
+from selfless import MAS, SLNID, DERpp, LwF, PackNet, Replay, metrics, report
 from selfless.data.description import DataDescription, TaskDescription
 from selfless.report.groups import best
 from tests.report.samples import PAIR, PLAIN, SPARSE, failed, made, noted, shown
@@ -75,6 +75,20 @@ def test_a_method_that_uses_old_data_is_marked_and_no_rival():
     assert re.match(r"MAS has [\d.]+ % on average over three tasks; Replay \(uses old data\) [\d.]+ %\.", said)
     for show in (report.markdown, report.latex, report.csv, shown):
         assert "uses old data" in show(results)
+
+
+def test_a_method_that_is_told_the_task_is_marked_where_others_are_not():
+    def described(first_columns):
+        tasks = tuple(TaskDescription(f"{c}", range(c, c + 2), ("a", "b")) for c in first_columns)
+        return DataDescription((1, 2, 2), (1, 2, 2), "uint8", None, None, max(first_columns) + 2, tasks)
+
+    shared, own = described((0, 0, 0)), described((0, 2, 4))
+    packed = dataclasses.replace(PLAIN, preserve=PackNet(0.75))
+    assert "is told the task of each input" in " ".join(report.groups([made(packed, data=shared)])[0].remarks)
+    assert "is told" not in " ".join(report.groups([made(packed, data=own)])[0].remarks)  # with a head each all methods are told it
+    assert "is told" not in " ".join(report.groups([made(PLAIN, data=shared)])[0].remarks)
+    lost = dataclasses.replace(packed, scenario="domain")
+    assert "classified by the network of the newest task" in " ".join(report.groups([made(lost, data=shared)])[0].remarks)
 
 
 def test_the_headline_names_the_best_if_it_is_not_of_the_pair():

@@ -114,7 +114,7 @@ class Group:
 
     @cached_property
     def remarks(self) -> tuple[str, ...]:
-        """Footnotes: chosen on test data, other versions of a user's files, failed runs, notes on the data."""
+        """Footnotes: chosen on test data, other versions of a user's files, failed runs, what it is told, notes on the data."""
         texts = [ON_TEST] if self.on_test else []
         if len(versions := {str(r.about.get("made_from", "")) for r in self.results}) > 1:
             texts.append(f"its seeds were trained with {len(versions)} versions of your data, network or method: train all of them again")
@@ -122,6 +122,11 @@ class Group:
             seeds = {why: [str(s) for s, w in self.failures.items() if w == why] for why in self.failures.values()}
             reasons = "; ".join(f"seed{'s' * (len(which) > 1)} {', '.join(which)}: {why}" for why, which in seeds.items())
             texts.append(f"{len(self.failures)} of {len(self.results)} runs failed ({reasons})")
+        if any(term.needs_task for term in self.run.preserve.parts):
+            if self.run.scenario != "task":
+                texts.append("the task is not known in this scenario: every input is classified by the network of the newest task")
+            elif self.done and _shares_head(self.done[0]):
+                texts.append("is told the task of each input, although the tasks share one head; methods without this mark are not")
         unknown = [name.replace("_", " ") for name in FREE if self.done and math.isnan(self.value(name).mean)]
         if "free parameters" in unknown:
             texts.append(f"{' and '.join(unknown)}: not measured, because {self.run.preserve} measures no importance")
@@ -146,7 +151,7 @@ def footnotes(found: Sequence[Group]) -> tuple[list[str], list[tuple[str, str]]]
     texts = dict.fromkeys(text for group in found for text in group.remarks)
     numbers = iter(range(1, len(texts) + 1))
     marks = {text: "†" if text == ON_TEST else str(next(numbers)).translate(SUPERSCRIPT) for text in texts}
-    return [" ".join(marks[text] for text in group.remarks) for group in found], [(mark, text) for text, mark in marks.items()]
+    return [" ".join(marks[text] for text in texts if text in group.remarks) for group in found], [(m, text) for text, m in marks.items()]
 
 
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -173,6 +178,11 @@ def _differing(found: Sequence[Group]) -> list[str]:
         "epochs": {g.run.epochs for g in found},
     }
     return [name for name, different in values.items() if len(different) > 1]
+
+
+def _shares_head(result: Result) -> bool:
+    """Return whether all tasks of a run have the same output columns; False if that was not recorded."""
+    return result.data is not None and len(result.data.tasks) > 1 and len({task.columns for task in result.data.tasks}) == 1
 
 
 def uses_old_data(run: Run) -> bool:
