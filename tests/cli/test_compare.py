@@ -77,6 +77,7 @@ def test_what_a_method_does_not_name_comes_from_the_flags_and_the_file(stream: s
     [
         (["mas:0.1"], "compare takes two methods or more"),
         (["mas:0.1", "mas:1e-1"], "mas:0.1 and mas:1e-1 are both mas:0.1 here"),
+        (["mas:0.1", "ewc", "mas:0.1"], "mas:0.1 and mas:0.1 are both mas:0.1 here"),
         (["mas:0.1", "mas:0.1+slnid:1e-3", "--sparsify", "slnid:1e-3"], "are both mas:0.1 + slnid:0.001 here; +none names no sparsifier"),
         (["mas:0.1", "ewc", "--preserve", "lwf"], "every METHOD names a preserver, so --preserve lwf would not be used"),
         (["none", "slnid", "--preserve", "mas"], "none means no preserver, so it does not use --preserve mas"),

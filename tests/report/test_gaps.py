@@ -45,6 +45,10 @@ def test_a_method_with_failed_seeds_is_not_the_best_unless_all_have_some() -> No
     assert top.label == "mas:0.1"
     (gap,) = gaps(report.groups([*results, *broken]))
     assert gap.mean > 0  # ahead on the two seeds that it finished
+    other = [dataclasses.replace(r, run=r.run.replace(preserve="lwf:1", sparsify="none")) for r in (*results[5:], *broken)]
+    said = str(report.headline([*results[:5], *other]))
+    assert said.startswith("MAS has ")  # the only one without failed seeds; the other one is named, with its failures
+    assert "3 of 5 runs of LwF failed" in said
     all_broken = [*results, *broken, dataclasses.replace(made(PLAIN, 5), status="failed", error="diverged")]
     top = best(report.groups(all_broken))
     assert top is not None

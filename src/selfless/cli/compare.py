@@ -60,9 +60,10 @@ def compare(
         first: dict[Run, str] = {}
         for text, fields, planned in zip(methods, named, plans, strict=True):
             run = planned.runs[0]
-            if (other := first.setdefault(run, text)) is not text:
+            if run in first:
                 hint = "; +none names no sparsifier where a flag or the file has one" if "sparsify" in fields else ""
-                raise ValueError(f"{other} and {text} are both {run.method} here{hint}")
+                raise ValueError(f"{first[run]} and {text} are both {run.method} here{hint}")
+            first[run] = text
         runs = [run for planned in plans for run in planned.runs]
         options = plans[0].options
         results = train_with_progress(runs, options, as_json=as_json, log=log)

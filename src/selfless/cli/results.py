@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from selfless.spec import Result
 
 
-MOST = 10  # runs whose folders are listed
+MOST = 10  # runs whose folders are listed; more only if their strengths were measured
 
 
 def show_results(results: Sequence[Result], out: Path, as_json: bool) -> None:
@@ -67,9 +67,10 @@ def _print_table(results: Sequence[Result], out: Path) -> None:
     console.print(report.terminal(results))
     others = report.beside(results)
     console.print(str(report.headline(results)) if others is None else others)
-    if len(results) > MOST:
+    if len(results) > MOST and not any(result.about.get("strengths") for result in results):
         console.print(Text.assemble((f"{len(results)} runs:", "dim"), f" {out}"), soft_wrap=True)
-    for result in results if len(results) <= MOST else ():
+        return
+    for result in results:
         strengths = ", ".join(f"{name}:{value:.3g}" for name, value in result.about.get("strengths", {}).items())
         measured = f" (measured: {strengths})" if strengths else ""
         what = f"{result.run.method}, seed {result.run.seed}{measured}:"

@@ -27,7 +27,7 @@ class Gap(NamedTuple):
 
 
 HEADINGS = ["difference", "95 % interval", "seeds ahead"]
-MOST = 20  # methods that a table shows
+SHOWN = 20  # methods that a table shows
 
 
 def gaps(found: Sequence[Group]) -> list[Gap]:

@@ -191,16 +191,19 @@ def uses_old_data(run: Run) -> bool:
 
 
 def rivals(found: Sequence[Group]) -> list[Group]:
-    """Return the finished groups of which one is the best: those that do not use old data, if there is one."""
+    """Return the finished groups of which one is the best: those that do not use old data, and of these those without failed seeds.
+
+    A condition that no group meets is dropped.
+    """
     done = [g for g in found if g.done]
-    return [g for g in done if not uses_old_data(g.run)] or done
+    plain = [g for g in done if not uses_old_data(g.run)] or done
+    return [g for g in plain if not g.failures] or plain
 
 
 def best(found: Sequence[Group]) -> Group | None:
-    """Return the group with the highest average of `rivals`, if they can be compared; one with failed seeds only if all have some."""
+    """Return the group with the highest average of `rivals`, if the groups can be compared."""
     known = [g for g in rivals(found) if not math.isnan(g.average.mean)]
-    whole = [g for g in known if not g.failures]
-    return max(whole or known, key=lambda g: g.average.mean, default=None) if comparable(found) else None
+    return max(known, key=lambda g: g.average.mean, default=None) if comparable(found) else None
 
 
 def differences(found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from selfless.metrics import forgetting, paired_t_interval
+from selfless.report.gaps import gaps
 from selfless.report.groups import ON_TEST, USES_OLD_DATA, Group, Value, best, groups, number, over_seeds, rivals, signed, uses_old_data
 
 if TYPE_CHECKING:
@@ -51,32 +52,31 @@ def headline(results: Sequence[Result]) -> Headline:
     if first is None:
         many = f"{_count(len(done), 'set').capitalize()} of runs that are not comparable: see each row."
         return _single(done[0]) if len(done) == 1 else Headline(many)
+    return _leading(first, done)
+
+
+def _leading(first: Group, done: Sequence[Group]) -> Headline:
+    """Return by how much the best group leads the next one."""
     compared, names = rivals(done), _names(done)
+    rest = [g for g in done if g not in compared]
     second = max((g for g in compared if g is not first), key=lambda g: g.average.mean, default=None)
-    which = " without old data" if len(compared) < len(done) else ""
-    if second is None:
-        other = max((g for g in done if g is not first), key=lambda g: g.average.mean)
-        sentence = f"{names[first]} has {_percent(first)} {_over(first)}; {names[other]} {_percent(other)}."
-        return Headline(sentence, _seeds(first) + _apart(first, other) + _warning(first, other))
-    many, tasks = f"{_count(len(compared), 'method')}{which}", _count(first.tasks, "task")
+    if second is None:  # the others use old data or have failed seeds
+        second = max(rest, key=lambda g: g.average.mean)
+        sentence = f"{names[first]} has {_percent(first)} {_over(first)}; {names[second]} {_percent(second)}."
+        return Headline(sentence, _seeds(first) + _warning(first, second))
+    lacks = ["old data"] * any(uses_old_data(g.run) for g in rest) + ["failed seeds"] * any(g.failures for g in rest)
+    many = _count(len(compared), "method") + f" without {' and '.join(lacks)}" * bool(lacks)
+    at = f"{_percent(first)} over {_count(first.tasks, 'task')}"
     if first.average.mean == second.average.mean:
-        sentence = f"{names[first]} and {names[second]} have the same average, the highest of {many}: {_percent(first)} over {tasks}."
-    else:
-        sentence = (
-            f"{names[first]} has the highest average of {many}: {_percent(first)} over {tasks}; then {names[second]}, {_percent(second)}."
-        )
-    return Headline(sentence, _seeds(first) + _apart(first, second) + _warning(first, second))
-
-
-def _apart(first: Group, second: Group) -> str:
-    """Return the interval of the difference of two groups, paired by seed; "" if they share fewer than two seeds."""
-    a, b = ({r.run.seed: r.average for r in g.done} for g in (first, second))
-    seeds = sorted(a.keys() & b.keys())
-    if len(seeds) < 2 or first.average.mean == second.average.mean:
-        return ""
-    low, high = paired_t_interval([a[s] for s in seeds], [b[s] for s in seeds])
-    which = ", so the order of the two is open" if low <= 0 <= high else ""
-    return f" The 95 % interval of their difference is {signed(low)} to {signed(high)} points (paired t test){which}."
+        sentence = f"{names[first]} and {names[second]} have the same average, the highest of {many}: {at}."
+        return Headline(sentence, _seeds(first) + _warning(first, second))
+    sentence = f"{names[first]} has the highest average of {many}: {at}; then {names[second]}, {_percent(second)}."
+    support = _seeds(first)
+    for gap in gaps(done):
+        if gap.group is second:
+            support += f" The 95 % interval of their difference is {signed(-gap.high)} to {signed(-gap.low)} points (paired t test)"
+            support += ", so the order of the two is open." if gap.low <= 0 <= gap.high else "."
+    return Headline(sentence, support + _warning(first, second))
 
 
 def _single(group: Group) -> Headline:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selfless.report.claims import claim_rows, profiles_of
-from selfless.report.gaps import HEADINGS, gaps
-from selfless.report.gaps import MOST as MOST_GAPS
+from selfless.report.gaps import HEADINGS, SHOWN, gaps
 from selfless.report.groups import Group, best, differences, footnotes, groups, settings, why_not_compared
 from selfless.report.headline import headline
 from selfless.report.markup import breakable, counted, inches, inline, link
@@ -98,7 +97,7 @@ def _content(place: Place, here: Path, out: Path) -> Content:
         drawn = tuple(r for g in best_first[:MOST] for r in g.results)
     flat = [settings(g.results[0]) for g in found]
     apart = differences(flat)
-    point, nearest = headline(results), gaps(found)[:MOST_GAPS]
+    point, nearest = headline(results), gaps(found)[:SHOWN]
     rows = [
         {
             "group": group,

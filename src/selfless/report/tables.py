@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from selfless.report.gaps import HEADINGS, MOST, gaps
+from selfless.report.gaps import HEADINGS, SHOWN, gaps
 from selfless.report.groups import Group, best, footnotes, groups, measured, number, over_seeds, uses_old_data, why_not_compared
 from selfless.report.places import divide, is_numbered, is_trial, task_heading, task_names, trial_rows
 
@@ -32,7 +32,7 @@ CAPTION = "In percent, after the last task; mean ± standard deviation over seed
 BESIDE = (
     "Differences of the average accuracy in points, paired by seed; 95 % interval of the t test, of each comparison alone. The best is "
     "that of methods without old data, if there is one. Methods that share fewer than two seeds with it are left out, and all but the "
-    f"nearest {MOST}."
+    f"nearest {SHOWN}."
 )
 TRIALS = ["method", "stream, network", "seeds", "held-out accuracy"]
 CHUNK = 10  # tasks side by side in a terminal
@@ -86,7 +86,7 @@ def _markdown(results: Sequence[Result]) -> str:
 
 def _beside(found: Sequence[Group]) -> list[str]:
     """Return a table of every method beside the best one, or why there is none."""
-    top, others = best(found), gaps(found)[:MOST]
+    top, others = best(found), gaps(found)[:SHOWN]
     if top is None or not others:
         return [why] if (why := why_not_compared(found)) else []
     rows = [[f"beside {top.label}", *HEADINGS], ["---", "---:", "---:", "---:"], *([gap.group.label, *gap.cells] for gap in others)]
