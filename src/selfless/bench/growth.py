@@ -24,7 +24,7 @@ from selfless.bench.table import Row, format_number, make_row
 from selfless.bench.timing import free_bytes, time_call, time_in_turn
 from selfless.data import Source
 
-NUMBERS = 6  # float32 numbers per parameter that a step of the engine holds: θ, momentum, gradient, Ω, θ*, and one temporary
+NUMBERS = {"cuda": 7, "cpu": 9}  # per parameter: θ, momentum, copies of both, gradient, Ω, θ*; on a CPU also c Ω/(1 + c Ω) and its copy
 STEPS = {"cuda": 20, "cpu": 3}  # steps of one measurement
 AXES = {  # what grows: (label of its axis, what is measured)
     "layers": ("hidden layers of 128 neurons", "step"),
@@ -86,7 +86,7 @@ def _title(axis: str, size: int) -> str:
 def _step_seconds(plan: Plan, width: int = 128, layers: int = 2, members: int = 1) -> list[float] | None:
     """Return the seconds of a step of MAS + SLNID in each round; None if the network does not fit in memory."""
     parameters = 785 * width + (layers - 1) * width * (width + 1) + 10 * (width + 1)
-    if 4 * NUMBERS * members * parameters > free_bytes(plan.device):
+    if 4 * NUMBERS[plan.device.type] * members * parameters > free_bytes(plan.device):
         return None
     steps = STEPS[plan.device.type]
     with cheap_weights():

@@ -79,11 +79,11 @@ class Stack:
         fills = device.type == "cuda" and (not self.is_mapped or self._fills_a_gpu())
         self.in_turn = not self.bound and not self.native and (fills or self.is_random)
         self.draws = Draws(len(modules), device) if self.is_random else None
-        if self.bound:
+        if len(modules) == 1:  # one copy of a large network instead of two
             for named, group in ((self.module.named_parameters(), stacks[0]), (self.module.named_buffers(), stacks[1])):
                 for name, tensor in named:
                     tensor.data = group[name][0]
-        else:
+        if not self.bound:
             for name in self.trainable:
                 stacks[0][name].requires_grad_()
         return stacks
