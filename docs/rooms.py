@@ -159,7 +159,7 @@ def picture(source: Path, layers: Sequence[Sequence[str]] = LAYERS) -> str:
     order += sorted(room for room in rooms if room not in order)
     total, shown = (sum(map(len, some.values())) for some in (arrows, drawn))
     lines = [
-        f"{len(rooms)} rooms, {total} imports between them on {1 + max(heights(arrows).values(), default=-1)} floors. "
+        f"{len(rooms)} rooms, {total} imports between them on {1 + max(heights(arrows).values(), default=-1)} levels. "
         f"The picture leaves out the {total - shown} imports that others imply.",
         "",
         "```mermaid",

@@ -58,7 +58,7 @@ def test_imports_inside_functions_and_relative_ones_count(rooms: ModuleType, sou
 def test_only_arrows_that_no_path_implies_are_drawn(rooms: ModuleType, source: Path) -> None:
     assert rooms.reduce_arrows(rooms.arrows_of(source)) == {"base": set(), "side": {"base"}, "mid": {"side"}, "top": {"mid"}}
     lines = rooms.picture(source, LAYERS).splitlines()
-    assert lines[0] == "4 rooms, 5 imports between them on 4 floors. The picture leaves out the 2 imports that others imply."
+    assert lines[0] == "4 rooms, 5 imports between them on 4 levels. The picture leaves out the 2 imports that others imply."
     nodes = ['    top[["top/"]]', '    mid[["mid/"]]', '    base["base"]', '    side["side"]']
     assert lines[2:] == ["```mermaid", "flowchart TD", *nodes, "    top --> mid", "    mid --> side", "    side --> base", "```"]
 
