@@ -44,6 +44,7 @@ NOTES = (
     "DeCov counts pairs of units, and FC layers of 2,048 have many: at the start 1e-4 makes half of the gradient of the task loss",
     "CIFAR-100: one held-out seed scores all candidates, two more the best three; a grid grows by one value where its winner is at an end",
     "GPM and SGP have the settings of their authors and choose nothing",
+    "pMNIST: one held-out seed chooses λ of EWC by all ten tasks; the first four chose 10 of 1, 10 and 100, which had 85.1 on the test images",
     "The first task keeps the smallest basis that holds the share ε of the energy; the authors' code keeps one direction less",
 )
 
@@ -113,11 +114,11 @@ def _on_mnist() -> list[Cell]:
     rows = {
         "GPM": over(base, preserve=[GPM(0.99, first=0.95, samples=300)]),
         "SGP": over(base, preserve=[SGP(0.99, first=0.95, samples=300)]),
-        "EWC": over(base, preserve=[EWC(s) for s in (1.0, 10.0, 100.0)]),
+        "EWC": over(base, preserve=[EWC(s) for s in (1.0, 3.0, 10.0, 30.0, 100.0)]),
         "joint": (),
         "Finetune": (base,),
     }
-    return _cells(Protocol(MNIST, base, {}, Choice("held-out", seeds=(100,), tasks=4)), rows)
+    return _cells(Protocol(MNIST, base, {}, Choice("held-out", seeds=(100,), extend=1)), rows)
 
 
 def _cells(protocol: Protocol, rows: dict[str, tuple[Run, ...]]) -> list[Cell]:
