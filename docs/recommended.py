@@ -5,7 +5,7 @@
 
 Rows come from the cells of every record results/*/experiments/*-ours.json whose run belongs to a case of
 `selfless.recommendation.cases`, and from the runs of TRIALS. For each case and preserver the row with the highest average is kept; a trial
-only where no record has that preserver in that case. Time and forgetting are those of the recorded runs, memory is that of a keeper.
+only where no record has that preserver in that case. A row that had more candidates than the others of its case is not counted. Time and forgetting are those of the recorded runs, memory is that of a keeper.
 
 The page of the recipe has every pair of three preservers and two sparsifiers, from the experiment PAIRS.
 """
@@ -42,6 +42,7 @@ TRIALS = ("results/trials/sums", "results/trials/distillation")  # single runs w
 PAIRS = "beyond"  # the experiment with every pair of the recipe's tables
 RECORDS = ("wide", "rivals-projection")  # experiments whose averages the recipe's page shows
 KEPT, LEFT = {"lwf": "LwF", "packnet": "PackNet", "mas": "MAS"}, {"none": "alone", "slnid": "with SLNID", "decov": "with DeCov"}
+MORE_CANDIDATES = "rate chosen"  # columns where a few rows of a case choose their rate and the others cannot: chances are not equal
 AGAIN = "again"  # results/again repeats results/reproduction; its records are not counted twice
 
 
@@ -58,6 +59,7 @@ def recorded_cells(root: Path = ROOT) -> Iterator[tuple[str, dict[str, Any]]]:
         on_test = {tuple(place) for choice in record["choices"] if choice["by"] != "held-out" for place in choice["cells"]}
         for cell in record["cells"] if AGAIN not in path.parts else ():
             counts = cell["value"] == "average" and cell["status"] == "done" and not cell["on_test"]
+            counts &= not cell["column"].endswith(MORE_CANDIDATES)
             if counts and (cell["row"], cell["column"]) not in on_test and case_of(cell["run"]) is not None:
                 yield path.relative_to(root).as_posix(), cell
 

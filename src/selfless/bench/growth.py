@@ -6,6 +6,7 @@ seconds ∝ sizeᵏ; k is the slope of the least-squares line through (log size,
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import statistics
@@ -93,6 +94,7 @@ def _step_seconds(plan: Plan, width: int = 128, layers: int = 2, members: int = 
         fleet = EngineFleet(mlp(width), members, steps * plan.batch, plan.device, batch=plan.batch, layers=layers)
     rounds = time_in_turn({"step": fleet.train_epoch}, plan.growth_rounds, plan.device).rounds["step"]
     del fleet
+    gc.collect()  # its parts refer to it
     if plan.device.type == "cuda":
         torch.cuda.empty_cache()
     return [seconds / steps for seconds in rounds]
