@@ -15,7 +15,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, Field, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
@@ -125,9 +125,13 @@ class Term:
     def __str__(self) -> str:
         if self.name == "none":
             return self.name
-        default = type(self)()  # type: ignore[call-arg]
-        others = [f.name for f in dataclass_fields(self) if f.name != "strength" and getattr(self, f.name) != getattr(default, f.name)]
+        others = [f.name for f in dataclass_fields(self) if f.name != "strength" and getattr(self, f.name) != _default(f)]
         return ",".join([f"{self.spelling()}:{_spell(self.strength)}", *(f"{name}={_spell(getattr(self, name))}" for name in others)])
+
+
+def _default(field: Field[Any]) -> Any:
+    """Return the default of a field; MISSING, which equals no value, if it has none."""
+    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def one_number(value: Any, whose: str) -> Any:
@@ -220,7 +224,7 @@ def check_not_negative(term: Term, field: str) -> None:
 def check_positive(term: Term, field: str) -> None:
     """Raise ValueError unless the field is None or a positive number."""
     value = getattr(term, field)
-    if value is not None and not (isinstance(value, (int, float)) and is_finite(value) and value > 0):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value) or value <= 0):
         raise ValueError(f"{type(term).__name__}: {field} is {show(value)}; it must be a positive number")
 
 

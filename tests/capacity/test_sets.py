@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from selfless.capacity import Use, by_firing, by_share, by_threshold, compare, overlaps
-from selfless.capacity.rooms import LayerRoom, add_sets, counts_of, pack, unpack
+from selfless.capacity.rooms import LayerRoom, add_sets, counts_of, pack, unpack, whole
 
 
 def test_the_smallest_set_that_carries_the_share_is_found() -> None:
@@ -63,7 +63,9 @@ def test_layers_add_up_to_the_network() -> None:
     total = a + b
     assert (total.total, total.now, total.used, total.free, total.shared) == (5, 3, 4, 1, 2)
     assert total.overlap == pytest.approx(2 / 3)
-    room = LayerRoom(2, {"importance": a}, 1, active=0.5, rank=1.5) + LayerRoom(3, {"importance": b}, 0, active=1.0, rank=2.0)
+    layers = {"one": LayerRoom(2, {"importance": a}, 1, active=0.5, rank=1.5), "two": LayerRoom(3, {"importance": b}, active=1.0, rank=2.0)}
+    room = whole(layers)
+    assert room is not None
     assert (room.active, room.rank, room.dead) == (pytest.approx(0.8), 3.5, 1)
     assert room.as_dict()["lifetime"] is None
     with pytest.raises(ValueError, match="do not add up"):
@@ -83,3 +85,12 @@ def test_sets_go_through_a_record() -> None:
     assert [matrix[i][i] for i in range(3)] == pytest.approx([1.0] * 3)
     assert matrix[0][1] == matrix[1][0]
     assert math.isnan(overlaps([{}, records[0]])[0][1])
+
+
+def test_a_mean_over_layers_leaves_out_those_without_the_measure() -> None:
+    layers = [LayerRoom(10, lifetime=0.5), LayerRoom(20), LayerRoom(10, lifetime=0.7)]
+    for order in itertools.permutations(layers):
+        total = whole({str(i): room for i, room in enumerate(order)})
+        assert total is not None
+        assert (total.neurons, total.lifetime) == (40, pytest.approx(0.6))
+    assert whole({}) is None

@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
 from selfless import (
+    AGSCL,
     EBLL,
     EWC,
     GPM,
@@ -73,6 +74,8 @@ MORE: list[tuple[Any, Any, str]] = [
     (MAS(0.1) + SI(1.0), SLNI(1e-2) + SNI(1e-3), "implicit"),
     (EWC(5.0) + MAS(0.1) + RWalk(0.1), L1Rep(1e-3) + OrthReg(1e-3), "explicit"),
     (PackNet(0.5) + MAS(0.1), SLNID(1e-2), "implicit"),
+    (PackNet(0.5, retrain=0.5) + SI(1.0), NoSparsifier(), "implicit"),  # pruning is no step of a path
+    (AGSCL(0.1) + SI(1.0), NoSparsifier(), "implicit"),  # a path begins after neurons were restarted
     (LwF(1.0) + PackNet(0.5), DeCov(1e-2), "implicit"),
     (MAS(0.1) + GPM(0.8, rise=0.05, samples=999), NoSparsifier(), "implicit"),
     (IMM(0.1, drop=0.4) + MAS(0.1), SLNID(1e-2), "implicit"),

@@ -35,6 +35,7 @@ from selfless import (
     RWalk,
 )
 from selfless.engine.learner import Learner
+from selfless.functional import scale
 from selfless.terms import add
 from tests.engine.small_runs import small
 
@@ -125,6 +126,38 @@ def test_members_may_differ_in_sigma_and_in_epochs(tasks_npz: str, schedule: Any
         assert_allclose([e[-1]["loss"] for e in together[m].history], [e[-1]["loss"] for e in result.history], rtol=1e-2)
         for name, p in alone.fleet.params.items():
             assert_close(learner.fleet.params[name][m], p[0], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preserve", "sparsify", "schedule", "epochs"),
+    [
+        (MAS(0.1), SLNID("auto"), "constant", (2, 9)),
+        (MAS("auto"), SLNID("auto"), "cosine", (2, 9)),
+        (RWalk(1.0), NoSparsifier(), "constant", (8, 24)),
+    ],
+    ids=str,
+)
+def test_what_a_member_measures_in_its_steps_ends_with_them(
+    tasks_npz: str, monkeypatch: pytest.MonkeyPatch, preserve: Any, sparsify: Any, schedule: Any, epochs: tuple[int, int]
+) -> None:
+    """Other members train on; a λ from the size of its term, or an average over its gradients, must not follow them."""
+    monkeypatch.setattr(scale, "FIRST_LOOK", 2.0)
+    runs = [small(tasks_npz, preserve=preserve, sparsify=sparsify, schedule=schedule, epochs=e, seed=e) for e in epochs]
+    learner, alone = Learner(runs), Learner(runs[:1])
+    together, result = learner.learn()[0], alone.learn()[0]
+    if "strengths" in result.about:
+        assert together.about["strengths"] == pytest.approx(result.about["strengths"], rel=1e-3)
+    for name, omega in alone.fleet.states[0]["omega"].items():
+        assert_close(learner.fleet.states[0]["omega"][name][0], omega[0], rtol=1e-3, atol=1e-5)
+    assert [set(entry) for task in together.history for entry in task] == [set(entry) for task in result.history for entry in task]
+
+
+def test_the_penalties_of_other_members_are_not_in_a_record(tasks_npz: str) -> None:
+    runs = [small(tasks_npz, sparsify=kind, preserve=MAS(0.1), epochs=1) for kind in (NoSparsifier(), SLNID(1e-2))]
+    plain, inhibited = Learner(runs).learn()
+    assert {name for task in plain.history for entry in task for name in entry} == {"loss", "accuracy", "anchor"}
+    assert "inhibition" in inhibited.history[0][0]
 
 
 def test_augmentation_is_a_members_own(tasks_npz: str) -> None:

@@ -124,6 +124,18 @@ def tokens() -> list[Any]:
     return [(torch.randint(0, 11, (m, 5), generator=g), torch.randint(0, 3, (m,), generator=g)) for m in (6, 3)]
 
 
+class OneToken(nn.Module):
+    """An embedding of one token a sample, tied to the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(5, 4), nn.Linear(4, 5)
+        self.out.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Any:
+        return self.out(torch.tanh(self.table(x)))
+
+
 CASES: dict[str, tuple[Any, Any]] = {
     "mlp": (lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(inplace=True), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 3)), lambda: data(5)),
     "cnn": (cnn, lambda: data(4, 16, 15)),
@@ -137,6 +149,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     ),
     "transformer": (Block, tokens),
     "tied": (Tied, lambda: data(6, classes=4)),
+    "one token": (OneToken, lambda: [(torch.arange(7) % 5, torch.arange(7) % 3)]),
     "time first": (TimeFirst, lambda: [(torch.randn(6, 6, 4, dtype=torch.float64, generator=seeded(3)), torch.arange(6) % 3)]),
     "folded": (Folded, lambda: [(torch.randn(6, 5, 4, dtype=torch.float64, generator=seeded(3)), torch.arange(6) % 3)]),
     "sequence": (lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Flatten(), nn.Linear(30, 3)), lambda: data(5, 4)),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -79,6 +82,51 @@ def test_a_head_that_is_not_trained_is_named_when_the_task_ends() -> None:
     model.head.requires_grad_(False)
     with pytest.raises(ValueError, match="'head' for task 1, but no trainable parameter of the model is in it"):
         keeper.consolidate(batches())
+
+
+@pytest.mark.parametrize("name", ["heads", "heads.*", "heads.[01]"])
+def test_a_container_of_heads_is_no_head(name: str) -> None:
+    model = nn.ModuleDict({"body": nn.Linear(6, 4), "heads": nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])})
+    with pytest.raises(ValueError, match=r"is no single head; name each one, .*: heads=\['heads\.0', 'heads\.1'\]"):
+        selfless.attach(model, MAS(0.1), heads=[name])
+
+
+def test_lbfgs_has_no_implicit_anchor() -> None:
+    model = seeded()
+    keeper = selfless.attach(model, MAS(0.1))
+    with pytest.raises(ValueError, match=r"LBFGS learns the curvature .* leave anchor_with\(\) out"):
+        keeper.anchor_with(torch.optim.LBFGS(model.parameters()))
+    assert not keeper.implicit
+
+
+def test_the_number_of_forwards_is_checked() -> None:
+    model = seeded()
+    keeper = selfless.attach(model, LwF(1.0))
+    keeper.consolidate(batches())
+    keeper.consolidate(batches(1))
+    with pytest.raises(ValueError, match="forwards has 1 entries, but the state has 2 tasks"):
+        selfless.attach(copy.deepcopy(model), LwF(1.0)).load_state_dict(keeper.state_dict(), forwards=[None])
+
+
+def test_a_second_integer_of_a_batch_may_be_no_label() -> None:
+    class Known(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.fc = nn.Embedding(3, 6), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor, task: torch.Tensor) -> Any:
+            return self.fc(x + self.table(task))
+
+    given = [(x, y, y) for x, y in batches()]
+    keeper = selfless.attach(Known(), "ewc:1")
+    with pytest.warns(UserWarning, match="labels are the second of the 3 items of a batch; if another one is the label, pass loss="):
+        keeper.consolidate(given, forward=lambda model, batch: model(batch[0], batch[1]))
+    own = selfless.attach(Known(), "ewc:1")
+    own.consolidate(
+        given,
+        forward=lambda model, batch: model(batch[0], batch[1]),
+        loss=lambda output, batch: F.cross_entropy(output, batch[2], reduction="none"),
+    )
 
 
 def test_bad_input_in_the_loop_leaves_the_state_alone() -> None:

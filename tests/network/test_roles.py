@@ -108,6 +108,8 @@ def test_a_model_is_called_and_what_it_returns_must_be_logits() -> None:
         assert calling.run_batch(Wrapped(output), torch.ones(3, 2)) is logits
     with pytest.raises(TypeError, match=r"output is not a tensor and has no \.logits; pass forward=lambda model, batch"):
         calling.run_batch(Wrapped(3), torch.ones(3, 2))
+    with pytest.raises(TypeError, match=r"a dict of 'pose', 'force'; join several outputs with torch\.cat"):
+        calling.run_batch(Wrapped({"pose": logits, "force": logits}), torch.ones(3, 2))
     assert calling.run_batch(Wrapped(torch.ones(3)), torch.ones(3, 2)).shape == (3, 1)
     assert calling.run_batch(Wrapped(torch.tensor(1.0)), torch.ones(3, 2)).shape == (1, 1)
     with pytest.raises(RuntimeError) as error:
@@ -118,6 +120,8 @@ def test_a_model_is_called_and_what_it_returns_must_be_logits() -> None:
     for wrong, message in ((lambda: 0, r"but yours takes \(\)"), (3, "not 3")):
         with pytest.raises(TypeError, match=rf"forward= must be a function of \(model, batch\), {message}; write"):
             calling.check_batches([torch.ones(1, 2)], wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"wrap a single batch as \[\(x, y\)\]"):  # of a dynamics model: x and y have the same shape
+        calling.check_batches((torch.ones(3, 2), torch.ones(3, 2)), None)
     calling.check_labels(torch.tensor([-100, -100]), 2)
     with pytest.raises(ValueError, match="2"):
         calling.check_labels(torch.tensor([0, 2]), 2)

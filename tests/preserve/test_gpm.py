@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def test_old_outputs_do_not_change_at_all_with_all_directions(optimizer: str) ->
         for u, (old, want) in enumerate(outputs):
             assert_close(model(old, u), want)
         keeper.consolidate(tasks, forward=lambda m, b, t=t: m(b[0], t))
-        drawn = draw_rows(tasks, 2)[0][0]  # two of six dimensions
+        drawn = draw_rows(tasks, len(tasks), 2)[0][0]  # two of six dimensions
         assert (model.body[0].weight - before).abs().max() > 0.01
         outputs.append((drawn, model(drawn, t).detach()))
 
@@ -218,11 +219,13 @@ def test_padded_tokens_are_no_inputs() -> None:
 
 def test_rows_are_drawn_evenly_from_all_batches() -> None:
     batches = [{"x": torch.full((6, 2), float(i)), "n": "name", "k": 7} for i in range(4)]
-    (drawn,) = draw_rows(batches, 6)
+    (drawn,) = draw_rows(batches, len(batches), 6)
+    (one,) = draw_rows(batches[:1], 1, 2)
+    assert one["x"].untyped_storage().nbytes() == 2 * 2 * 4  # not a view that keeps the whole batch
     assert drawn["x"][:, 0].tolist() == [0, 1, 1, 2, 3, 3]
     assert (drawn["n"], drawn["k"]) == ("name", 7)
     ragged = [torch.zeros(3, 2), torch.zeros(3, 5)]
-    assert [len(b) for b in draw_rows(ragged, 99)] == [3, 3]
+    assert [len(b) for b in draw_rows(ragged, len(ragged), 99)] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -238,3 +241,25 @@ def test_a_sum_with_a_method_that_sets_weights_is_refused() -> None:
         GPM(0.9) + selfless.PackNet(0.5)
     with pytest.raises(ValueError, match="variant"):
         GPM(0.9) + SGP(0.9)
+
+
+def test_a_loader_is_read_without_keeping_its_batches() -> None:
+    alive, most = set[int](), 0
+
+    class Loader:
+        def __len__(self) -> int:
+            return 120
+
+        def __iter__(self) -> Any:
+            nonlocal most
+            for i in range(120):
+                x = torch.randn(100, 6)
+                alive.add(i)
+                weakref.finalize(x, alive.discard, i)
+                most = max(most, len(alive))
+                yield x, torch.zeros(100, dtype=torch.int64)
+                del x
+
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+    selfless.attach(model, GPM(0.9, samples=10)).consolidate(Loader())
+    assert most < 40  # some are kept for the activity of the layers

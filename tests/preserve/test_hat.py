@@ -228,3 +228,18 @@ def test_a_state_with_a_group_that_is_gone_still_loads() -> None:
         assert torch.equal(value, saved[key]), key
     with pytest.raises(ValueError, match="unknown to this keeper"):
         twin.load_state_dict(saved | {"preserve.stale.all": torch.zeros(40)})
+
+
+def test_gates_that_a_compiled_model_does_not_run_are_an_error() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    compiled = torch.compile(model, backend="eager")
+    x, y = torch.randn(4, 6), torch.randint(0, 3, (4,))
+    compiled(x)
+    keeper = selfless.attach(compiled, HAT(0.75))
+    keeper.begin_epoch(0, 1, batches=1)
+    compiled(x)
+    with pytest.raises(RuntimeError, match=r"HAT saw no forward pass .* must not have run before attach\(\)"):
+        keeper.penalty((x, y))
+    torch._dynamo.reset()
+    compiled(x)
+    keeper.penalty((x, y))

@@ -126,3 +126,14 @@ def test_comparing_old_outputs_does_not_move_running_statistics(preserve: LwF) -
     keeper.penalty((x, y)).backward()
     assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
     assert model[1].track_running_stats
+
+
+@pytest.mark.parametrize("preserve", [LwF(1.0), EBLL(1.0)], ids=str)
+def test_one_output_has_no_probabilities_to_hold(preserve: LwF) -> None:
+    with pytest.raises(ValueError, match="this head has one output, whose softmax is always 1"):
+        preserve.distil(torch.ones(3, 1), torch.zeros(3, 1))
+
+
+def test_double_precision_is_kept() -> None:
+    z, old = torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 4, dtype=torch.float64)
+    assert LwF(1.0).distil(z, old).dtype == torch.float64

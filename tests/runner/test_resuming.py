@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_array_equal
 from typer.testing import CliRunner
 
 import selfless
 from selfless import Run
 from selfless.cli import app
+from selfless.engine.fleet import Fleet
 from selfless.runner.store import Store
 from tests.runner.small_runs import BASE, NET, command, flags, stopping
 from tests.warm import WarmProcess
@@ -206,6 +208,31 @@ def test_a_damaged_training_file_is_said_and_left(tasks_npz: str, tmp_path: Path
     place.write_bytes(b"nonsense")
     with pytest.warns(UserWarning, match="cannot be continued"):
         assert selfless.train(run, out=tmp_path).status == "done"
+
+
+def test_a_state_that_does_not_fit_in_memory_now_is_kept(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(stream=tasks_npz, **BASE)
+    want = selfless.train(run, out=tmp_path / "whole")
+
+    def stop(_: Any, event: Any) -> None:
+        if event.task == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        selfless.train(run, out=tmp_path, watch=stop, workers=1)
+    (state,) = tmp_path.rglob("training-*.safetensors")
+    before = state.read_bytes()
+
+    def full(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Fleet, "restore", full)
+        with pytest.raises(RuntimeError, match=r"1 stopped run does not fit in the memory .* is kept: free memory"):
+            selfless.train(run, out=tmp_path, workers=1)
+    assert state.read_bytes() == before
+    assert selfless.train(run, out=tmp_path, workers=1).average == want.average
+    assert not state.exists()
 
 
 def test_a_damaged_result_is_named(tasks_npz: str, tmp_path: Path) -> None:

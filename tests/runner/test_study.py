@@ -180,3 +180,17 @@ def test_a_record_of_before_the_study_does_not_count(tasks_npz: str, tmp_path: P
     (tmp_path / "study-x.json").write_text("not a note")
     with announced([run], store):
         assert states(StudyReader(tmp_path)) == {0: "waiting"}
+
+
+def test_a_study_on_a_machine_with_another_clock_changes_no_time_left(tasks_npz: str, tmp_path: Path) -> None:
+    runs = [Run(stream=tasks_npz, seed=seed, **BASE) for seed in range(2)]
+    store, other = Store(tmp_path / "one"), Store(tmp_path / "two")
+    with announced(runs[:1], store), FleetNote(runs[:1], store) as note:
+        note.write(event(share=0.5, average=[0.7]))
+        alone = StudyReader(tmp_path).look().seconds_left
+        with announced(runs[1:], other), FleetNote(runs[1:], other) as later:
+            later.write(event(share=0.5, average=[0.7]))
+            for path in other.out.rglob("*.json"):  # an hour ahead
+                values = json.loads(path.read_text())
+                path.write_text(json.dumps({k: v + 3600 if k in ("started", "updated") else v for k, v in values.items()}))
+            assert StudyReader(tmp_path).look().seconds_left == pytest.approx(alone, abs=60)

@@ -18,12 +18,16 @@ WORKER = """
 import os, signal, sys, time
 from pathlib import Path
 from selfless.workers import serve
+pipe = os.dup(1)
 def work(job, send):
     print("this goes to standard error")
     try:  # before the first message: after it, a test may stop this process
         send(pid=os.getpid(), threads=os.environ["OMP_NUM_THREADS"])
         if job["do"] == "add":
             send(sum=job["a"] + job["b"])
+        if job["do"] == "die in a message":
+            os.write(pipe, b'{"event": {"task": 1')
+            os.kill(os.getpid(), signal.SIGKILL)
         if job["do"] == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if job["do"] == "raise":
@@ -76,7 +80,7 @@ def test_no_jobs_and_fewer_jobs_than_workers(command: list[str]) -> None:
     assert seen == [0, 3]
 
 
-@pytest.mark.parametrize(("what", "status"), [("die", -signal.SIGKILL), ("raise", 1)])
+@pytest.mark.parametrize(("what", "status"), [("die", -signal.SIGKILL), ("die in a message", -signal.SIGKILL), ("raise", 1)])
 def test_a_worker_that_dies_stops_all_and_is_named(command: list[str], tmp_path: Path, what: str, status: int) -> None:
     jobs = [{"do": "sleep", "file": str(tmp_path / "file")}, {"do": what}]
     processes: set[int] = set()

@@ -16,7 +16,7 @@ from selfless.capacity.counts import THRESHOLD, Capacity, count_free
 from selfless.capacity.rooms import Sets, add_sets, rooms, task_sets
 from selfless.importance import measure as measure_importance
 from selfless.importance.objectives import FunctionNorm
-from selfless.network.calling import Forward, check_batches, evaluating, run_batch, to_device, unwrap
+from selfless.network.calling import Forward, batch_size, check_batches, evaluating, run_batch, to_device, unwrap
 from selfless.network.describing import watch_pass
 from selfless.network.layers import Layers, Tap, is_automatic, resolve
 from selfless.network.roles import first_tensor, neuron_axis
@@ -42,6 +42,9 @@ class Peeked:
     def __iter__(self) -> Iterator[Any]:
         rest, self._rest = self._rest, None
         return iter(self.batches) if rest is None else rest
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]  # TypeError for a generator, as it is for the generator itself
 
 
 class Meter:
@@ -133,12 +136,6 @@ def measure(
         found.append(Capacity({}, neurons, earlier + 1, threshold, rooms(sets, counts, earlier, activity)))
         counts, earlier = add_sets(counts, sets), earlier + 1
     return found
-
-
-def batch_size(batch: Any) -> int:
-    """Return the number of samples of a batch: the length of its first tensor; 1 if it has none."""
-    leaves = torch.utils._pytree.tree_leaves(dict(batch) if hasattr(batch, "keys") else batch)
-    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
 def _complete(model: nn.Module, taps: dict[str, Tap], batch: Any, forward: Forward | None) -> dict[str, Tap]:

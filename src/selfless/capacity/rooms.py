@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,23 +37,6 @@ class LayerRoom:
     population: float = math.nan
     correlation: float = math.nan
     rank: float = math.nan
-
-    def __add__(self, other: LayerRoom) -> LayerRoom:
-        n, m = self.neurons, other.neurons
-
-        def mean(a: float, b: float) -> float:
-            return b if math.isnan(a) else a if math.isnan(b) else (n * a + m * b) / (n + m)
-
-        return LayerRoom(
-            n + m,
-            {name: self.use[name] + other.use[name] for name in self.use if name in other.use},
-            self.dead + other.dead,
-            mean(self.active, other.active),
-            mean(self.lifetime, other.lifetime),
-            mean(self.population, other.population),
-            mean(self.correlation, other.correlation),
-            self.rank + other.rank,
-        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; None stands for NaN."""
@@ -120,11 +105,21 @@ def rooms_of_members(
 
 
 def whole(layers: Mapping[str, LayerRoom]) -> LayerRoom | None:
-    """Return the room of all layers together; None without layers."""
-    total: LayerRoom | None = None
-    for room in layers.values():
-        total = room if total is None else total + room
-    return total
+    """Return the room of all layers together; None without layers. A mean is over the neurons of the layers that have the measure."""
+    rooms = list(layers.values())
+    if not rooms:
+        return None
+
+    def mean(measure: str) -> float:
+        known = [(room.neurons, value) for room in rooms if not math.isnan(value := getattr(room, measure))]
+        return sum(n * value for n, value in known) / sum(n for n, _ in known) if known else math.nan
+
+    shared = [kind for kind in rooms[0].use if all(kind in room.use for room in rooms)]
+    use = {kind: functools.reduce(operator.add, (room.use[kind] for room in rooms)) for kind in shared}
+    means = {measure: mean(measure) for measure in MEANS}
+    return LayerRoom(
+        sum(room.neurons for room in rooms), use, sum(room.dead for room in rooms), **means, rank=sum(room.rank for room in rooms)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- records

@@ -23,9 +23,10 @@ class AutoStrengths:
         self.scales: dict[int, Scale] = {k: start_scale(share) for k, share in self.shares.items()}
         self.is_open = bool(self.scales)  # True until the first task has ended
 
-    def follow(self, slot: int, sizes: Tensor) -> None:
-        """Take over R of every member (F,) in a step of the first task."""
-        self._write(slot, follow(self.scales[slot], sizes))
+    def follow(self, slot: int, sizes: Tensor, trains: Tensor) -> None:
+        """Take over R (F,) of the members that still train, in a step of the first task."""
+        old = self.scales[slot]
+        self._write(slot, {name: torch.where(trains, new, old[name]) for name, new in follow(old, sizes).items()})
 
     def end_task(self) -> None:
         """Settle the scales at the end of the first task; later calls change nothing."""

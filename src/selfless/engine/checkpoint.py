@@ -69,6 +69,8 @@ class Checkpoint:
             tensors = {name: tensor.to(self.device) for name, tensor in stored.items()}
             progress = Progress.parse(meta["progress"])
             fleet.restore(tensors, int(meta["tasks"]))
+        except torch.cuda.OutOfMemoryError:
+            raise  # the file is sound
         except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
             warnings.warn(f"{self.path} cannot be continued ({error}); training starts again", stacklevel=2)
             self.path.unlink()

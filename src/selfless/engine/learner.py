@@ -27,7 +27,7 @@ from selfless.engine.build import build_fleet, build_streams
 from selfless.engine.checkpoint import CannotContinue, Checkpoint
 from selfless.engine.continuing import Parent, check, inherit
 from selfless.engine.faults import loss_fault, state_faults
-from selfless.engine.penalties import penalty_tensors, read_penalties
+from selfless.engine.penalties import has_penalty, penalty_tensors, read_penalties
 from selfless.engine.plateaus import STOP, lower
 from selfless.engine.progress import Event, Pace, Progress, Report
 from selfless.engine.room import add_capacity
@@ -260,7 +260,8 @@ class Learner:
                 scores["held_out_loss"] = fleet.evaluate_loss(parts["held_out"], task.columns)
             penalties = read_penalties(costs)
             for m in active:
-                entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: values[m] for name, values in (scores | penalties).items()}
+                own = scores | {name: values for name, values in penalties.items() if has_penalty(self.runs[m], name)}
+                entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: values[m] for name, values in own.items()}
                 progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
                 if not math.isfinite(loss[m]):
                     if m not in progress.failed:

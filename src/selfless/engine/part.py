@@ -142,6 +142,8 @@ class Part:
             for name, value in changed.items():
                 self.trained[name].copy_(value)
             replaced = True
+        if isinstance(self.term, Observes) and epoch == 0:  # after the parameters were set for the task, by this preserver or another
+            self.state, replaced = self._over_members("start_path")(self.state, self.values()), True
         return replaced
 
     def starts_phase(self, epoch: int, epochs: int) -> bool:
@@ -234,8 +236,7 @@ class Part:
         """Measure κ of the members that still train (F,), from D (F,) and ∂D/∂θ. The next task begins with the last κ."""
         assert isinstance(self.term, Distils)
         square = torch.stack([g.flatten(1).float().square().sum(1) for g in gradients if g is not None]).sum(0)
-        old, new = self.state, self.term.measure_curvature(self.state, value, square)
-        self._write({g: {n: torch.where(column(trains, t), t, old[g][n]) for n, t in new[g].items()} for g in self.step_groups})
+        self._write_where(trains, self.term.measure_curvature(self.state, value, square))
 
     def damping(self, step_lambda: Tensor) -> Tensor:
         """Return the factor of the strength of every member, given step λ (F,)."""
@@ -273,12 +274,17 @@ class Part:
             for name, corrected in self._over_members("project")(self.state, self.values()).items():
                 self.trained[name].copy_(corrected)
 
-    def observe(self, before: Tensors, gradients: Tensors) -> None:
-        """Pass a step from `before` to the current parameters to the preserver."""
+    def observe(self, before: Tensors, gradients: Tensors, trains: Tensor) -> None:
+        """Pass a step from `before` to the current parameters to the preserver of the members that still train (F,)."""
         if isinstance(self.term, Observes):
             new = self.term.observe(self.state, before, self.trained, gradients)
             check_step(self.term, "observe", self.state, new)
-            self._write({group: new[group] for group in self.step_groups})
+            self._write_where(trains, new)
+
+    def _write_where(self, trains: Tensor, new: State) -> None:
+        """Write the groups that a step changes, of the members where `trains` (F,) is True."""
+        old = self.state
+        self._write({g: {n: torch.where(column(trains, t), t, old[g][n]) for n, t in new[g].items()} for g in self.step_groups})
 
     def _write(self, new: State) -> None:
         """Write into the tensors of the state, whose addresses a captured step contains."""

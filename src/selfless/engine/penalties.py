@@ -21,11 +21,19 @@ from selfless.engine.stack import by_member
 from selfless.network.calling import evaluating
 from selfless.preserve.base import cost_of
 from selfless.preserve.capabilities import Anchored, Distils
+from selfless.spec import Run
 
 
 def measure_penalties(fleet: Fleet) -> dict[str, list[float]]:
     """Return {name: the value of every member}; only those that the methods of the fleet have."""
     return read_penalties(penalty_tensors(fleet))
+
+
+def has_penalty(run: Run, name: str) -> bool:
+    """Return False if only other members of its fleet have the penalty of this name."""
+    if name in ("anchor", "penalty"):
+        return any(part.is_on and isinstance(part, Anchored) == (name == "anchor") for part in run.preserve.parts)
+    return run.sparsify.is_on if name == "inhibition" else True
 
 
 def read_penalties(found: Mapping[str, Tensor]) -> dict[str, list[float]]:

@@ -111,10 +111,10 @@ class Step:
                 other |= part.dropped_parameters(fleet.params, self.drop_key, self.cursor)
         with self.precision():
             logits, hidden = fleet.stack.forward(fleet.params, fleet.buffers, x, self._inhibition(), other, self._read_layers)
-        if fleet.rates.auto.is_open:
-            self._measure_scales(hidden)
         if fleet.rates.advance(self.step_number):
             fleet.refresh_shares()
+        if fleet.rates.auto.is_open:  # after the rates: a member whose rate is 0 does not train
+            self._measure_scales(hidden)
         head_logits, logit_grads = self._task_loss(logits, y)
         costs = {
             k: d
@@ -139,7 +139,7 @@ class Step:
             for part in fleet.parts:
                 part.project()
             for part in fleet.parts:
-                part.observe(before, self._task_gradient)
+                part.observe(before, self._task_gradient, fleet.lr > 0)
             self.clock += self._advance(size)
 
     # ------------------------------------------------------------------------------------------------------------------- data
@@ -274,7 +274,7 @@ class Step:
         """Pass R of this step to the scales of strengths "auto", and set λ to what they say."""
         rates = self.fleet.rates
         for k in rates.auto.scales:
-            rates.auto.follow(k, self.sizes(k, [h.detach() for h in hidden], auto=True))
+            rates.auto.follow(k, self.sizes(k, [h.detach() for h in hidden], auto=True), self.fleet.lr > 0)
         rates.set_auto()
         rates.refresh_sparsity()
 

@@ -5,7 +5,7 @@ x is what one row of the weight is multiplied with: the input of a linear layer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,13 +91,13 @@ def _gram(rows: Tensor) -> Tensor:
     return found
 
 
-def draw_rows(batches: Sequence[Any], samples: int) -> list[Any]:
-    """Return batches with about `samples` rows in all, evenly from all batches: one batch if their shapes allow it, else several."""
+def draw_rows(batches: Iterable[Any], count: int, samples: int) -> list[Any]:
+    """Return batches with about `samples` rows in all, evenly from the `count` batches: one batch if their shapes allow it, else more."""
     taken, picked = 0, list[Any]()
     for i, batch in enumerate(batches):
         leaves = [leaf for leaf in _tensors(batch) if leaf.dim()]
         size = len(leaves[0]) if leaves else 0
-        rows = min(size, (i + 1) * samples // len(batches) - taken)
+        rows = min(size, (i + 1) * samples // count - taken)
         if rows > 0:
             picked.append(_first_rows(batch, rows, size))
             taken += rows
@@ -114,9 +114,9 @@ def _tensors(batch: Any) -> list[Tensor]:
 
 
 def _first_rows(batch: Any, rows: int, size: int) -> Any:
-    """Return the first rows of every tensor of a batch that has one row for each of its `size` samples."""
+    """Return copies of the first rows of every tensor of a batch that has one row for each of its `size` samples."""
 
     def cut(leaf: Any) -> Any:
-        return leaf[:rows] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf
+        return leaf[:rows].clone() if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf
 
     return torch.utils._pytree.tree_map(cut, batch)

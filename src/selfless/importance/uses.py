@@ -106,7 +106,7 @@ def _broadcast_part(shape: torch.Size, whole: torch.Size, layout: str, delta: Te
 
 def _embedding_part(use: Use, shape: torch.Size, whole: torch.Size, lay: Lay, delta: Tensor) -> Part:
     """g_m[v] = Σ_{t: token t = v} δ_mt."""
-    tokens = lay(use.node._saved_indices.expand(whole[:-1])).flatten(1)  # (M, T)
+    tokens = lay(use.node._saved_indices.expand(whole[:-1])).reshape(len(delta), -1)  # (M, T)
     delta = delta.reshape(len(delta), -1, shape[-1])
     padding = use.node._saved_padding_idx
 

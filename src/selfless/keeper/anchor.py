@@ -241,6 +241,15 @@ def distances(parameters: Mapping[str, Tensor], star: Mapping[str, Tensor], omeg
     return total
 
 
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for an optimizer whose steps the anchor would spoil."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS learns the curvature from its own steps, and the implicit anchor would move weights between them; leave "
+            "anchor_with() out: keeper.penalty() then has the anchor. LwF is not damped then"
+        )
+
+
 def _parameters_of(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Iterator[tuple[dict[str, Any], Tensor, str]]:
     """Yield (group, parameter, name) of the optimizer's parameters that belong to the model."""
     for group in optimizer.param_groups:

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from selfless.keeper.keeper import Keeper
 
 
+SEVERAL = 5  # so many penalties are those of a training loop
+
+
 @dataclass
 class Calls:
     """The calls and steps of the current task.
 
     penalty     keeper.penalty() was called; with inject=True, a backward pass was seen
+    penalties   how often keeper.penalty() was called
     step        an optimizer took a step over the model's parameters
     epoch       the epoch and the number of epochs of the last keeper.begin_epoch(); None if there was none
     ended       the data with which the last task ended (`reference_to`); None before
@@ -30,6 +34,7 @@ class Calls:
     """
 
     penalty: bool = False
+    penalties: int = 0
     step: bool = False
     epoch: tuple[int, int] | None = None
     ended: weakref.ref[Any] | None = None
@@ -66,7 +71,8 @@ class Calls:
             trained = self.penalty  # steps may be taken by hand
             same = ended is not None and self.ended is not None and self.ended() is not None and self.ended() is ended()
             same = same and keeper.forwards[-1:] == [forward]
-            keeper.notices.check_no_step(keeper.parts, parameters, keeper.tasks, keeper.implicit, trained, same)
+            untouched = self.penalties >= SEVERAL and keeper.changes.is_untouched(keeper.model)
+            keeper.notices.check_no_step(keeper.parts, parameters, keeper.tasks, keeper.implicit, trained, same, untouched)
 
 
 def reference_to(batches: Any) -> weakref.ref[Any] | None:

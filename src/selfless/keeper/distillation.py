@@ -69,12 +69,6 @@ def _loss_of_features(
     return loss
 
 
-def batch_size(batch: Any) -> int:
-    """Return the number of samples of a batch: the length of its first tensor."""
-    first = next((t for t in torch.utils._pytree.tree_leaves(batch) if isinstance(t, Tensor) and t.dim()), None)
-    return 1 if first is None else len(first)
-
-
 class HeadInput:
     """Inside `with`: the features that the head reads, which are the input of the last nn.Linear that runs.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.distributed import ALONE, Ranks
+from selfless.keeper.activations import BEFORE_COMPILING
 from selfless.keeper.hook import Hook
 from selfless.network.layers import Tap
 from selfless.network.roles import is_known_activation, neuron_axis
@@ -45,6 +46,7 @@ class Gates:
         self._hard: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self.steps, self._batches = 0, 0  # steps so far, and steps of this epoch
+        self._acted = False  # True if a forward pass had the gates of this step
         self._scale: Tensor | float = 0.0
         self.on_leaves: Callable[[dict[str, Tensor]], None] | None = None  # is given the gates of a step when they are made
         self._handles = [tap.module.register_forward_hook(Hook(self._gate(name)), prepend=True) for name, tap in taps.items()]
@@ -83,6 +85,15 @@ class Gates:
                 self.on_leaves(self._leaves)
         return self._leaves
 
+    def check_acted(self) -> None:
+        """Raise RuntimeError if no forward pass had gates since the last call."""
+        if not self._acted:
+            raise RuntimeError(
+                f"{type(self.term).__name__} saw no forward pass since the last penalty(), so its gates did not act. Call penalty() after "
+                f"model(x), in training mode and with gradients on. A compiled model must not have run before attach(): {BEFORE_COMPILING}"
+            )
+        self._acted = False
+
     def note_scale(self, scale: Tensor) -> None:
         """Add the gradient of the penalty in a backward pass. It is the factor of the loss (GradScaler, 1/accumulated batches)."""
         self._scale = self._scale + scale.detach()
@@ -106,6 +117,7 @@ class Gates:
             gates = self.leaves() if module.training and torch.is_grad_enabled() and self._batches else self._hard
             if name not in gates:
                 return None
+            self._acted |= gates is self._leaves
             axis = neuron_axis(output, self._axes[name])
             shape = [1] * output.dim()
             shape[axis] = -1

@@ -21,7 +21,19 @@ def check_heads(heads: Sequence[str], model: nn.Module) -> tuple[str, ...]:
         parent = name.rpartition(".")[0]
         if parent not in dict(model.named_modules()):
             raise ValueError(f"heads= names {name!r}, but the model has no module {parent!r} to hold it{_hint(parent, model)}")
+        _check_one(name, model)
     return names
+
+
+def _check_one(name: str, model: nn.Module) -> None:
+    """Raise ValueError if the name stands for several heads."""
+    parent, _, last = name.rpartition(".")
+    container = name if not set(last) & set("*?[") else parent
+    found = dict(model.named_modules()).get(container)
+    if container != name or isinstance(found, nn.ModuleList | nn.ModuleDict):
+        children = [f"{container}.{key}" for key, _ in found.named_children()] if found is not None else []
+        some = children[:3] or [f"{container}.0", f"{container}.1"]
+        raise ValueError(f"heads= names {name!r}, which is no single head; name each one, also those that you add later: heads={some}")
 
 
 def check_head(heads: Sequence[str], model: nn.Module, task: int, trained: Iterable[str] | None = None) -> None:

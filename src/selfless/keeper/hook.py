@@ -27,3 +27,10 @@ class Hook:
 def is_forward_pass() -> bool:
     """Return False if activation checkpointing repeats the pass inside backward."""
     return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1
+
+
+def stop_hooks(*owners: Any) -> None:
+    """Remove the hooks of objects that have some; None is passed over."""
+    for owner in owners:
+        if owner is not None:
+            owner.stop()

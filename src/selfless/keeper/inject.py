@@ -21,12 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from selfless.keeper.activations import MOST_PASSES, Activation
-from selfless.keeper.distillation import batch_size
 from selfless.keeper.hook import Hook, is_forward_pass
 from selfless.keeper.inhibition import add_up, check_layers, layer_costs, layer_sizes, weight_costs
 from selfless.keeper.padding import Counted
 from selfless.keeper.ready import ReadyLayer, needs_penalty, prepare_layer
-from selfless.network.calling import to_device
+from selfless.network.calling import batch_size, to_device
 from selfless.preserve.capabilities import Distils, Gated
 
 if TYPE_CHECKING:

@@ -35,7 +35,12 @@ def add_inputs(
     """
     wanted = {name for name in parameters if term.reads_inputs(state, name)}
     found = Inputs()
-    for raw in draw_rows(list(batches), -(-term.samples // ranks.size)):
+    try:
+        count = len(batches)  # type: ignore[arg-type]
+    except TypeError:  # without a length, as an IterableDataset
+        batches = list(batches)
+        count = len(batches)
+    for raw in draw_rows(batches, count, -(-term.samples // ranks.size)):
         batch = to_device(raw, model)
         found += measure_inputs(model, partial(run_batch, model, batch, forward), wanted, token_mask(batch))
     ranks.sum_([found.moments[name] for name in sorted(found.moments)])

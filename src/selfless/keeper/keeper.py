@@ -31,11 +31,14 @@ from selfless.importance.reducer import MEMORY
 from selfless.keeper import sharing
 from selfless.keeper import state as saving
 from selfless.keeper.activations import Collector, resolve_layers
+from selfless.keeper.anchor import check_optimizer
 from selfless.keeper.calls import Calls, reference_to
+from selfless.keeper.changes import Changes
 from selfless.keeper.deprecated import OldNames
 from selfless.keeper.evaluation import changes_model, check_task, evaluated, finish_step, write
 from selfless.keeper.footprint import Footprint, measure_footprint
 from selfless.keeper.heads import check_head, check_heads
+from selfless.keeper.hook import stop_hooks
 from selfless.keeper.inhibition import add_up, as_leaf_sum, check_step, inhibition
 from selfless.keeper.inject import Injector
 from selfless.keeper.log import Log
@@ -81,12 +84,10 @@ class Keeper(OldNames):
         self.preserve, self.sparsify, self.check_finite, self._choice = preserve, sparsify, check_finite, choice
         self.heads = check_heads(heads, self.model)
         self.forwards: list[Forward | None] = []  # the forward= of each task that has ended, for distillation
-        self.alpha: dict[str, Tensor] = {}
-        self.tasks, self.room = 0, Room()
-        self.implicit, self._attached = False, True
-        self._calls = Calls()
+        self.tasks, self.room, self.alpha = 0, Room(), dict[str, Tensor]()
+        self.implicit, self._attached, self._calls = False, True, Calls()
         self.sparsifiers = Sparsifiers(sparsify.parts)
-        self.step_log, self.notices = Log(), Notices(sparsify.parts)
+        self.step_log, self.notices, self.changes = Log(), Notices(sparsify.parts), Changes(self.model)
         self.scale: Any = 1.0  # for inject=True, the factor of the loss in the backward pass: a number, a function or a GradScaler
         self._find_ranks, self._checked = partial(find_ranks, process_group), False  # _checked: the terms were, for these ranks
         self._roster = Roster(self.model)
@@ -100,7 +101,7 @@ class Keeper(OldNames):
         warn_second_keeper(self.model)
         watch_optimizers(self)
         self.injector = Injector(self) if inject else None
-        weakref.finalize(self, _stop, self.collector, self.parts, self.injector)
+        weakref.finalize(self, stop_hooks, self.collector, self.injector, *self.parts)  # also if the keeper is only forgotten
 
     @property
     def taps(self) -> dict[str, Tap]:
@@ -144,6 +145,7 @@ class Keeper(OldNames):
                 "leave it out of the loss, or attach without inject=True"
             )
         self._calls.check_training("keeper.penalty()" if self.model.training and torch.is_grad_enabled() else "")
+        self._calls.penalties += 1
         if self._ready is not None and self._calls.penalty and (hs := self._ready.read(self)) is not None:
             return self._ready.cost(hs, self)
         trainable = self.trainable()
@@ -174,6 +176,7 @@ class Keeper(OldNames):
         parameters = self._preserved_of(trainable)
         if not self._calls.penalty:
             check_head(self.heads, self.model, self.tasks)
+            self.notices.check_changes(self.changes, self)
         self.follow_device()
         self._check_ranks()
         self.step_log.begin()
@@ -212,16 +215,17 @@ class Keeper(OldNames):
         if iter(batches) is batches and several_reads(self.parts):
             batches = list(batches)  # a generator can be used only once
         how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice, self.ranks)
-        activity, batches = look(self.model, self.collector, batches, forward)
-        omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
+        with self.changes.watching(self.model):
+            activity, batches = look(self.model, self.collector, batches, forward)
+            omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
         self._calls.check_end(self, parameters, forward, ended)
         for end in ends:
             end()
         for part in self.parts:
             write(parameters, part.restart(parameters))
-        self._calls = Calls(ended=ended)
-        self.tasks += 1
+        self._calls, self.tasks = Calls(ended=ended), self.tasks + 1
+        self.changes.end_task(self.model, self.tasks)
         self.sparsifiers.end_task()
         self.forwards.append(forward)
         self.room = self.room.after(alpha, over_ranks(activity, self.ranks, self.model))
@@ -235,6 +239,7 @@ class Keeper(OldNames):
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"anchor_with takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        check_optimizer(optimizer)
         if not self._roster.follow().has(optimizer):
             raise ValueError("the optimizer has none of the model's trainable parameters; build it over model.parameters()")
         self.implicit = True
@@ -308,13 +313,13 @@ class Keeper(OldNames):
         with torch.inference_mode(False):  # else no later task could change the loaded tensors
             self.follow_model()
             saving.load(self, state, forwards)
-            self._calls = Calls(loaded=True)
+            self._calls, self.changes = Calls(loaded=True), Changes(self.model)
 
     def detach(self) -> None:
         """Remove every hook. The model and its optimizers are then as before `attach`."""
         self._attached = False
         forget_optimizers(self)
-        _stop(self.collector, self.parts, self.injector)
+        stop_hooks(self.collector, self.injector, *self.parts)
 
     def __enter__(self) -> Keeper:
         return self
@@ -388,12 +393,3 @@ class Keeper(OldNames):
             self._calls.step = True
             self.collector.drop()
             finish_step(self, optimizer, self._preserved_of(roster.trainable), roster.names)
-
-
-def _stop(collector: Collector, parts: Sequence[Part], injector: Injector | None) -> None:
-    """Remove all hooks; also called when the keeper is garbage-collected."""
-    collector.stop()
-    if injector is not None:
-        injector.stop()
-    for part in parts:
-        part.stop()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.keeper.anchor import distances
+from selfless.keeper.changes import Changes
 from selfless.keeper.log import floats
 from selfless.keeper.part import Part
 from selfless.network.calling import Forward
@@ -142,12 +143,26 @@ class Notices:
             )
 
     def check_no_step(
-        self, parts: Sequence[Part], parameters: Mapping[str, Tensor], tasks: int, implicit: bool, trained: bool, same_batches: bool
+        self,
+        parts: Sequence[Part],
+        parameters: Mapping[str, Tensor],
+        tasks: int,
+        implicit: bool,
+        trained: bool,
+        same_batches: bool,
+        untouched: bool,
     ) -> None:
         """Warn of a task that ends although no optimizer took a step in it, where that protects nothing or too much.
 
-        `trained` is True if the penalty was computed in this task.
+        `trained` is True if the penalty was computed in this task, `untouched` if a loop computed it and no parameter was written.
         """
+        if untouched:
+            warnings.warn(
+                "keeper.penalty() was called in this task, but no weight of the attached model has changed, so it learned nothing. If you "
+                "train a copy of it (copy.deepcopy), attach() to the copy and call load_state_dict(old_keeper.state_dict())",
+                stacklevel=5,
+            )
+            return
         learned = next((type(part.term).__name__ for part in parts if part.path is not None or part.gates is not None), None)
         if learned is not None and not trained:
             warnings.warn(
@@ -189,6 +204,28 @@ class Notices:
                 "in training mode and with gradients on, and the forward pass must use the layer. In a compiled model only activation "
                 "modules can be read, and only if it was not run before attach()",
                 stacklevel=6,
+            )
+
+    def check_changes(self, changes: Changes, keeper: Keeper) -> None:
+        """Warn, at the first penalty of a task, of parameters that old tasks need and nothing protects."""
+        if not keeper.tasks or not any(part.is_on for part in keeper.parts):
+            return
+        thawed = changes.thawed(keeper.preserved(), keeper.heads)
+        if thawed:
+            names = ", ".join(thawed[:3]) + (" …" if len(thawed) > 3 else "")
+            self.once(
+                f"thawed {thawed}",
+                f"{names} did not train when task {changes.frozen[thawed[0]]} ended, so nothing protects what that task needs of them, and "
+                "now they train. Keep them frozen, or let them train from the first task on: importance is measured for parameters that "
+                "train when a task ends",
+                stacklevel=5,
+            )
+        if replaced := changes.replaced(keeper.model, keeper.parts):
+            self.once(
+                f"replaced {replaced}",
+                f"{replaced!r} is another parameter than when task {keeper.tasks} ended, with the same name: it is held at the old values. "
+                "Give a new layer a name of its own; if each task has a head, add it to an nn.ModuleList and name all of them: heads=[…]",
+                stacklevel=5,
             )
 
     def check_names(self, unknown: Sequence[str], new: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from selfless.distributed.shards import agree, like, local_values, place_like
 from selfless.functional import measures_curvature
 from selfless.keeper import pieces
 from selfless.keeper.anchor import Pull, nominal_step, plain_steps
-from selfless.keeper.distillation import batch_size, distillation, task_features
+from selfless.keeper.distillation import distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates, wire
 from selfless.keeper.inputs import add_activity, add_inputs
@@ -22,7 +22,7 @@ from selfless.keeper.log import Log
 from selfless.keeper.memory import fill_memory, replay_cost
 from selfless.keeper.path import PathWatch
 from selfless.keeper.storage import Storage
-from selfless.network.calling import Forward
+from selfless.network.calling import Forward, batch_size
 from selfless.network.layers import Tap
 from selfless.network.roles import within
 from selfless.preserve import Preserver, State
@@ -157,6 +157,7 @@ class Part:
         if self.gates is not None and training and isinstance(term, Gated):
             self.gates.follow(self.state)
             found.append(self.strength * term.gate_penalty(self.state, self.gates.leaves()))
+            self.gates.check_acted()
             log.add("gates", found[-1])
         if isinstance(term, Distils) and self.is_on and tasks:
             self.check_shapes(parameters)
@@ -266,7 +267,7 @@ class Part:
             self.path_started = True
             self.path.begin()
             self.state = self.term.start_path(self.loaded, _values(parameters))
-        elif self.path.moved():
+        elif self.path.stepped():
             self.observe()
 
     def observe(self) -> None:

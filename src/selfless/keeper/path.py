@@ -88,9 +88,18 @@ class PathWatch:
         for name, g in gradients.items():
             total[name] = total[name] + g if name in total else g
 
-    def moved(self) -> bool:
-        """Return True if parameters were changed in place since the last step; an optimizer's step is reported by its hook."""
-        return any(p._version != self._versions[n] for n, p in self._parameters.items())
+    def stepped(self) -> bool:
+        """Return True if a step was taken that no optimizer reported: parameters have other values, after a backward pass.
+
+        Other changes are no step: weights that were exchanged for an evaluation and put back, or pruned at the start of a phase.
+        """
+        moved = [n for n, p in self._parameters.items() if p._version != self._versions[n]]
+        if not any(not torch.equal(self._parameters[n].detach(), self._before[n]) for n in moved):
+            self._versions |= {n: self._parameters[n]._version for n in moved}
+            return False
+        if not self._gradients:
+            self.begin()
+        return bool(self._gradients)
 
     def step(self) -> Step:
         """Return (θ before, θ after, gradient of the task loss) of the last step."""

@@ -65,7 +65,11 @@ def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward
     check(new, terms, {n: p.shape for n, p in keeper.model.named_parameters()}, keeper.taps)
     check_scales(new, terms, keeper.sparsifiers.terms)
     calls: list[Forward | None] = list(forwards) if forwards is not None else [None] * new.tasks
-    if len(calls) != new.tasks or (forwards is None and any(new.called or ())):
+    if len(calls) != new.tasks:
+        raise ValueError(
+            f"forwards has {len(calls)} entries, but the state has {new.tasks} tasks; give one for each, None for the usual call"
+        )
+    if forwards is None and any(new.called or ()):
         raise ValueError(
             f"the {new.tasks} tasks of this state were consolidated with forward=, which a file cannot store; "
             "pass forwards=[one per task] to load_state_dict"

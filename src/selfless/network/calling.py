@@ -30,13 +30,11 @@ def check_batches(batches: Any, forward: Any = None) -> None:
     _check_forward(forward)
     if isinstance(batches, Tensor):
         raise TypeError("batches must be an iterable of batches, not one tensor; wrap a single batch as [x]")
-    if (
-        isinstance(batches, tuple)
-        and len(batches) == 2
-        and all(isinstance(b, Tensor) for b in batches)
-        and batches[1].dim() < batches[0].dim()
-    ):
-        raise TypeError("batches must be an iterable of batches, not one (x, y); wrap a single batch as [(x, y)]")
+    if isinstance(batches, tuple) and len(batches) > 1 and all(isinstance(b, Tensor) for b in batches):
+        raise TypeError(
+            "batches must be an iterable of batches, not one (x, y); wrap a single batch as [(x, y)]. If these are batches without labels, "
+            "give them as a list"
+        )
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches must be an iterable of batches, not {batches!r}; pass the task's DataLoader")
 
@@ -88,9 +86,14 @@ def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None, *, k
             error.add_note(f"selfless called {call}; to call the model in another way, pass forward=lambda model, batch: …")
             raise
     if not isinstance(output, Tensor):
-        output = output["logits"] if isinstance(output, dict) else getattr(output, "logits", None)
-        if not isinstance(output, Tensor):
-            raise TypeError("the model's output is not a tensor and has no .logits; pass forward=lambda model, batch: <the output tensor>")
+        found = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+        if not isinstance(found, Tensor):
+            what = f"a dict of {', '.join(map(repr, output))}" if isinstance(output, dict) else f"a {type(output).__name__}"
+            raise TypeError(
+                "the model's output is not a tensor and has no .logits; pass forward=lambda model, batch: <the output tensor>. It is "
+                f"{what}; join several outputs with torch.cat([…], -1)"
+            )
+        output = found
     mask = token_mask(batch) if forward is None and isinstance(batch, dict) and output.dim() > 2 else None
     if mask is not None and mask.shape == output.shape[:2]:
         output = output.masked_fill(~mask.view(*mask.shape, *[1] * (output.dim() - 2)), 0.0)
@@ -162,3 +165,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
         for module, call in compiled.items():
             module._compiled_call_impl = call
+
+
+def batch_size(batch: Any) -> int:
+    """Return the number of samples of a batch: the length of its first tensor; 1 if it has none."""
+    leaves = torch.utils._pytree.tree_leaves(dict(batch) if hasattr(batch, "keys") else batch)
+    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 1)

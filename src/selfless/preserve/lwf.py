@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from selfless.functional.shapes import wide
 from selfless.preserve.base import COUNT, CURVATURE, HEAD, Group, Preserver, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Distils, Holds, KnowsHeads, Phased, State, Tensors
 from selfless.terms import Strength, check_count, check_positive
@@ -54,7 +55,12 @@ class LwF(Preserver, Distils, Holds, KnowsHeads, Phased):
 
     def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
         """mean_m Σ_c p*_c (log p*_c − log p_c), p = softmax(z/T)."""
-        log_p, log_old = (outputs.float() / self.temperature).log_softmax(-1), (teacher.float() / self.temperature).log_softmax(-1)
+        if outputs.shape[-1] == 1:
+            raise ValueError(
+                f"{type(self).__name__} compares the probabilities of classes, and this head has one output, whose softmax is always 1: it "
+                "would hold nothing. For regression or a single logit use a method that holds weights, such as MAS"
+            )
+        log_p, log_old = ((wide(z) / self.temperature).log_softmax(-1) for z in (outputs, teacher))
         return (log_old.exp() * (log_old - log_p)).sum(-1).mean()
 
     def warms_up(self, task: int) -> bool:

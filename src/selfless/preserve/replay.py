@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from selfless.functional.shapes import wide
 from selfless.preserve.base import MEMORY, Group, Preserver
 from selfless.preserve.capabilities import Replays, Tensors
 from selfless.terms import check_count, check_not_negative
@@ -35,7 +36,7 @@ class Replay(Preserver, Replays):
 
     def replay_loss(self, outputs: Tensor, rows: Tensors, columns: Tensor) -> Tensor:
         """−log softmax(z)_y, with the softmax over `columns`."""
-        log_p = _wide(outputs).masked_fill(~columns, -torch.inf).log_softmax(-1)
+        log_p = wide(outputs).masked_fill(~columns, -torch.inf).log_softmax(-1)
         return -log_p.gather(-1, rows["label"].unsqueeze(-1)).squeeze(-1)
 
 
@@ -60,10 +61,5 @@ class DERpp(Replay):
     def replay_loss(self, outputs: Tensor, rows: Tensors, columns: Tensor) -> Tensor:
         """1/C Σ_c (z_c − z*_c)² + β CE, c the columns of the sample's own task."""
         own = self.own_columns(rows, outputs)
-        gap = torch.where(own, _wide(outputs) - rows["logits"], 0.0).square().sum(-1) / own.sum(-1)
+        gap = torch.where(own, wide(outputs) - rows["logits"], 0.0).square().sum(-1) / own.sum(-1)
         return gap + self.beta * super().replay_loss(outputs, rows, columns)
-
-
-def _wide(outputs: Tensor) -> Tensor:
-    """Return the outputs in at least float32."""
-    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs

@@ -238,6 +238,7 @@ def train_fleet(runs: list[Run], store: Store, options: TrainOptions) -> list[Re
         parts, recorded = [runs], list[Result]()
         while parts:
             part = parts.pop(0)
+            was_stopped = store.training(part).exists()
             try:
                 recorded += _train_part(part, todo, store, options)
                 continue
@@ -249,6 +250,12 @@ def train_fleet(runs: list[Run], store: Store, options: TrainOptions) -> list[Re
             except (RuntimeError, MemoryError) as error:
                 if not _is_out_of_memory(error):
                     raise
+                if was_stopped:
+                    raise RuntimeError(
+                        f"{len(part)} stopped {'run does' if len(part) == 1 else 'runs do'} not fit in the memory that is free now "
+                        f"({error}). What they have learned is kept: free memory on this device and give the same command again, or start "
+                        "anew with force=True (--force)"
+                    ) from None
             # Outside of `except`, the exception no longer keeps the fleet in memory.
             gc.collect()
             torch.cuda.empty_cache()

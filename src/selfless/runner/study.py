@@ -19,6 +19,7 @@ from selfless.spec import Run
 
 State = Literal["running", "waiting", "failed", "stopped", "done"]
 STATES: tuple[State, ...] = ("running", "waiting", "failed", "stopped", "done")
+Fleets = list[tuple[Path, dict[str, Any]]]  # the notes of fleets, with their paths
 SLACK = 5.0  # seconds by which the clock of a file server may differ from that of the machine that trains
 
 
@@ -92,11 +93,12 @@ class StudyReader:
                 found[path.parent.parent, run["key"]] = state
         lively: list[tuple[float, list[RunState]]] = []  # of each study that runs: the seconds so far, and its runs
         for path, plan in self._plans.items():
-            alive = path in present and self._is_alive(plan, path, fleets)
+            own = _fleets_of(plan, path, fleets)
+            alive = path in present and self._is_alive(plan, path, own)
             states = [found.get((path.parent, run["key"])) or self._planned(run, path.parent, plan, alive) for run in plan["runs"]]
             found |= {(path.parent, state.key): state for state in states}
             if alive and "running" in {state.state for state in states}:
-                lively.append((max(note["updated"] for _, note in fleets) - plan["started"], states))
+                lively.append((max(note["updated"] for _, note in own) - plan["started"], states))
         if not found:
             found = {(state_path, state.key): state for state_path, state in self._recorded()}
         rank = {state: i for i, state in enumerate(STATES)}
@@ -106,12 +108,10 @@ class StudyReader:
         left = [seconds for elapsed, states in lively if (seconds := _estimate(elapsed, states)) is not None]
         return Snapshot(tuple(runs), speed, sum(rates) if rates else None, max(left, default=None))
 
-    def _is_alive(self, plan: dict[str, Any], path: Path, fleets: Sequence[tuple[Path, dict[str, Any]]]) -> bool:
+    def _is_alive(self, plan: dict[str, Any], path: Path, own: Fleets) -> bool:
         """Return whether a study still runs: its process exists, or one of its fleets gives a sign."""
         if "ended" in plan:
             return False
-        keys = {run["key"] for run in plan["runs"]}
-        own = [(p, note) for p, note in fleets if p.parent.parent == path.parent and keys & {run["key"] for run in note["runs"]}]
         return is_alive(plan, max(_changed(p, note) for p, note in [(path, plan), *own]))
 
     def _planned(self, run: dict[str, Any], folder: Path, plan: dict[str, Any], alive: bool) -> RunState:
@@ -148,6 +148,12 @@ class StudyReader:
             if not (path.parent / METRICS).exists():
                 state = RunState(path.parent.name, path.parent.name, "", "", 0, "stopped", reason=_last_line(path))
                 yield path.parent.parent, state
+
+
+def _fleets_of(plan: dict[str, Any], path: Path, fleets: Fleets) -> Fleets:
+    """Return the fleets of one study; another one may run on a machine with another clock."""
+    keys = {run["key"] for run in plan["runs"]}
+    return [(p, note) for p, note in fleets if p.parent.parent == path.parent and keys & {run["key"] for run in note["runs"]}]
 
 
 def _changed(path: Path, note: dict[str, Any]) -> float:

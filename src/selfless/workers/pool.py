@@ -115,9 +115,12 @@ class _Worker:
             self.process.stdin.close()
 
     def _read(self, lines: queue.SimpleQueue[tuple[_Worker, str]]) -> None:
-        """Queue every line of the worker, and an empty line at its end."""
+        """Queue every whole line of the worker, and an empty line at its end. A worker that is killed may leave half a line."""
         assert self.process.stdout is not None
-        with self.process.stdout:
-            for line in self.process.stdout:
-                lines.put((self, line))
-        lines.put((self, ""))
+        try:
+            with self.process.stdout:
+                for line in self.process.stdout:
+                    if line.endswith("\n"):
+                        lines.put((self, line))
+        finally:
+            lines.put((self, ""))

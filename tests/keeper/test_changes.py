@@ -1,0 +1,112 @@
+"""Changes of the model that leave old tasks without protection are said: thawed parameters, replaced layers, copies."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import selfless
+from selfless import MAS, LwF, NoPreserver, PackNet
+from tests.keeper.nets import Net, batches, seeded, train
+
+
+def learn(model: nn.Module, keeper: Any, seed: int = 0) -> None:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    train(model, keeper, torch.optim.SGD(trained, lr=0.05), batches(seed), epochs=2)
+    keeper.consolidate(batches(seed))
+
+
+@pytest.mark.parametrize("preserve", [MAS(1.0), PackNet(0.5), LwF(1.0) + MAS(1.0)], ids=str)
+def test_parameters_that_were_frozen_when_a_task_ended_are_named_once_they_train(preserve: Any) -> None:
+    model = seeded(Net)
+    keeper = selfless.attach(model, preserve)
+    model.fc1.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*begin_epoch")
+        warnings.filterwarnings("error", ".*did not train")
+        learn(model, keeper)
+        model.fc1.requires_grad_(True)
+    model(batches()[0][0])
+    with pytest.warns(UserWarning, match=r"fc1\.weight, fc1\.bias did not train when task 1 ended"):
+        keeper.penalty(batches()[0])
+    with warnings.catch_warnings():  # said once
+        warnings.simplefilter("error")
+        model(batches()[0][0])
+        keeper.penalty(batches()[0])
+
+
+def test_what_no_old_task_needs_may_be_thawed() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.heads = nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.ModuleList(nn.Linear(8, 3) for _ in range(2))
+            self.now = 0
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.heads[self.now](self.body(x))
+
+    for heads in ([], ["heads.0", "heads.1"]):
+        model = seeded(Heads)
+        keeper = selfless.attach(model, MAS(1.0), heads=heads)
+        model.heads[1].requires_grad_(False)  # the head of a later task
+        learn(model, keeper)
+        model.now = 1
+        model.heads[0].requires_grad_(False)
+        model.heads[1].requires_grad_(True)
+        learn(model, keeper, 1)
+    plain = selfless.attach(seeded(Net), NoPreserver())
+    plain.model.fc1.requires_grad_(False)
+    learn(plain.model, plain)
+    plain.model.fc1.requires_grad_(True)
+    learn(plain.model, plain, 1)
+
+
+def test_a_layer_that_was_replaced_is_named() -> None:
+    model = seeded(Net)
+    keeper = selfless.attach(model, MAS(1.0))
+    learn(model, keeper)
+    model.head = nn.Linear(12, 3)
+    with pytest.warns(UserWarning, match=r"'head\.weight' is another parameter than when task 1 ended"):
+        learn(model, keeper, 1)
+
+
+def test_the_same_weights_in_other_tensors_are_no_replacement() -> None:
+    model = seeded(Net)
+    keeper = selfless.attach(model, MAS(1.0))
+    learn(model, keeper)
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    learn(model, keeper, 1)
+    saved = keeper.state_dict()
+    other = seeded(Net, 5)
+    again = selfless.attach(other, MAS(1.0))
+    other.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    again.load_state_dict(saved)
+    learn(other, again, 2)
+
+
+@pytest.mark.parametrize("tasks", [0, 1])
+def test_a_copy_that_is_trained_instead_is_noticed(tasks: int) -> None:
+    model = seeded(Net)
+    keeper = selfless.attach(model, MAS(1.0))
+    for task in range(tasks):
+        learn(model, keeper, task)
+    trained = copy.deepcopy(model)
+    train(trained, keeper, torch.optim.SGD(trained.parameters(), lr=0.05), batches(1), epochs=2)
+    with pytest.warns(UserWarning, match="no weight of the attached model has changed"):
+        keeper.consolidate(batches(1))
+    again = selfless.attach(trained, MAS(1.0))
+    again.load_state_dict(keeper.state_dict())
+    learn(trained, again, 2)
+
+
+def test_a_pretrained_model_needs_no_training() -> None:
+    model = seeded(Net)
+    keeper = selfless.attach(model, MAS(1.0))
+    keeper.consolidate(batches())
+    keeper.consolidate(batches(1))
+    assert keeper.tasks == 2
