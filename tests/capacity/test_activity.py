@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from selfless.capacity import Activity, observe
 from selfless.capacity.activity import EVERY_POSITION, rows_of
 from selfless.capacity.rooms import SETS, rooms, rooms_of_members, task_sets
+from selfless.capacity.sets import compare
 from tests import oracles
 
 
@@ -109,6 +110,8 @@ def test_the_rooms_of_all_members_at_once_are_those_of_each() -> None:
     found = rooms_of_members(sets, counts, [0, 2, 1], {"a": sums})
     for m, (known, earlier) in enumerate(zip(counts, [0, 2, 1], strict=True)):
         own = {kind: {"a": sets[kind]["a"][m]} for kind in SETS}
+        for kind in SETS:
+            assert found[m]["a"].use[kind] == compare(own[kind]["a"], known.get(kind, {}).get("a", torch.zeros(width)), earlier)
         want = rooms(own, known, earlier, {"a": sums.of_member(m)})["a"].as_dict()
         got = found[m]["a"].as_dict()
         assert got.keys() == want.keys()

@@ -55,6 +55,10 @@ class Activity:
         """Return the sums of one member of a fleet."""
         return Activity(self.rows, *(getattr(self, name)[m] for name in SUMS))
 
+    def as_fleet(self) -> Activity:
+        """Return the same sums as those of a fleet with one member."""
+        return Activity(self.rows, *(getattr(self, name).unsqueeze(0) for name in SUMS))
+
     def cpu(self) -> Activity:
         """Return the same sums in the memory of the CPU."""
         return Activity(self.rows, *(getattr(self, name).cpu() for name in SUMS))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selfless.capacity.activity import Activity
-from selfless.capacity.sets import Use, by_firing, by_share, compare, compare_members
+from selfless.capacity.sets import Use, by_firing, by_share, compare_members
 
 MEANS = ("active", "lifetime", "population", "correlation")
 SETS = ("importance", "firing")
@@ -64,23 +64,8 @@ def add_sets(counts: Sets, sets: Sets) -> Sets:
 
 def rooms(sets: Sets, counts: Sets, earlier: int, activity: Mapping[str, Activity]) -> dict[str, LayerRoom]:
     """Return the room of each layer after a task with these sets; `counts` are those of `earlier` tasks."""
-    found = {}
-    for name in dict.fromkeys((*activity, *sets["importance"])):
-        use = {}
-        for kind in SETS:
-            if name in sets[kind]:
-                now = sets[kind][name]
-                use[kind] = compare(now, counts.get(kind, {}).get(name, torch.zeros(len(now))), earlier)
-        one = activity.get(name)
-        neurons = next(iter(use.values())).total
-        if one is None:
-            found[name] = LayerRoom(neurons, use)
-            continue
-        rate = one.rate
-        dead = int((rate == 0).sum())
-        values = (float(rate.mean()), one.lifetime(), one.population(), one.correlation(), one.rank())
-        found[name] = LayerRoom(neurons, use, dead, *values)
-    return found
+    one = {kind: {name: now.unsqueeze(0) for name, now in named.items()} for kind, named in sets.items()}
+    return rooms_of_members(one, [counts], [earlier], {name: a.as_fleet() for name, a in activity.items()})[0]
 
 
 def rooms_of_members(

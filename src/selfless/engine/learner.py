@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfless.data import DataDescription, Stream, describe
+from selfless.data import DataDescription, Stream, Task, describe
 from selfless.engine import rng, scenario
 from selfless.engine.batches import FleetData
 from selfless.engine.build import build_fleet, build_streams
@@ -35,6 +35,7 @@ from selfless.engine.stack import Tensors
 from selfless.spec import ON_HELD_OUT, Matrix, Result, Run
 
 WORST = -1e9  # below every accuracy and every loss that is finite
+CHOSEN = {"last": None, "held-out": "held_out", "best-on-test": "test"}  # Run.select → the part of a task whose score selects an epoch
 
 
 class Learner:
@@ -216,76 +217,85 @@ class Learner:
 
         Tasks are counted from the first one that the network learned, in this run or in the one that it continues.
         """
-        tasks, fleet, progress = [s.tasks[t - s.learned] for s in self.streams], self.fleet, self.progress
-        task, heads = tasks[0], self.streams[0].heads
-        data = self.load([one.train for one in tasks])
-        chosen = {"last": None, "held-out": "held_out", "best-on-test": "test"}[self.run.select]
-        names = [name for name in _epoch_parts(self.run) if getattr(task, name) is not None]
-        parts = {name: self.load([getattr(one, name) for one in tasks]) for name in names}
-        saved = (fleet.lr.clone(), fleet.step_number.clone(), [v.clone() for v in fleet.optimizer_tensors()])
-        past = [head for earlier in heads[:t] for head in earlier]
+        tasks = [s.tasks[t - s.learned] for s in self.streams]
+        names = [name for name in _epoch_parts(self.run) if getattr(tasks[0], name) is not None]
+        data, parts = self.load([one.train for one in tasks]), {name: self.load([getattr(one, name) for one in tasks]) for name in names}
+        self._begin_task(t, tasks[0], data)
+        for epoch in range(self.progress.epoch, 0 if self.progress.over else self.epochs):
+            self._learn_epoch(t, epoch, tasks[0], parts, started)
+            if self.progress.over:
+                break
+        if CHOSEN[self.run.select] is not None:
+            with torch.no_grad():
+                for name, best in self.best.items():
+                    (self.fleet.params | self.fleet.buffers)[name].copy_(best)
+        self._end_task(t, tasks[0])
+
+    def _begin_task(self, t: int, task: Task, data: FleetData) -> None:
+        """Begin a task, or go on within it: then the optimizer is as it was."""
+        fleet, progress, members = self.fleet, self.progress, len(self.runs)
+        past = [head for earlier in self.streams[0].heads[:t] for head in earlier]
         past = past[-1:] if self.run.scenario == "class" else past  # the last head contains the earlier ones
+        changing = [fleet.lr, fleet.step_number, *fleet.optimizer_tensors()]
+        saved = [value.clone() for value in changing]
         fleet.begin_task(data, task.heads, self.streams[0].outputs, past)
         if progress.epoch == 0:
-            progress.best, progress.best_held_out = [WORST] * len(self.runs), [WORST] * len(self.runs)
-            progress.stalled, progress.over, self.best = [0] * len(self.runs), False, {}
+            progress.best, progress.best_held_out = [WORST] * members, [WORST] * members
+            progress.stalled, progress.over, self.best = [0] * members, False, {}
             for member in progress.history:
                 member.append([])
-        else:  # resumed within the task: restore the optimizer
-            fleet.lr.copy_(saved[0])
-            fleet.step_number.copy_(saved[1])
-            for tensor, value in zip(fleet.optimizer_tensors(), saved[2], strict=True):
-                tensor.copy_(value)
-            fleet.refresh_shares()
-        for epoch in range(progress.epoch, 0 if progress.over else self.epochs):
-            epoch_started = time.perf_counter()
-            if epoch and fleet.starts_phase(epoch):  # epochs before a new phase cannot be the best
-                progress.best, self.best = [WORST] * len(self.runs), {}
-            self.pace.begin_epoch(t, epoch)
-            self._tell_passing(t, epoch + 1)
-            costs: Tensors = {}
-            loss, accuracy = fleet.train_epoch(
-                t,
-                epoch,
-                partial(self._after_step, t, epoch + 1),
-                lambda costs=costs: costs.update(penalty_tensors(fleet)),  # type: ignore[misc]
-            )
-            self.pace.end_epoch()
-            stopped = progress.stalled if self.run.schedule in ON_HELD_OUT else [0] * len(self.runs)
-            active = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
-            progress.training += time.perf_counter() - epoch_started
-            progress.run_steps += len(active) * math.ceil(data.n / self.run.batch)
-            scores = {name: fleet.evaluate(part, task.columns) for name, part in parts.items()}
-            if self.run.schedule == "halving":
-                scores["held_out_loss"] = fleet.evaluate_loss(parts["held_out"], task.columns)
-            penalties = read_penalties(costs)
-            for m in active:
-                own = scores | {name: values for name, values in penalties.items() if has_penalty(self.runs[m], name)}
-                entry = {"loss": loss[m], "accuracy": accuracy[m]} | {name: values[m] for name, values in own.items()}
-                progress.history[m][t].append({k: v if math.isfinite(v) else -1.0 for k, v in entry.items()})
-                if not math.isfinite(loss[m]):
-                    if m not in progress.failed:
-                        progress.failed[m] = loss_fault(fleet, m, t, epoch, f"task {t + 1} ({task.name})")
-                    fleet.undo_epoch(m)
-            if chosen is not None:
-                self._keep_best(self._followed(scores) if chosen == "held_out" else scores[chosen])
-            running = self._lower_rates(self._followed(scores)) if self.run.schedule in ON_HELD_OUT else True
-            progress.epoch, progress.over = epoch + 1, not running or len(progress.failed) == len(self.runs)
-            progress.seconds = time.perf_counter() - started
-            self.checkpoint.save(self.fleet, self.progress, self.best)
-            self._tell(t, epoch + 1, loss, accuracy, penalties=penalties, resumed=self.resumed)
-            if progress.over:
-                break
-        if chosen is not None and self.best:
-            with torch.no_grad():
-                for n, best in self.best.items():
-                    (fleet.params[n] if n in fleet.params else fleet.buffers[n]).copy_(best)
-        self._tell_passing(t, progress.epoch, "measuring importance")
+            return
+        for tensor, value in zip(changing, saved, strict=True):
+            tensor.copy_(value)
+        fleet.refresh_shares()
+
+    def _learn_epoch(self, t: int, epoch: int, task: Task, parts: Mapping[str, FleetData], started: float) -> None:
+        """Train one epoch, evaluate it on `parts`, note what it gave, and save."""
+        fleet, progress, chosen, begun = self.fleet, self.progress, CHOSEN[self.run.select], time.perf_counter()
+        if epoch and fleet.starts_phase(epoch):  # epochs before a new phase cannot be the best
+            progress.best, self.best = [WORST] * len(self.runs), {}
+        self.pace.begin_epoch(t, epoch)
+        self._tell_passing(t, epoch + 1)
+        costs: Tensors = {}
+        after_step = partial(self._after_step, t, epoch + 1)
+        loss, accuracy = fleet.train_epoch(t, epoch, after_step, lambda: costs.update(penalty_tensors(fleet)))
+        self.pace.end_epoch()
+        stopped = progress.stalled if self.run.schedule in ON_HELD_OUT else [0] * len(self.runs)
+        active = [m for m, r in enumerate(self.runs) if epoch < r.epochs and stopped[m] < STOP]
+        progress.training += time.perf_counter() - begun
+        progress.run_steps += len(active) * math.ceil(fleet.step.data.n / self.run.batch)
+        scores = {name: fleet.evaluate(part, task.columns) for name, part in parts.items()}
+        if self.run.schedule == "halving":
+            scores["held_out_loss"] = fleet.evaluate_loss(parts["held_out"], task.columns)
+        penalties = read_penalties(costs)
+        for m in active:
+            own = {name: values for name, values in penalties.items() if has_penalty(self.runs[m], name)}
+            self._note(m, t, epoch, task, {"loss": loss, "accuracy": accuracy} | scores | own)
+        if chosen is not None:
+            self._keep_best(self._followed(scores) if chosen == "held_out" else scores[chosen])
+        running = self._lower_rates(self._followed(scores)) if self.run.schedule in ON_HELD_OUT else True
+        progress.epoch, progress.over = epoch + 1, not running or len(progress.failed) == len(self.runs)
+        progress.seconds = time.perf_counter() - started
+        self.checkpoint.save(fleet, progress, self.best)
+        self._tell(t, epoch + 1, loss, accuracy, penalties=penalties, resumed=self.resumed)
+
+    def _note(self, m: int, t: int, epoch: int, task: Task, values: Mapping[str, Sequence[float]]) -> None:
+        """Write the values of an epoch into the history of member m; a loss that is not finite ends its training."""
+        entry = {name: members[m] for name, members in values.items()}
+        self.progress.history[m][t].append({name: v if math.isfinite(v) else -1.0 for name, v in entry.items()})
+        if not math.isfinite(entry["loss"]):
+            if m not in self.progress.failed:
+                self.progress.failed[m] = loss_fault(self.fleet, m, t, epoch, f"task {t + 1} ({task.name})")
+            self.fleet.undo_epoch(m)
+
+    def _end_task(self, t: int, task: Task) -> None:
+        """Measure importances and what room is left."""
+        self._tell_passing(t, self.progress.epoch, "measuring importance")
         with torch.random.fork_rng(devices=[]):  # for a sampled Fisher
             torch.manual_seed(rng.one_seed(self.run.seed, "consolidate", t))
-            fleet.consolidate()
-        progress.failed = state_faults(fleet, f"task {t + 1} ({task.name})") | progress.failed
-        add_capacity(self.fleet, progress.capacity)
+            self.fleet.consolidate()
+        self.progress.failed = state_faults(self.fleet, f"task {t + 1} ({task.name})") | self.progress.failed
+        add_capacity(self.fleet, self.progress.capacity)
 
     def _after_step(self, t: int, epoch: int) -> None:
         if self.pace.step():
