@@ -34,16 +34,13 @@ class Sparsifier(Term):
     is_mean: ClassVar[bool] = False  # True if R is a mean over samples; over several ranks it then needs no other rank's activations
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Remove the inherited `pair_form` from a subclass that overrides `penalty`, because it belongs to the parent's formula."""
+        """Take what is said of the parent's formula from a subclass that overrides `penalty`."""
         super().__init_subclass__(**options)
         if "penalty" in cls.__dict__:
             _check_arguments(cls)
-        if "penalty" in cls.__dict__ and "pair_form" not in cls.__dict__:
-            cls.pair_form = Sparsifier.pair_form  # type: ignore[method-assign]
-        if "penalty" in cls.__dict__ and "decorrelates" not in cls.__dict__:
-            cls.decorrelates = False
-        if "penalty" in cls.__dict__ and "is_mean" not in cls.__dict__:
-            cls.is_mean = False
+            for name in ("pair_form", "decorrelates", "is_mean"):  # what the parent says of its own formula
+                if name not in cls.__dict__:
+                    setattr(cls, name, Sparsifier.__dict__[name])
         if cls.is_custom() and ("pairs" in cls.__dict__ or "factors" in cls.__dict__):
             warnings.warn(
                 f"{cls.__name__}: pairs() and factors() are not read any more, and its penalty() is used; "

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from selfless import EWC, MAS, SLNID, DeCov, LwF, NoPreserver, NoSparsifier
 from selfless.engine import learner
 from selfless.engine.learner import Learner
-from selfless.engine.penalties import measure_penalties
+from selfless.engine.penalties import penalty_tensors, read_penalties
 from selfless.engine.stack import by_member
 from selfless.functional import slnid
 from tests.engine.small_runs import small
@@ -26,7 +26,7 @@ def test_both_penalties_are_those_of_the_formulas(tasks_npz: str) -> None:
     with torch.no_grad():  # a step away from θ*
         for p in fleet.params.values():
             p += 0.01
-    found = measure_penalties(fleet)
+    found = read_penalties(penalty_tensors(fleet))
     assert set(found) == {"inhibition", "anchor"}
     for m, run in enumerate(runs):
         own = {n: p[m].detach() for n, p in fleet.params.items()}

@@ -24,11 +24,6 @@ from selfless.preserve.capabilities import Anchored, Distils
 from selfless.spec import Run
 
 
-def measure_penalties(fleet: Fleet) -> dict[str, list[float]]:
-    """Return {name: the value of every member}; only those that the methods of the fleet have."""
-    return read_penalties(penalty_tensors(fleet))
-
-
 def has_penalty(run: Run, name: str) -> bool:
     """Return False if only other members of its fleet have the penalty of this name."""
     if name in ("anchor", "penalty"):

@@ -152,29 +152,32 @@ class Stack:
                 logits = self.module(x.squeeze(0)).unsqueeze(0)
             hidden, self._inhibit, self.live_gates = [h.unsqueeze(0) for h in self._in_order(self._outputs)], {}, {}
             return logits, hidden
-        params = params | dict(other or {})
-        if self.native:
-            options = ForwardOptions(self.layers, differentiable=differentiable, inhibit=inhibit or {}, gates=self.gates, draws=self.draws)
-            logits = forward(self.module, params, x, options)
-            return logits, self._in_order(options.outputs)
-        if self.in_turn:
-            return self._run_in_turn(params, buffers, x, inhibit or {})
-        mapped = torch.func.vmap(self._run_member, randomness="different")
-        result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x, self.gates)
-        return result
+        return self._run(params | dict(other or {}), buffers, x, inhibit or {}, differentiable, self.draws)
 
     def outputs(self, params: Tensors, buffers: Tensors, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return what `forward` does, with any parameters, in eval mode and without gradients."""
         with torch.no_grad(), evaluating(self.module):
-            if self.native:
-                options = ForwardOptions(self.layers, gates=self.gates)
-                logits = forward(self.module, params, x, options)
-                return logits, self._in_order(options.outputs)
-            if self.in_turn:
-                return self._run_in_turn(params, buffers, x, {})
-            mapped = torch.func.vmap(self._run_member, randomness="different")
-            result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x, self.gates)
-            return result
+            return self._run(params, buffers, x, {})
+
+    def _run(
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        inhibit: Mapping[str, Sequence[Penalty]],
+        differentiable: Collection[str] | None = None,
+        draws: Draws | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run all members with these parameters: by kernels, in turn or mapped."""
+        if self.native:
+            options = ForwardOptions(self.layers, differentiable=differentiable, inhibit=inhibit, gates=self.gates, draws=draws)
+            logits = forward(self.module, params, x, options)
+            return logits, self._in_order(options.outputs)
+        if self.in_turn:
+            return self._run_in_turn(params, buffers, x, inhibit)
+        mapped = torch.func.vmap(self._run_member, randomness="different")
+        result: tuple[Tensor, list[Tensor]] = mapped(params, buffers, x, self.gates)
+        return result
 
     def output_parameters(self, outputs: int) -> list[str]:
         """Return the trainable parameters of the output layer; their rows are the outputs of the network."""

@@ -184,6 +184,8 @@ def _rule(candidates: Sequence[Run], means: Sequence[float], choice: Choice) -> 
     if math.isnan(reference):
         raise ValueError("the rule of thumb compares with no regularisation; give one candidate the sparsifier 'none'")
     inhibited = [i for i, run in enumerate(candidates) if run.sparsify.is_on and not math.isnan(means[i])]
+    inhibited.sort(key=lambda i: candidates[i].sparsify.fixed_strength)
     kept = [i for i in inhibited if means[i] >= reference - choice.tolerance]
-    largest = choice.by == "rule-largest" and bool(kept)
-    return (max if largest else min)(kept or inhibited, key=lambda i: candidates[i].sparsify.strength, default=None)
+    if not kept:
+        return inhibited[0] if inhibited else None
+    return kept[-1] if choice.by == "rule-largest" else kept[0]

@@ -123,11 +123,7 @@ class Reducer:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
             if not self._listening:
                 return None
-            n = output if output.requires_grad else output.detach().requires_grad_()  # all layers before it are frozen
-            edge, result = _edge(n)
-            assert edge is not None
-            self._edges.setdefault(name, []).append((edge, neuron_axis(n, tap.axis)))
-            return result
+            return self._note_tap(name, tap, output)
 
         return hook
 
@@ -138,13 +134,18 @@ class Reducer:
             x = first_tensor(args, kwargs)
             if not self._listening or x is None:
                 return None
-            n = x if x.requires_grad else x.detach().requires_grad_()
-            edge, result = _edge(n)
-            assert edge is not None
-            self._edges.setdefault(name, []).append((edge, neuron_axis(n, tap.axis)))
+            result = self._note_tap(name, tap, x)
             return tuple(result if v is x else v for v in args), {k: result if v is x else v for k, v in kwargs.items()}
 
         return hook
+
+    def _note_tap(self, name: str, tap: Tap, n: Tensor) -> Tensor:
+        """Note the edge of n in the graph; return the tensor that takes the place of n."""
+        n = n if n.requires_grad else n.detach().requires_grad_()  # all layers before it are frozen
+        edge, result = _edge(n)
+        assert edge is not None
+        self._edges.setdefault(name, []).append((edge, neuron_axis(n, tap.axis)))
+        return result
 
     def _tap_resized(self, name: str, tap: Tap) -> Callable[..., None]:
         """Return a forward hook that moves a tap to the output of an activation that changes the number of neurons (Maxout, GLU)."""

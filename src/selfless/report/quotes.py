@@ -5,7 +5,6 @@ from __future__ import annotations
 EWC = "a boost in the average performance … equal to 3.1 % … and a boost of 2.8 % with hidden layer size 64"
 TASKS = "succeeds to improve the performance on all the learned tasks"
 SMALLER = "better accuracy using a network with a 64-dimensional hidden size than … No-Reg on a network of double that size"
-LOCALITY = "allowing more active neurons"
 
 WORDS = {
     "SLNID adds two points or more to EWC, 128 units": EWC,
