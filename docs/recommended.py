@@ -3,9 +3,10 @@
     python docs/recommended.py            # write all of them
     python docs/recommended.py --check    # change nothing; exit status 1 if one of them is out of date
 
-Rows come from the cells of every record results/*/experiments/*-ours.json whose run belongs to a case of
-`selfless.recommendation.cases`, and from the runs of TRIALS. For each case and preserver the row with the highest average is kept; a trial
-only where no record has that preserver in that case. A row that had more candidates than the others of its case is not counted. Time and forgetting are those of the recorded runs, memory is that of a keeper.
+Rows come from the cells of every record results/*/experiments/*-ours.json whose run belongs to a case of `selfless.recommendation.cases`,
+and from the runs of TRIALS. For each case and preserver the row with the highest average is kept; a trial only where no record has that
+preserver in that case. A row that had more candidates than the others of its case is not counted. Time and forgetting are those of the
+recorded runs, memory is that of a keeper.
 
 The page of the recipe has every pair of three preservers and two sparsifiers, from the experiment PAIRS.
 """

@@ -6,6 +6,7 @@ Members with the same task (the same seed, other strengths) share its images. Di
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,8 +41,9 @@ class FleetData:
             residents[0].x if len(residents) == 1 else None if any(r.mapped for r in residents) else torch.cat([r.x for r in residents])
         )
         self.y = torch.cat([r.y for r in residents])
-        if self._x is not None and len(residents) > 1:
-            self._residents = [Resident(self._x, self.y)]  # free the memory of the single parts
+        if self._x is not None and len(residents) > 1:  # free the memory of the single parts
+            self.first, self._residents = copy.copy(residents[0]), []
+            self.first.x = self._x
         first = next(iter(unique.values()))
         self.weights = None
         if first.weights is not None:

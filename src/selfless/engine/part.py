@@ -88,11 +88,8 @@ class Part:
         is_alone = len(tasks) == 1 and len(users) == outputs
         if not isinstance(self.term, KnowsHeads) or is_alone or bool((owner < 0).all()):
             return
-        owners = {}
-        for name in self.stack.output_parameters(outputs):
-            p = self.trained[name]
-            rows = owner.to(p.device).view(1, -1, *[1] * (p.dim() - 2))
-            owners[name] = rows.expand(p.shape).clone()
+        found = {name: self.trained[name] for name in self.stack.output_parameters(outputs)}
+        owners = {n: owner.to(p.device).view(1, -1, *[1] * (p.dim() - 2)).expand(p.shape).clone() for n, p in found.items()}
         self.state = self.term.place_heads(self.state, owners)
 
     def wire(self, wiring: Wiring) -> None:
@@ -139,9 +136,8 @@ class Part:
         if isinstance(self.term, Phased) and self.starts_phase(epoch, epochs):
             begin = self._over_members(lambda term, state, params: term.begin_phase(state, params, epoch, epochs))
             self.state, changed = begin(self.state, self.values())
-            for name, value in changed.items():
-                self.trained[name].copy_(value)
             replaced = True
+            self._set(changed)
         if isinstance(self.term, Observes) and epoch == 0:  # after the parameters were set for the task, by this preserver or another
             self.state, replaced = self._over_members("start_path")(self.state, self.values()), True
         return replaced
@@ -248,8 +244,7 @@ class Part:
         """Take the proximal step of every member; `step` and `strength` are (F,)."""
         if isinstance(self.term, Proximal):
             steps = dict.fromkeys(self.trained, step)
-            for name, value in self._over_members("proximal_step")(self.state, self.values(), steps, strength).items():
-                self.trained[name].copy_(value)
+            self._set(self._over_members("proximal_step")(self.state, self.values(), steps, strength))
 
     @property
     def projects_steps(self) -> bool:
@@ -259,8 +254,7 @@ class Part:
     def project_step(self, before: Tensors) -> None:
         """Project a step from `before` to the current parameters."""
         if isinstance(self.term, ProjectsSteps):
-            for name, corrected in self._over_members("project_step")(self.state, before, self.values()).items():
-                self.trained[name].copy_(corrected)
+            self._set(self._over_members("project_step")(self.state, before, self.values()))
 
     def hold_in_update(self) -> None:
         """Prepare what the update resets, until the next phase or task; `project` then does nothing."""
@@ -271,8 +265,7 @@ class Part:
     def project(self) -> None:
         """Reset the parameters that a step must not change."""
         if isinstance(self.term, Projects) and self.held is None:
-            for name, corrected in self._over_members("project")(self.state, self.values()).items():
-                self.trained[name].copy_(corrected)
+            self._set(self._over_members("project")(self.state, self.values()))
 
     def observe(self, before: Tensors, gradients: Tensors, trains: Tensor) -> None:
         """Pass a step from `before` to the current parameters to the preserver of the members that still train (F,)."""
@@ -280,6 +273,11 @@ class Part:
             new = self.term.observe(self.state, before, self.trained, gradients)
             check_step(self.term, "observe", self.state, new)
             self._write_where(trains, new)
+
+    def _set(self, values: Tensors) -> None:
+        """Set parameters to these values."""
+        for name, value in values.items():
+            self.trained[name].copy_(value)
 
     def _write_where(self, trains: Tensor, new: State) -> None:
         """Write the groups that a step changes, of the members where `trains` (F,) is True."""
@@ -341,8 +339,7 @@ class Part:
     def restart(self, strength: Tensor) -> None:
         """Set the weights that the next task starts from; `strength` is (F,)."""
         if isinstance(self.term, WeighsNodes):
-            for name, value in self._over_members("restart")(self.state, self.values(), strength).items():
-                self.trained[name].copy_(value)
+            self._set(self._over_members("restart")(self.state, self.values(), strength))
 
     def consolidate(self, omega: Tensors) -> None:
         """Compute the state after a task; after the first one also λ of the strength "auto"."""
