@@ -84,7 +84,12 @@ class Capacity:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"free after {self.tasks} task{'s' * (self.tasks != 1)} (importance < {self.threshold:g})"
+        total, tasks = self.network, f"{self.tasks} task{'s' * (self.tasks != 1)}"
+        if total is not None and (use := total.use.get("importance")) is not None:
+            yield f"after {tasks} {use.free} of {use.total} neurons are free: no task has them among those with 90 % of the importance"
+        if total is not None:
+            yield from describe_rooms(self.layers | ({"all": total} if len(self.layers) > 1 else {}))
+        yield f"free after {tasks} (importance < {self.threshold:g})"
         width = max((len(name) for name in (*self.neurons, *self.parameters)), default=3)
         for title, rows in (("neurons", self.neurons), ("parameters", self.parameters)):
             if not rows:
@@ -94,15 +99,12 @@ class Capacity:
                 yield f"  {title:<10}  {name:<{width}}  {free}"
             if len(rows) > 1:
                 yield f"  {title:<10}  {'all':<{width}}  {_sum(rows)}"
-        total = self.network
-        if total is not None:
-            yield from describe_rooms(self.layers | ({"all": total} if len(self.layers) > 1 else {}))
 
 
 def describe_rooms(rooms: Mapping[str, LayerRoom]) -> Iterator[str]:
     """Yield a table of rooms: neurons by α (90 % of its sum) and by firing, and what the activations of the last task are like."""
     width = max(len(name) for name in rooms)
-    for kind, title in (("importance", "by α: 90 % of its sum"), ("firing", "by firing: 5 % of samples")):
+    for kind, title in (("importance", "by α: those with 90 % of its sum"), ("firing", "by firing: in 5 % of samples")):
         yield f"{'neurons ' + title:<{width + 2}}"
         for name, room in rooms.items():
             use = room.use.get(kind)

@@ -110,8 +110,9 @@ def tune(
     task            (training batches, held-out batches) of the first task, or a list of such pairs; lists or DataLoaders, read often
     fit             fit(model, keeper, batches): your loop over one task, with keeper.penalty(); default: SGD and cross-entropy.
                     `keeper.tasks` is the number of the task.
-    score           score(model, batches) → accuracy on the held-out batches of a task, for every task seen; score(model, batches, task)
-                    if the model needs the number of the task, as for its head; default: the share of right labels
+    score           score(model, batches) → accuracy, or another number of which more is better, on the held-out batches of a task, for
+                    every task seen; score(model, batches, task) if the model needs the number of the task, as for its head; default: the
+                    share of right labels
     forward, loss   forward(model, batch, task) → output, for the end of a task and for the default loop and score, if the model takes
                     the task; loss(output, batch) of EWC, one per sample
     sparsify        None: no sparsifier, and only λ_Ω is chosen
@@ -224,8 +225,9 @@ def _default_fit(epochs: int, lr: float, forward: Callable[[nn.Module, Any, int]
             for batch in batches:
                 given = to_device(batch, model)
                 labels = labels_of(given)
-                if labels is None:
-                    raise ValueError("a batch has no labels, which the default loop of tune needs; pass fit= and score= of your own")
+                if labels is None or labels.is_floating_point():
+                    what = "has no labels" if labels is None else "has labels that are no class numbers"
+                    raise ValueError(f"a batch {what}, which the default loop of tune needs; pass fit= and score= of your own")
                 loss = F.cross_entropy(run_batch(model, given, own), labels) + keeper.penalty(given)
                 optimizer.zero_grad()
                 loss.backward()
@@ -242,8 +244,9 @@ def accuracy(model: nn.Module, batches: Batches, forward: Forward | None = None)
         for batch in batches:
             given = to_device(batch, model)
             labels = labels_of(given)
-            if labels is None:
-                raise ValueError("a held-out batch has no labels; pass score= of your own")
+            if labels is None or labels.is_floating_point():
+                what = "has no labels" if labels is None else "has labels that are no class numbers"
+                raise ValueError(f"a held-out batch {what}; pass score= of your own, where more is better: minus the error of a regression")
             hits += int((run_batch(model, given, forward).argmax(-1) == labels).sum())
             count += labels.numel()
     return hits / count if count else float("nan")
