@@ -180,7 +180,7 @@ def test_a_model_that_changes_its_precision_between_tasks_is_still_anchored() ->
     keeper = selfless.attach(model, MAS(1.0))
     keeper.consolidate([(x.double(), y) for x, y in batches()])
     model.float()
-    keeper.consolidate(batches())
+    keeper.consolidate(batches(1))
     star = pulled_from_one_above(model, keeper)
     share = 0.2 * keeper.state["omega"]["fc1.weight"].double()
     assert_close(model.fc1.weight.detach().double(), star.double() + 1 / (1 + share), rtol=1e-5, atol=1e-6)

@@ -225,7 +225,7 @@ def test_ending_a_task_twice_is_said_aloud() -> None:
         keeper.consolidate(batches)
         keeper.consolidate(small_task(1))
         keeper.consolidate(batches)
-    with pytest.warns(UserWarning, match="called twice with the same batches"):
+    with pytest.warns(UserWarning, match="called twice with the same data"):
         keeper.consolidate(batches)
 
 

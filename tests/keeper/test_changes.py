@@ -110,3 +110,11 @@ def test_a_pretrained_model_needs_no_training() -> None:
     keeper.consolidate(batches())
     keeper.consolidate(batches(1))
     assert keeper.tasks == 2
+
+
+def test_the_same_data_in_another_loader_are_the_same_task() -> None:
+    model = seeded(Net)
+    keeper = selfless.attach(model, MAS(1.0))
+    learn(model, keeper)
+    with pytest.warns(UserWarning, match="called twice with the same data and no step between"):
+        keeper.consolidate([(x.clone(), y) for x, y in reversed(batches())])

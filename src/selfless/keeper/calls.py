@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from selfless.keeper.keeper import Keeper
 
 
+SAME = 1e-5  # sums over the same samples in another order differ by less
 SEVERAL = 5  # so many penalties are those of a training loop
 
 
@@ -29,6 +31,7 @@ class Calls:
     step        an optimizer took a step over the model's parameters
     epoch       the epoch and the number of epochs of the last keeper.begin_epoch(); None if there was none
     ended       the data with which the last task ended (`reference_to`); None before
+    sums        Σα of each layer on that data: the same data in another loader have the same
     loaded      a state was loaded in this task, so that it may have had steps before
     evaluations how many blocks of keeper.evaluating() are open
     """
@@ -38,6 +41,7 @@ class Calls:
     step: bool = False
     epoch: tuple[int, int] | None = None
     ended: weakref.ref[Any] | None = None
+    sums: list[float] = field(default_factory=list)
     loaded: bool = False
     evaluations: int = 0
 
@@ -60,7 +64,12 @@ class Calls:
             )
 
     def check_end(
-        self, keeper: Keeper, parameters: Mapping[str, nn.Parameter], forward: Forward | None, ended: weakref.ref[Any] | None
+        self,
+        keeper: Keeper,
+        parameters: Mapping[str, nn.Parameter],
+        forward: Forward | None,
+        ended: weakref.ref[Any] | None,
+        sums: Sequence[float],
     ) -> None:
         """Warn, when a task ends with the data `ended`, of calls and steps that it did not have."""
         keeper.notices.check_read(keeper, self.step)
@@ -70,9 +79,14 @@ class Calls:
         elif not self.loaded:
             trained = self.penalty  # steps may be taken by hand
             same = ended is not None and self.ended is not None and self.ended() is not None and self.ended() is ended()
-            same = same and keeper.forwards[-1:] == [forward]
+            same = (same or self._has(sums)) and keeper.forwards[-1:] == [forward]
             untouched = self.penalties >= SEVERAL and keeper.changes.is_untouched(keeper.model)
             keeper.notices.check_no_step(keeper.parts, parameters, keeper.tasks, keeper.implicit, trained, same, untouched)
+
+    def _has(self, sums: Sequence[float]) -> bool:
+        """Return True if the last task ended with these sums, apart from the order of its batches."""
+        pairs = zip(sums, self.sums, strict=False)
+        return len(sums) == len(self.sums) > 0 and all(a > 0 and math.isclose(a, b, rel_tol=SAME) for a, b in pairs)
 
 
 def reference_to(batches: Any) -> weakref.ref[Any] | None:

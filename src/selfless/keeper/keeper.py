@@ -219,12 +219,13 @@ class Keeper(OldNames):
             activity, batches = look(self.model, self.collector, batches, forward)
             omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
-        self._calls.check_end(self, parameters, forward, ended)
+        sums = [float(t.sum()) for t in alpha.values()]
+        self._calls.check_end(self, parameters, forward, ended, sums)
         for end in ends:
             end()
         for part in self.parts:
             write(parameters, part.restart(parameters))
-        self._calls, self.tasks = Calls(ended=ended), self.tasks + 1
+        self._calls, self.tasks = Calls(ended=ended, sums=sums), self.tasks + 1
         self.changes.end_task(self.model, self.tasks)
         self.sparsifiers.end_task()
         self.forwards.append(forward)

@@ -173,7 +173,7 @@ class Notices:
         moved = any(self._drift(part, parameters) > MOVED for part in parts)
         if same_batches and not trained and not moved:
             warnings.warn(
-                "keeper.consolidate() was called twice with the same batches and no step between: this counts as another task, and its "
+                "keeper.consolidate() was called twice with the same data and no step between: this counts as another task, and its "
                 "importance is counted twice",
                 stacklevel=5,
             )
