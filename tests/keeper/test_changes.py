@@ -118,3 +118,81 @@ def test_the_same_data_in_another_loader_are_the_same_task() -> None:
     learn(model, keeper)
     with pytest.warns(UserWarning, match="called twice with the same data and no step between"):
         keeper.consolidate([(x.clone(), y) for x, y in reversed(batches())])
+
+
+@pytest.mark.parametrize("kind", ["data", "master", "new head"])
+def test_steps_that_no_version_counts_are_steps(kind: str) -> None:
+    model = seeded(Net)
+    keeper = selfless.attach(model, MAS(1.0))
+    learn(model, keeper)
+    if kind == "new head":
+        model.other = nn.Linear(2, 2)
+    masters = [p.detach().clone() for p in model.parameters()]
+    for x, y in batches(1) * 2:
+        model.zero_grad()
+        (nn.functional.cross_entropy(model(x), y) + keeper.penalty()).backward()
+        for p, master in zip(model.parameters(), masters, strict=True):
+            if p.grad is not None and kind == "data":
+                p.data -= 0.1 * p.grad
+            elif p.grad is not None and kind == "master":
+                p.data.copy_(master.sub_(p.grad, alpha=0.1))
+    keeper.consolidate(batches(1))
+
+
+def test_a_base_that_was_made_for_inference() -> None:
+    with torch.inference_mode():
+        base = nn.Linear(6, 6)
+    base.requires_grad_(False)
+    model = nn.Sequential(base, nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    learn(model, selfless.attach(model, MAS(1.0)))
+
+
+def test_a_loop_without_penalty_is_told_too() -> None:
+    model = seeded(Net)
+    model.fc1.requires_grad_(False)
+    keeper = selfless.attach(model, MAS(1.0))
+    keeper.consolidate(batches())
+    model.fc1.requires_grad_(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    keeper.anchor_with(optimizer)
+    x, y = batches(1)[0]
+    nn.functional.cross_entropy(model(x), y).backward()
+    with pytest.warns(UserWarning, match="did not train when task 1 ended"):
+        optimizer.step()
+
+
+def test_replayed_samples_protect_what_was_frozen() -> None:
+    model = seeded(Net)
+    keeper = selfless.attach(model, "replay:1")
+    model.fc1.requires_grad_(False)
+    for seed in range(2):
+        train_with_batches(model, keeper, seed)
+        model.fc1.requires_grad_(True)
+
+
+def train_with_batches(model: nn.Module, keeper: Any, seed: int) -> None:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    for x, y in batches(seed):
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(model(x), y) + keeper.penalty((x, y))).backward()
+        optimizer.step()
+    keeper.consolidate(batches(seed))
+
+
+def test_parameters_of_later_tasks_are_not_needed_by_earlier_ones() -> None:
+    class Prompts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p0, self.p1 = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.zeros(6), requires_grad=False)
+            self.body, self.heads, self.now = nn.Linear(6, 8), nn.ModuleList(nn.Linear(8, 3) for _ in range(2)), 0
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.heads[self.now](torch.relu(self.body(x + (self.p1 if self.now else self.p0))))
+
+    model = seeded(Prompts)
+    keeper = selfless.attach(model, MAS(1.0), heads=["heads.0", "heads.1"])
+    learn(model, keeper)
+    model.now = 1
+    model.p1.requires_grad_(True)
+    model.heads[1] = nn.Linear(8, 3)  # no task has used the old one
+    learn(model, keeper, 1)

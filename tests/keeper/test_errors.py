@@ -91,6 +91,22 @@ def test_a_container_of_heads_is_no_head(name: str) -> None:
         selfless.attach(model, MAS(0.1), heads=[name])
 
 
+def test_a_container_may_be_one_head() -> None:
+    class Chain(nn.ModuleList):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self:
+                x = layer(x)
+            return x
+
+    def chain() -> Any:
+        return Chain([nn.Linear(4, 3), nn.Linear(3, 2)])
+
+    two = nn.ModuleDict({"body": nn.Linear(6, 4), "a": chain(), "b": nn.ModuleList([nn.Linear(4, 3), nn.Linear(3, 2)])})
+    assert selfless.attach(two, MAS(0.1), heads=["a", "b"]).heads == ("a", "b")
+    for name in ("a", "b"):
+        assert selfless.attach(copy.deepcopy(two), MAS(0.1), heads=[name]).heads == (name,)
+
+
 def test_lbfgs_has_no_implicit_anchor() -> None:
     model = seeded()
     keeper = selfless.attach(model, MAS(0.1))

@@ -131,7 +131,13 @@ def test_comparing_old_outputs_does_not_move_running_statistics(preserve: LwF) -
 @pytest.mark.parametrize("preserve", [LwF(1.0), EBLL(1.0)], ids=str)
 def test_one_output_has_no_probabilities_to_hold(preserve: LwF) -> None:
     with pytest.raises(ValueError, match="this head has one output, whose softmax is always 1"):
-        preserve.distil(torch.ones(3, 1), torch.zeros(3, 1))
+        preserve.check_outputs(torch.ones(3, 1))
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1))
+    keeper, x = selfless.attach(model, LwF(1.0)), torch.randn(5, 6)
+    keeper.consolidate([(x, x[:, :1])])
+    model(x)
+    with pytest.raises(ValueError, match="this head has one output"):
+        keeper.penalty((x, x[:, :1]))
 
 
 def test_double_precision_is_kept() -> None:

@@ -69,15 +69,20 @@ class Checkpoint:
             tensors = {name: tensor.to(self.device) for name, tensor in stored.items()}
             progress = Progress.parse(meta["progress"])
             fleet.restore(tensors, int(meta["tasks"]))
-        except torch.cuda.OutOfMemoryError:
-            raise  # the file is sound
         except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise  # the file is sound
             warnings.warn(f"{self.path} cannot be continued ({error}); training starts again", stacklevel=2)
             self.path.unlink()
             raise CannotContinue from error
         if self.device.type == "cpu":
             torch.set_num_threads(int(meta.get("threads", torch.get_num_threads())))  # the same bits need the same order of sums
         return progress, {n.removeprefix("best."): t for n, t in tensors.items() if n.startswith("best.")}
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if the device, or the machine, has no memory left."""
+    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def _digest(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:

@@ -246,7 +246,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS learns the curvature from its own steps, and the implicit anchor would move weights between them; leave "
-            "anchor_with() out: keeper.penalty() then has the anchor. Distillation is not damped then"
+            "anchor_with() out: keeper.penalty() then has the anchor (in an integration anchor='explicit'). Distillation is not damped then"
         )
 
 

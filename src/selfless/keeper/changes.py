@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from selfless.distributed.shards import local
@@ -30,18 +31,18 @@ class Changes:
 
     def __init__(self, model: nn.Module) -> None:
         self.frozen: dict[str, int] = {}
-        self._seen: dict[str, tuple[weakref.ref[nn.Parameter], int]] = {}
+        self._seen: dict[str, tuple[weakref.ref[nn.Parameter], Tensor | None]] = {}  # each parameter, and its sum
         self._used: set[str] = set()
         self.follow(model)
 
     def follow(self, model: nn.Module) -> None:
         """Remember the parameters as they are now."""
-        self._seen = {name: (weakref.ref(p), p._version) for name, p in model.named_parameters()}
+        self._seen = {name: (weakref.ref(p), _sum(p)) for name, p in model.named_parameters()}
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Inside `with` the data of a task are run: note which of the parameters that do not train they need."""
-        owners = {f"{n}." if n else "": m for n, m in model.named_modules() if any(not p.requires_grad for p in m.parameters(False))}
+        owners = {f"{n}." if n else "": m for n, m in model.named_modules() if _is_frozen(m)}
         handles = [module.register_forward_hook(Hook(self._use(prefix))) for prefix, module in owners.items()]
         self._used = set()
         try:
@@ -66,16 +67,39 @@ class Changes:
         """Return the frozen parameters that train now."""
         return [name for name in trainable if name in self.frozen and not any(within(name, head) for head in heads)]
 
-    def replaced(self, model: nn.Module, parts: Iterable[Part]) -> str:
-        """Return the name of a weight with the θ* of another one that had its name; "" if there is none."""
-        stars: list[Any] = [part.star()[0] for part in parts if part.is_on]
-        others = ((n, p) for n, p in model.named_parameters() if n in self._seen and self._seen[n][0]() is not p and p.dim() > 1)
-        return next((name for name, p in others if any(name in star and _is_far(p, star[name]) for star in stars)), "")
+    def replaced(self, model: nn.Module, parts: Iterable[Part], later_heads: Sequence[str]) -> str:
+        """Return the name of a weight that is held at θ* of another one that had its name; "" if there is none."""
+        stars = [part.star() for part in parts if part.is_on]
+        for name, p in model.named_parameters():
+            is_same = name not in self._seen or self._seen[name][0]() is p
+            if is_same or p.dim() < 2 or any(within(name, head) for head in later_heads):
+                continue
+            for star, omega in stars:
+                if name in star and (omega is None or bool(local(omega[name]).any())) and _is_far(p, star[name]):
+                    return name
+        return ""
 
     def is_untouched(self, model: nn.Module) -> bool:
-        """Return True if no parameter of the model was written since the last task ended, or since `attach`."""
+        """Return True if all parameters of the model are as they were when the last task ended, or at `attach`."""
         now = dict(model.named_parameters())
-        return all(name in now and ref() is now[name] and now[name]._version == version for name, (ref, version) in self._seen.items())
+        if now.keys() != self._seen.keys():
+            return False
+        sums = ((_sum(now[name]), before) for name, (_, before) in self._seen.items())
+        return all(after is not None and before is not None and bool(after == before.to(after.device)) for after, before in sums)
+
+
+def _sum(parameter: Tensor) -> Tensor | None:
+    """Return Σθ, by which a changed parameter is known; None if it has no values yet."""
+    if parameter.is_meta or isinstance(parameter, nn.parameter.UninitializedParameter):
+        return None
+    dtype = torch.float32 if parameter.device.type == "mps" else torch.float64
+    return local(parameter.detach()).sum(dtype=dtype) if parameter.is_floating_point() else None
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Return True if own parameters of a module are frozen. In a class of the user's all must be: it may have some for each task."""
+    trains = [p.requires_grad for p in module.parameters(recurse=False)]
+    return not all(trains) and (not any(trains) or type(module).__module__.startswith("torch."))
 
 
 def _is_far(parameter: Tensor, star: Tensor) -> bool:

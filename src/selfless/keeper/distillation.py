@@ -31,6 +31,7 @@ def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequen
     for forward in dict.fromkeys(forwards):
         with torch.no_grad(), evaluating(model), HeadInput(watched) as before:
             teacher = call_with(model, term.teacher(state), batch, forward)
+            term.check_outputs(teacher)
         with HeadInput(watched) as now, _frozen_statistics(model):
             costs.append(term.distil(run_batch(model, batch, forward), teacher))
         if isinstance(term, Encodes) and len(costs) == 1:  # only once, as all heads read the same features

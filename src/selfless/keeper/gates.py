@@ -46,7 +46,7 @@ class Gates:
         self._hard: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self.steps, self._batches = 0, 0  # steps so far, and steps of this epoch
-        self._acted = False  # True if a forward pass had the gates of this step
+        self._acted, self._missed = False, False  # True if a forward pass had the gates of this step; if the last step had none
         self._scale: Tensor | float = 0.0
         self.on_leaves: Callable[[dict[str, Tensor]], None] | None = None  # is given the gates of a step when they are made
         self._handles = [tap.module.register_forward_hook(Hook(self._gate(name)), prepend=True) for name, tap in taps.items()]
@@ -86,13 +86,13 @@ class Gates:
         return self._leaves
 
     def check_acted(self) -> None:
-        """Raise RuntimeError if no forward pass had gates since the last call."""
-        if not self._acted:
+        """Raise RuntimeError if no forward pass had gates since the last call, twice in a row: the first pass may come after it."""
+        if not self._acted and self._missed:
             raise RuntimeError(
                 f"{type(self.term).__name__} saw no forward pass since the last penalty(), so its gates did not act. Call penalty() after "
                 f"model(x), in training mode and with gradients on. A compiled model must not have run before attach(): {BEFORE_COMPILING}"
             )
-        self._acted = False
+        self._acted, self._missed = False, not self._acted
 
     def note_scale(self, scale: Tensor) -> None:
         """Add the gradient of the penalty in a backward pass. It is the factor of the loss (GradScaler, 1/accumulated batches)."""

@@ -21,19 +21,27 @@ def check_heads(heads: Sequence[str], model: nn.Module) -> tuple[str, ...]:
         parent = name.rpartition(".")[0]
         if parent not in dict(model.named_modules()):
             raise ValueError(f"heads= names {name!r}, but the model has no module {parent!r} to hold it{_hint(parent, model)}")
-        _check_one(name, model)
+        _check_one(name, model, len(names) == 1)
     return names
 
 
-def _check_one(name: str, model: nn.Module) -> None:
-    """Raise ValueError if the name stands for several heads."""
-    parent, _, last = name.rpartition(".")
-    container = name if not set(last) & set("*?[") else parent
-    found = dict(model.named_modules()).get(container)
-    if container != name or isinstance(found, nn.ModuleList | nn.ModuleDict):
-        children = [f"{container}.{key}" for key, _ in found.named_children()] if found is not None else []
-        some = children[:3] or [f"{container}.0", f"{container}.1"]
-        raise ValueError(f"heads= names {name!r}, which is no single head; name each one, also those that you add later: heads={some}")
+def _check_one(name: str, model: nn.Module, is_only: bool) -> None:
+    """Raise ValueError if the name stands for several heads: a pattern, or, as the only name, a container of them."""
+    is_pattern = bool(set(name.rpartition(".")[2]) & set("*?["))
+    container = name.rpartition(".")[0] if is_pattern else name
+    found = dict(model.named_modules())[container] if is_pattern else dict(model.named_modules()).get(name)
+    is_container = found is not None and type(found) in (nn.ModuleList, nn.ModuleDict)
+    if is_pattern or (is_only and is_container and not _is_chain(found)):
+        children = [f"{container}.{key}".lstrip(".") for key, _ in found.named_children()] if found is not None else []
+        raise ValueError(
+            f"heads= names {name!r}, which is no single head; name each one, also those that you add later: "
+            f"heads={children[:3] or [f'{container}.0', f'{container}.1']}"
+        )
+
+
+def _is_chain(container: nn.Module | None) -> bool:
+    """Return True if the layers of a container follow each other, as in one head of two layers: they read inputs of different widths."""
+    return container is not None and len({module.in_features for module in container.children() if isinstance(module, nn.Linear)}) > 1
 
 
 def check_head(heads: Sequence[str], model: nn.Module, task: int, trained: Iterable[str] | None = None) -> None:

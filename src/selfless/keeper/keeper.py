@@ -391,6 +391,8 @@ class Keeper(OldNames):
         if roster.has(optimizer):
             self.follow_device(roster)
             self._calls.check_training("a step of the optimizer")
+            if not self._calls.step and not self._calls.penalty:  # a loop without penalty()
+                self.notices.check_changes(self.changes, self)
             self._calls.step = True
             self.collector.drop()
             finish_step(self, optimizer, self._preserved_of(roster.trainable), roster.names)

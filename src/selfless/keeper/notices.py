@@ -16,7 +16,7 @@ from selfless.keeper.changes import Changes
 from selfless.keeper.log import floats
 from selfless.keeper.part import Part
 from selfless.network.calling import Forward
-from selfless.preserve.capabilities import Anchored, Phased
+from selfless.preserve.capabilities import Anchored, Phased, Replays
 from selfless.sparsify import Sparsifier
 
 if TYPE_CHECKING:
@@ -208,19 +208,18 @@ class Notices:
 
     def check_changes(self, changes: Changes, keeper: Keeper) -> None:
         """Warn, at the first penalty of a task, of parameters that old tasks need and nothing protects."""
-        if not keeper.tasks or not any(part.is_on for part in keeper.parts):
+        if not keeper.tasks or not any(part.is_on and not isinstance(part.term, Replays) for part in keeper.parts):
             return
         thawed = changes.thawed(keeper.preserved(), keeper.heads)
         if thawed:
             names = ", ".join(thawed[:3]) + (" …" if len(thawed) > 3 else "")
             self.once(
                 f"thawed {thawed}",
-                f"{names} did not train when task {changes.frozen[thawed[0]]} ended, so nothing protects what that task needs of them, and "
-                "now they train. Keep them frozen, or let them train from the first task on: importance is measured for parameters that "
-                "train when a task ends",
+                f"{names} did not train when task {changes.frozen[thawed[0]]} ended, so what that task needs of them was not measured and "
+                "is not protected, and now they train. Keep them frozen, or let them train from the first task on",
                 stacklevel=5,
             )
-        if replaced := changes.replaced(keeper.model, keeper.parts):
+        if replaced := changes.replaced(keeper.model, keeper.parts, keeper.heads[keeper.tasks :]):
             self.once(
                 f"replaced {replaced}",
                 f"{replaced!r} is another parameter than when task {keeper.tasks} ended, with the same name: it is held at the old values. "

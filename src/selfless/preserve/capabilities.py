@@ -93,6 +93,9 @@ class Distils(ABC):
     def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
         """Return the penalty on the outputs (M, C) of one old head, given those of the teacher; without the strength."""
 
+    def check_outputs(self, outputs: Tensor) -> None:  # noqa: B027
+        """Raise ValueError if the outputs (M, C) of a head in a user's loop cannot be compared."""
+
     @staticmethod
     def is_damped(state: State) -> bool:
         """Return True if the strength is damped."""

@@ -53,13 +53,16 @@ class LwF(Preserver, Distils, Holds, KnowsHeads, Phased):
         """θ*, the network before the task."""
         return state["anchor"]
 
-    def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
-        """mean_m Σ_c p*_c (log p*_c − log p_c), p = softmax(z/T)."""
+    def check_outputs(self, outputs: Tensor) -> None:
+        """Refuse one output: its softmax is always 1."""
         if outputs.shape[-1] == 1:
             raise ValueError(
                 f"{type(self).__name__} compares the probabilities of classes, and this head has one output, whose softmax is always 1: it "
                 "would hold nothing. For regression or a single logit use a method that holds weights, such as MAS"
             )
+
+    def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
+        """mean_m Σ_c p*_c (log p*_c − log p_c), p = softmax(z/T)."""
         log_p, log_old = ((wide(z) / self.temperature).log_softmax(-1) for z in (outputs, teacher))
         return (log_old.exp() * (log_old - log_p)).sum(-1).mean()
 

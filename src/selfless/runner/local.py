@@ -23,6 +23,7 @@ import torch
 
 from selfless.data import holding, name_stream
 from selfless.engine.build import CannotShareFleet
+from selfless.engine.checkpoint import is_out_of_memory
 from selfless.engine.determinism import deterministic as exact
 from selfless.engine.learner import Learner
 from selfless.engine.progress import Event
@@ -248,9 +249,9 @@ def train_fleet(runs: list[Run], store: Store, options: TrainOptions) -> list[Re
                 if len(part) == len(runs):
                     warnings.warn(str(error), stacklevel=7)  # points at the caller of `train`
             except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
-                if was_stopped:
+                if was_stopped and store.training(part).exists():
                     raise RuntimeError(
                         f"{len(part)} stopped {'run does' if len(part) == 1 else 'runs do'} not fit in the memory that is free now "
                         f"({error}). What they have learned is kept: free memory on this device and give the same command again, or start "
@@ -301,10 +302,6 @@ def _train_part(runs: list[Run], todo: list[Run], store: Store, options: TrainOp
             recorded.append(store.record(result, partial(learner.member_tensors, m)))
     store.training(runs).unlink(missing_ok=True)
     return recorded
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def _halves(runs: list[Run], device: str) -> list[list[Run]]:
