@@ -124,27 +124,6 @@ def test_the_number_of_forwards_is_checked() -> None:
         selfless.attach(copy.deepcopy(model), LwF(1.0)).load_state_dict(keeper.state_dict(), forwards=[None])
 
 
-def test_a_second_integer_of_a_batch_may_be_no_label() -> None:
-    class Known(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.fc = nn.Embedding(3, 6), nn.Linear(6, 3)
-
-        def forward(self, x: torch.Tensor, task: torch.Tensor) -> Any:
-            return self.fc(x + self.table(task))
-
-    given = [(x, y, y) for x, y in batches()]
-    keeper = selfless.attach(Known(), "ewc:1")
-    with pytest.warns(UserWarning, match="labels are the second of the 3 items of a batch; if another one is the label, pass loss="):
-        keeper.consolidate(given, forward=lambda model, batch: model(batch[0], batch[1]))
-    own = selfless.attach(Known(), "ewc:1")
-    own.consolidate(
-        given,
-        forward=lambda model, batch: model(batch[0], batch[1]),
-        loss=lambda output, batch: F.cross_entropy(output, batch[2], reduction="none"),
-    )
-
-
 def test_bad_input_in_the_loop_leaves_the_state_alone() -> None:
     model, (x, y) = seeded(), batches()[0]
     keeper = selfless.attach(model, MAS(0.1), SLNID(1e-3), layers=["fc1", "fc2"])

@@ -126,7 +126,6 @@ class _Eager:
         self.model, self.reducer, self.call, self.memory, self.exact = model, reducer, forward, memory, exact
         self.own_loss = own_loss  # True: the user's loss gets the output in its own shape, and the whole batch
         self.batch: Any = None
-        self.warned = False
 
     def forward(self, batch: Any) -> tuple[Tensor, Any, int]:
         """Run the model on a batch; return its output, the labels (for the user's own loss: the batch) and the number of samples."""
@@ -134,18 +133,6 @@ class _Eager:
         self.reducer.listen(token_mask(self.batch) if self.call is None else None)
         output = run_batch(self.model, self.batch, self.call, keep_shape=self.own_loss)
         return output, self.batch if self.own_loss else labels_of(self.batch), len(output)
-
-    def warn_of_labels(self) -> None:
-        """Warn if the second item of a batch may be an input: `forward` reads batches of (x, task, y) as it likes."""
-        others = self.batch[1:] if self.call is not None and isinstance(self.batch, tuple | list) else ()
-        whole = [t for t in others if isinstance(t, Tensor) and not t.is_floating_point() and t.dim()]
-        if not self.warned and len(whole) > 1 and len({len(t) for t in whole}) == 1:
-            warnings.warn(
-                f"labels are the second of the {len(self.batch)} items of a batch; if another one is the label, pass loss=lambda output, "
-                "batch: F.cross_entropy(output, batch[2], reduction='none')",
-                stacklevel=2,
-            )
-        self.warned = True
 
     def reduce(
         self,
@@ -160,7 +147,6 @@ class _Eager:
     ) -> None:
         """Add the sums of `Backend.reduce`, exact per sample or from the gradient of the batch."""
         if isinstance(objective, LogLikelihood):
-            self.warn_of_labels()
             objective.check_target(output, target)
         values, power = objective.value(output, target), objective.power
         if omega is None:
