@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,9 +42,28 @@ def test_a_limit_by_name(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> N
     assert [len(task.train) for task in made.tasks] == [3] * 5
 
 
+def test_a_mean_and_a_standard_deviation_by_name(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
+    root = put_mnist(tmp_path)
+    plain = stream("permuted-mnist", data_dir=root, seed=1).tasks[1]
+    scaled = stream("permuted-mnist", data_dir=root, seed=1, mean=0.1307, std=0.3081).tasks[1]
+    x, y = plain.train.resident("cpu").batch(torch.arange(5))
+    x_scaled, y_scaled = scaled.train.resident("cpu").batch(torch.arange(5))
+    torch.testing.assert_close(x_scaled, (x - 0.1307) / 0.3081)
+    assert torch.equal(y, y_scaled)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mean": 0.1}, {"std": 0.3}, {"mean": 0.1, "std": 0}, {"mean": [0.1, 0.2], "std": [0.3, 0.3]}, {"mean": float("nan"), "std": 1}],
+)
+def test_a_wrong_mean_or_standard_deviation_is_refused(tmp_path: Path, put_mnist: Callable[[Path], Path], options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"mnist: mean .* and std .* must be one number each"):
+        stream("permuted-mnist", data_dir=put_mnist(tmp_path), **options)
+
+
 def test_unknown_options_and_odd_numbers(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:
     root = put_mnist(tmp_path / "d")
-    with pytest.raises(ValueError, match=r"no option 'angle'.*it has limit\)"):
+    with pytest.raises(ValueError, match=r"no option 'angle'.*it has limit, mean, std\)"):
         stream("permuted-mnist", data_dir=root, angle=3)
     with pytest.raises(ValueError, match="at least one task"):
         stream("permuted-mnist", data_dir=root, tasks=0)
@@ -70,5 +90,5 @@ def test_a_new_kind_and_a_new_source_need_one_row_each(tmp_path: Path, monkeypat
     assert len(stream("doubled-toy", tasks=3, data_dir=tmp_path).tasks) == 6
     assert len(stream("split-toy", data_dir=tmp_path).tasks) == 2
     assert {"doubled-toy", "doubled-mnist", "split-toy"} <= set(stream_names())
-    with pytest.raises(ValueError, match=r"no option 'angle'.*it has limit\)"):
+    with pytest.raises(ValueError, match=r"no option 'angle'.*it has limit, mean, std\)"):
         stream("doubled-toy", data_dir=tmp_path, angle=3)

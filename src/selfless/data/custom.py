@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from selfless.data.sources.arrays import read_arrays, read_npz
-from selfless.data.sources.base import Source, suggest
+from selfless.data.sources.base import Source, per_channel, suggest
 from selfless.data.sources.datasets import Reading, Table, read_dataset
 from selfless.data.sources.folders import read_folders
 from selfless.data.streams import KINDS, grouped
@@ -145,8 +145,7 @@ def from_datasets(
     x, y, t_train = join(*(half for half in tables if half != "test"))
     x_test, y_test, t_test = join("test")
     aside = torch.arange(len(y)) >= sum(len(table.y) for table in tables["train"]) if "held-out" in tables else None
-    scale = (None if mean is None else tuple(mean), None if std is None else tuple(std))
-    source = Source(name, (x, y), (x_test, y_test), known, *scale)
+    source = Source(name, (x, y), (x_test, y_test), known, per_channel(mean), per_channel(std))
     return grouped(source, t_train, t_test, aside, names=titles, head=head, tasks=tasks, seed=seed, held_out=held_out)
 
 

@@ -10,7 +10,8 @@ How to add
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from selfless.data.custom import from_arrays, from_datasets, from_folders, from_
 from selfless.data.given import given_stream
 from selfless.data.object_stream import objects_stream, parse_names
 from selfless.data.paths import Place
-from selfless.data.sources import CATALOGUE, suggest
+from selfless.data.sources import CATALOGUE, Source, per_channel, suggest
 from selfless.data.streams import KINDS, grouped
 from selfless.data.tasks import Stream, joint, limit_images
 
@@ -74,10 +75,16 @@ def stream(
         kind, _, source = base.partition("-")
         if kind not in KINDS or source not in CATALOGUE:
             raise ValueError(_describe_unknown(name))
-        _check_options(name, given, KINDS[kind])
-        made = KINDS[kind](load(source, data_dir=data_dir, download=download), **given)
+        _check_options(name, given, KINDS[kind], _normalised)
+        scale = {option: given.pop(option) for option in ("mean", "std") if option in given}
+        made = KINDS[kind](_normalised(load(source, data_dir=data_dir, download=download), **scale), **given)
     made = made if limit is None else limit_images(made, limit)
     return joint(made) if base != name else made
+
+
+def _normalised(source: Source, *, mean: Sequence[float] | float | None = None, std: Sequence[float] | float | None = None) -> Source:
+    """Return the source with this mean and standard deviation per channel, for pixels in [0, 1]; without them, with its own."""
+    return source if mean is None and std is None else replace(source, mean=per_channel(mean), std=per_channel(std))
 
 
 def _folders_stream(name: str, data_dir: Place, options: Options) -> Stream:

@@ -9,12 +9,12 @@ Imported by the rest of `data`. Imports only the helpers of `data`: errors, path
 
 from __future__ import annotations
 
-from selfless.data.sources.base import Check, Entry, File, Source, Wheel, suggest
+from selfless.data.sources.base import Check, Entry, File, Source, Wheel, per_channel, suggest
 from selfless.data.sources.cifar import CIFAR_100
 from selfless.data.sources.mnist import FASHION_MNIST, MNIST
 from selfless.data.sources.tiny_imagenet import TINY_IMAGENET
 
-__all__ = ["CATALOGUE", "Check", "Entry", "File", "Source", "Wheel", "find_entry", "sources", "suggest"]
+__all__ = ["CATALOGUE", "Check", "Entry", "File", "Source", "Wheel", "find_entry", "per_channel", "sources", "suggest"]
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (MNIST, FASHION_MNIST, CIFAR_100, TINY_IMAGENET)}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from selfless.data.errors import DataError, MissingData
 from selfless.data.rng import split_by_class
-from selfless.data.sources.base import Source
+from selfless.data.sources.base import Source, per_channel
 
 UNREADABLE = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError)
 UNREADABLE += (MemoryError, SyntaxError)  # type: ignore[assignment]  # a header that promises terabytes, or is no Python literal
@@ -77,8 +77,7 @@ def read_arrays(
     names = tuple(classes) if classes is not None else tuple(str(int(c)) for c in known)
     if classes is None:  # labels may be any whole numbers: they are numbered anew, in order
         y, test = torch.searchsorted(known, y), (test[0], torch.searchsorted(known, test[1]))
-    scale = (None if mean is None else tuple(mean), None if std is None else tuple(std))
-    source = Source(name, (x, y), test, names, *scale)
+    source = Source(name, (x, y), test, names, per_channel(mean), per_channel(std))
     if tasks is not None and tasks_test is None:
         tasks_test = _tasks_by_class(y, tasks, test[1])
     return GroupedSource(source, tasks, tasks_test)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,14 @@ class Source:
                 raise ValueError(f"{self.name} {kind}: {len(x)} images need as many int64 labels, not {_describe(y)}")
             if len(y) and not (int(y.min()) >= 0 and int(y.max()) < len(self.classes)):
                 raise ValueError(f"{self.name} {kind}: labels must lie in 0 … {len(self.classes) - 1}")
+        if self.mean is not None or self.std is not None:
+            self._check_scale(self.mean or (), self.std or ())
+
+    def _check_scale(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        channels = self.shape[0]
+        if len(mean) != channels or len(std) != channels or not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+            each = "one number" if channels == 1 else f"{channels} numbers"
+            raise ValueError(f"{self.name}: mean {mean} and std {std} must be {each} each (one per channel), std above 0; or give neither")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -143,6 +152,11 @@ class Entry:
 def to_tensors(half: tuple[Images, Labels]) -> tuple[Tensor, Tensor]:
     """Wrap images and labels as tensors, without a copy."""
     return torch.from_numpy(half[0]), torch.from_numpy(half[1])
+
+
+def per_channel(values: Sequence[float] | float | None) -> tuple[float, ...] | None:
+    """Return a mean or a standard deviation as a tuple, one number per channel. One number alone is that of one channel."""
+    return None if values is None else (float(values),) if isinstance(values, int | float) else tuple(float(v) for v in values)
 
 
 def suggest(given: str, known: Iterable[str]) -> str:

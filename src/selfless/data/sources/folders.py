@@ -18,7 +18,7 @@ from selfless.data.errors import DataError, MissingData
 from selfless.data.images import GREY, Shape, decode_images
 from selfless.data.paths import cache_dir, make_folder
 from selfless.data.rng import split_by_class
-from selfless.data.sources.base import Source
+from selfless.data.sources.base import Source, per_channel
 from selfless.files import write_json
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -72,8 +72,8 @@ def read_folders(
     labels = torch.tensor([number[c] for _, _, c in (*train, *test)])
     tasks = torch.tensor([t for _, t, _ in (*train, *test)])
     cut = len(train)
-    scale = (None if mean is None else tuple(mean), None if std is None else tuple(std))
-    source = Source(place.name, (images[:cut], labels[:cut]), (images[cut:], labels[cut:]), tuple(classes), *scale)
+    halves = (images[:cut], labels[:cut]), (images[cut:], labels[cut:])
+    source = Source(place.name, *halves, tuple(classes), per_channel(mean), per_channel(std))
     return FolderTree(source, tasks[:cut], tasks[cut:], names, note)
 
 
