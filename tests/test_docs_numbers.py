@@ -209,7 +209,9 @@ def test_every_reported_run_is_there_and_gives_the_reported_value() -> None:
         for cell in record["cells"]:
             for run in cell["runs"]:
                 reported.add(run["key"])
-                if cell["value"] == "average":
+                if run["value"] is None:
+                    assert results[run["key"]].status == "failed"
+                elif cell["value"] == "average":
                     assert 100 * results[run["key"]].average == pytest.approx(run["value"], abs=1e-9)
     assert reported == results.keys()
 

@@ -62,7 +62,7 @@ def test_keys_stay_what_they_were() -> None:
         ({"momentum": 1}, ValueError, "momentum is 1.0; it must be below 1"),
         ({"held_out": 1.0}, ValueError, "held_out is 1.0; it must be below 1"),
         ({"ramp": 10}, ValueError, "ramp is 10 of 10 epochs"),
-        ({"schedule": "x"}, ValueError, "schedule is 'x'; choose one of constant, cosine, plateau, halving"),
+        ({"schedule": "x"}, ValueError, "schedule is 'x'; choose one of constant, cosine, step, plateau, halving"),
         ({"stream": 3}, TypeError, "stream is a int; it must be a name, a Stream, or a list of tasks"),
         ({"stream_options": 3}, TypeError, "stream_options is 3; it must be a table of options"),
         ({"preserve": SLNID(1e-3)}, TypeError, "preserve= takes a preserver"),

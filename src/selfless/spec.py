@@ -41,7 +41,7 @@ AUGMENTATIONS = {"resized": 2}  # version of an augmentation. resized: since 2 t
 PARENT = re.compile("[0-9a-f]{16}@[0-9a-f]{12}")  # the key of a finished run, and the first digits of the SHA-256 of its tensors
 
 Optimizer = Literal["sgd", "adam", "adamw"]
-Schedule = Literal["constant", "cosine", "plateau", "halving"]
+Schedule = Literal["constant", "cosine", "step", "plateau", "halving"]
 ON_HELD_OUT = ("plateau", "halving")  # schedules that follow held-out data; a task may end before its last epoch
 Select = Literal["last", "held-out", "best-on-test"]
 Augmentation = Literal["none", "flip", "crop-flip", "resized"]
@@ -107,7 +107,9 @@ class Run:
     momentum: float = option(0.9, "Training", "Momentum of SGD, β₁ of Adam.", below=1)
     weight_decay: float = option(0.0, "Training", "Weight decay; decoupled in AdamW.", shown="0")
     schedule: Schedule = chosen_from(
-        Schedule, "Training", "Learning rate over a task: constant, cosine (down to 0), plateau or halving (lower if held-out data stalls)."
+        Schedule,
+        "Training",
+        "Learning rate over a task: constant, cosine (to 0), step (×0.1 in the last tenth), plateau or halving (on held-out data).",
     )
     ramp: int = option(
         0,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +60,18 @@ def test_a_mean_and_a_standard_deviation_by_name(tmp_path: Path, put_mnist: Call
 def test_a_wrong_mean_or_standard_deviation_is_refused(tmp_path: Path, put_mnist: Callable[[Path], Path], options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"mnist: mean .* and std .* must be one number each"):
         stream("permuted-mnist", data_dir=put_mnist(tmp_path), **options)
+
+
+@pytest.mark.parametrize("mean", ["a", "0.13", True, [[1]], [None], {"red": 1}])
+def test_a_mean_that_is_no_number_is_named(tmp_path: Path, put_mnist: Callable[[Path], Path], mean: Any) -> None:
+    with pytest.raises(ValueError, match=r"mean is .*; it must be one number per channel"):
+        stream("permuted-mnist", data_dir=put_mnist(tmp_path), mean=mean, std=1.0)
+
+
+@pytest.mark.parametrize("number", [0.5, 1, np.float32(0.5), torch.tensor(0.5), [0.5], (0.5,), np.array([0.5])])
+def test_a_mean_may_be_any_number(tmp_path: Path, put_mnist: Callable[[Path], Path], number: Any) -> None:
+    made = stream("permuted-mnist", data_dir=put_mnist(tmp_path), mean=number, std=number)
+    assert made.tasks[0].train.mean == made.tasks[0].train.std == (float(np.ravel(number)[0]),)
 
 
 def test_unknown_options_and_odd_numbers(tmp_path: Path, put_mnist: Callable[[Path], Path]) -> None:

@@ -112,7 +112,7 @@ def test_a_member_of_a_fleet_is_the_run_alone(tasks_npz: str, place: int) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "step"])
 def test_members_may_differ_in_sigma_and_in_epochs(tasks_npz: str, schedule: Any) -> None:
     """Wide enough (150) that inhibition goes by factors, whose number depends on σ; a member that is done waits unchanged."""
     kinds = [SLNID(2e-2), SLNID(2e-2, sigma=40.0), SNI(1e-2), NoSparsifier(), SLNI(1e-2, absolute=True)]

@@ -36,6 +36,7 @@ def small(data: str, **changes: Any) -> Run:
         {"preserve": LwF(1.0)},
         {"preserve": RWalk(0.5, every=2)},
         {"schedule": "cosine"},
+        {"schedule": "step", "epochs": 10},
         {"optimizer": "adam", "lr": 1e-3},
         {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "schedule": "cosine", "preserve": EWC(5.0)},
         {"ramp": 2, "epochs": 3},

@@ -102,6 +102,12 @@ def test_schedules(tasks_npz: str) -> None:
     cosine = Learner([small(tasks_npz, schedule="cosine", epochs=3, tasks=1)])
     cosine.learn()
     assert cosine.fleet.lr.item() < 0.05 * 0.2
+    constant, step = (Learner([small(tasks_npz, schedule=schedule, epochs=10, tasks=1)]) for schedule in ("constant", "step"))
+    (kept,), (dropped,) = (learner.learn()[0].history for learner in (constant, step))
+    losses = [[epoch["loss"] for epoch in history] for history in (kept, dropped)]
+    assert losses[0][:9] == pytest.approx(losses[1][:9], rel=1e-4)
+    assert losses[0][9] != pytest.approx(losses[1][9], rel=1e-3)
+    assert step.fleet.lr.item() == pytest.approx(0.1 * constant.fleet.lr.item())
     plateau = Learner([small(tasks_npz, schedule="plateau", epochs=40, tasks=1, lr=0.3)])
     result = plateau.learn()[0]
     assert len(result.history[0]) < 40  # stopped after ten stalled epochs

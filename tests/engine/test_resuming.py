@@ -41,6 +41,7 @@ class Stop(Exception):
     [  # a task has three events: two epochs and an evaluation
         (2, (1, 2, 3, 4, 5), {}),
         (1, (2,), {"select": "held-out", "schedule": "cosine"}),
+        (2, (1, 4), {"schedule": "step"}),
         (2, (4,), {"schedule": "plateau"}),
         (1, (4,), {"preserve": SI(1.0)}),
         (2, (4,), {"preserve": LwF(1.0, warmup=1)}),
@@ -49,6 +50,7 @@ class Stop(Exception):
         (1, (4,), {"preserve": IMM(0.1, drop=0.3)}),
         (2, (5,), {"preserve": RWalk(1.0)}),
         (1, (4,), {"preserve": HAT(0.1)}),
+        (2, (4,), {"preserve": HAT(0.1), "select": "held-out"}),
         (2, (4,), {"preserve": PackNet(0.5, retrain=0.5)}),
         (1, (5,), {"preserve": PackNet(0.5, retrain=0.5), "select": "held-out"}),
         (2, (4,), {"preserve": SGP(0.8, samples=30)}),

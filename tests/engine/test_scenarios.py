@@ -172,6 +172,14 @@ def test_fleets_keep_apart_what_cannot_train_together(tasks_npz: str) -> None:
     assert len(fleets([small(tasks_npz, preserve=MAS(1.0), epochs=e) for e in (2, 3)])) == 1
 
 
-def test_hat_refuses_to_choose_an_epoch(tasks_npz: str) -> None:
-    with pytest.raises(ValueError, match="--select last"):
-        Learner([small(tasks_npz, preserve=HAT(), select="held-out")])
+def test_hat_ends_with_the_weights_and_gates_of_its_best_epoch(tasks_npz: str) -> None:
+    fixed = {"select": "held-out", "held_out": 0.3, "epochs": 6, "lr": 0.2, "batch": 10, "seed": 1}
+    runs = [small(tasks_npz, preserve=HAT(strength, s_max=20.0), **fixed) for strength in (0.1, 1.0)]
+    results = Learner(runs).learn()
+    best = [[max(epoch["held_out"] for epoch in task) for task in result.history] for result in results]
+    last = [[task[-1]["held_out"] for task in result.history] for result in results]
+    assert best != last  # else the last epoch would do
+    for result, scores in zip(results, best, strict=True):
+        assert result.held_out is not None
+        assert result.held_out.diagonal().tolist() == pytest.approx(scores)
+        assert result.held_out[-1].tolist() == pytest.approx(scores)  # nothing is forgotten

@@ -13,7 +13,7 @@ from selfless.experiments import NAMES, PAPER, Experiment, experiment
 from selfless.experiments.base import PROFILES, Cell, Claim, at_least
 from selfless.experiments.choosing import trials
 from selfless.experiments.measures import MEASURES
-from selfless.experiments.protocols import COMPETITORS, DECADES
+from selfless.experiments.protocols import COMPETITORS, DECADES, EWC_DEMO
 from selfless.experiments.reproduce import count, declared, final
 from selfless.preserve import MAS, PRESERVERS
 from selfless.spec import Run
@@ -204,6 +204,27 @@ def test_quick_versions_are_small_and_complete(name: str, profile: str) -> None:
             assert run.epochs == 1
             assert run.stream_options["limit"] <= 200
     assert count([small], 1) <= count([whole], 1)
+
+
+def test_every_strength_of_the_released_demo_is_tried_at_both_widths() -> None:
+    made = experiment("ewc", "paper")
+    for width in (128, 64):
+        for anchor, inhibition in EWC_DEMO:
+            place = f"pMNIST {width}, λ_Ω = {anchor:g}"
+            (alone,), (pair,) = (c.candidates for c in made.cells if c.column == place)
+            assert (alone.preserve.strength, alone.sparsify.is_on) == (anchor, False)
+            assert (pair.preserve.strength, pair.sparsify.strength) == (anchor, inhibition)
+            assert sum(part.a == ("SLNID", place) for claim in made.claims for part in claim.parts) == 1
+
+
+def test_boundaries_are_compared_between_networks_that_train_equally_long() -> None:
+    """Table 3 beside figure 3a: about as many steps a task without hard boundaries as with them."""
+    steps: dict[str, set[int]] = {}
+    for one in experiment("table-3", "equal").cells:
+        if one.column.startswith("lost"):
+            images = 50_000 if one.candidates[0].stream.startswith("blurred") else 5_000
+            steps.setdefault(one.column, set()).update(run.epochs * images // run.batch for run in one.candidates)
+    assert steps == {"lost": {1000}, "lost with hard boundaries": {1250}}
 
 
 def test_bad_names_and_bad_experiments_are_told() -> None:

@@ -100,7 +100,8 @@ def test_the_cost_of_a_run_is_near_its_recorded_time() -> None:
     tried = {run for name in PAPER for cell in experiment(name, "ours").cells for run in trials(cell)}
     for stream in ("permuted-mnist", "split-cifar-100", "joint-permuted-mnist", "blurred-cifar-100"):
         estimated = [seconds(run) for run in tried if run.stream == stream]
-        assert len(estimated) == counts[stream]
+        more = 20 if stream == "permuted-mnist" else 0  # since then the rule of thumb has got smaller λ
+        assert len(estimated) == counts[stream] + more
         assert 0.5 < sum(recorded[stream]) / sum(estimated) < 1.6, stream
 
 

@@ -39,7 +39,7 @@ def test_equal_chances_lead_once_they_are_recorded(recorded: list[Record]) -> No
     page = results_page([*recorded, *equal])
     head = next(line for line in page.splitlines() if line.startswith("| claim |"))
     assert head == "| claim | the paper's words | where | published | `equal` | `ours` | `paper` | verdict | what would change it |"
-    assert "**Profile shown:** [`equal`]" in page
+    assert "The profile shown is [`equal`]" in page.replace("\n", " ")
     assert "`equal` and `ours`" in page  # figure 2's table has 128 units in one profile and 64 in the other, and says so
 
 
@@ -58,7 +58,8 @@ def test_the_page_is_in_its_order_and_names_its_profile(recorded: list[Record]) 
     counted = [row for row in rows if row.verdict == "undecided" and not row.leading.get("repeats")]
     alone = [row for row in counted if row.leading["alone"] != "undecided"]
     assert len(undecided) == len(counted)
-    said = f"{len(counted)} claims are undecided: {len(alone)} are decided by their own test but not by the corrected one,"
+    is_ = "is" if len(alone) == 1 else "are"
+    said = f"{len(counted)} claims are undecided: {len(alone)} {is_} decided alone but not after the correction,"
     assert said in page.replace("\n", " ")
 
 
@@ -71,11 +72,11 @@ def test_the_page_is_made_of_every_experiment_in_profile_equal(recorded: list[Re
     rates = next(record for record in narrow if record["name"] == "table-1")
     page = results_page([*recorded, *narrow, rates | {"name": "rates"}], {"equal": ("12 of 12 verdicts are the same", "x.md")})
     assert "] (`ours`) to SLNID" in page  # the all-layers row is in `ours` alone, and the sentence says so
-    assert "With rate and schedule chosen on held-out data too" in page
+    assert "**Rate and schedule chosen too**" in page
     said = page.replace("\n", " ")
     assert re.search(r"`(fig-2|fig-2-64)`, `(fig-2|fig-2-64)` \(5, 10, 60\)", said)
     assert "(5, 10), so p-values are multiplied by the number of tests." in said or "(5, 10) and" in said
-    assert "**Repeated**, `equal`, same strengths: 12 of 12 verdicts are the same ([how](../x.md))" in page
+    assert "**Repeated**, `equal`, seeds split: 12 of 12 verdicts are the same ([how](../x.md))" in page
     assert "Grids are unequal in `ours`" in page  # whose column is shown whatever leads
     assert len(page.splitlines()) <= 165
 

@@ -31,7 +31,7 @@ def test_the_last_wrong_run_is_found_before_the_first_trains(good: Run, tmp_path
         good.replace(model="mpl-8"),
         good.replace(tasks=9),
         good.replace(model_options={"deep": 3}),
-        good.replace(preserve="hat:0.5", select="held-out"),
+        good.replace(preserve="hat:0.5", optimizer="adam"),
     ]
     events: list[Any] = []
     with pytest.raises(ValueError, match="6 of 9 runs cannot be trained, so nothing was trained") as caught:
@@ -41,7 +41,7 @@ def test_the_last_wrong_run_is_found_before_the_first_trains(good: Run, tmp_path
         "did you mean mlp-8",
         "has 3 tasks, so tasks must be from 1 to 3, not 9",
         "mlp-8 has no option 'deep'",
-        "use --select last",
+        "use --optimizer sgd",
     ):
         assert words in str(caught.value)
     assert events == []

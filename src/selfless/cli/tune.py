@@ -54,7 +54,7 @@ def tune(
     batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 200,
     optimizer: Annotated[str, typer.Option(help="Optimizer: sgd, adam, adamw.")] = "sgd",
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-2,
-    schedule: Annotated[str, typer.Option(help="Learning rate over a task: constant, cosine.")] = "constant",
+    schedule: Annotated[str, typer.Option(help="Learning rate over a task: constant, cosine, step.")] = "constant",
     layers: Annotated[str, typer.Option(help="Where the sparsifier acts: hidden, all.")] = "hidden",
     augment: Annotated[str, typer.Option(help="Augmentation: none, crop-flip, …, as in run.")] = "none",
     precision: Annotated[str, typer.Option(help="On a GPU: fp32, tf32, bf16.")] = "tf32",

@@ -145,7 +145,7 @@ def from_datasets(
     x, y, t_train = join(*(half for half in tables if half != "test"))
     x_test, y_test, t_test = join("test")
     aside = torch.arange(len(y)) >= sum(len(table.y) for table in tables["train"]) if "held-out" in tables else None
-    source = Source(name, (x, y), (x_test, y_test), known, per_channel(mean), per_channel(std))
+    source = Source(name, (x, y), (x_test, y_test), known, per_channel(mean, "mean"), per_channel(std, "std"))
     return grouped(source, t_train, t_test, aside, names=titles, head=head, tasks=tasks, seed=seed, held_out=held_out)
 
 

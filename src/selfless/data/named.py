@@ -84,7 +84,7 @@ def stream(
 
 def _normalised(source: Source, *, mean: Sequence[float] | float | None = None, std: Sequence[float] | float | None = None) -> Source:
     """Return the source with this mean and standard deviation per channel, for pixels in [0, 1]; without them, with its own."""
-    return source if mean is None and std is None else replace(source, mean=per_channel(mean), std=per_channel(std))
+    return source if mean is None and std is None else replace(source, mean=per_channel(mean, "mean"), std=per_channel(std, "std"))
 
 
 def _folders_stream(name: str, data_dir: Place, options: Options) -> Stream:

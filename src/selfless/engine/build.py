@@ -61,11 +61,6 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     _check_layers(runs, layers, every)
     _check_output(modules[0], shape, first.outputs, run.model)
     gated = any(isinstance(term, Gated) for term in run.preserve.parts)
-    if gated and run.select != "last":
-        raise ValueError(
-            f"{run.preserve.name} trains its gates in every epoch, and select={run.select!r} would combine the weights of one epoch "
-            "with the gates of another; use --select last"
-        )
     if run.optimizer != "sgd" and not all(term.has_own_rate for term in run.preserve.parts if isinstance(term, Gated)):
         raise ValueError(
             f"{run.preserve.name} trains its gates by SGD at the learning rate of the run, which is too small where that is one of "

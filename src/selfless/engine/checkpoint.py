@@ -52,7 +52,7 @@ class Checkpoint:
         self._seconds = self._saved_at - now
 
     def resume(self, fleet: Fleet) -> tuple[Progress, dict[str, Tensor]] | None:
-        """Restore the fleet; return its progress and the parameters of the best epoch so far. Return None if there is no file.
+        """Restore the fleet; return its progress and the tensors of the best epochs so far. Return None if there is no file.
 
         A file that cannot be used is removed with a warning. Then CannotContinue is raised, and the fleet may be partly restored.
         """

@@ -102,7 +102,7 @@ class Fleet:
         self.step.begin_task(data, heads, outputs, tuple(dict.fromkeys(past)))
         for v in self.optimizer_tensors():
             v.zero_()
-        self.rates.begin_task(math.ceil(data.n / self.run.batch), self.run.schedule == "cosine")
+        self.rates.begin_task(math.ceil(data.n / self.run.batch), self.run.schedule)
         self._prepare_penalties()
         self.refresh_shares()
         self.step.update.hold_entries()
@@ -199,7 +199,7 @@ class Fleet:
     def undo_epoch(self, m: int) -> None:
         """Give member m, whose numbers are not finite, its state at the start of the epoch again, and the learning rate 0.
 
-        It keeps this rate for the rest of the task, except in a cosine schedule, which sets the rate in every step.
+        It keeps this rate for the rest of the task, except in the schedules cosine and step, which set the rate in every step.
         """
         own = [*self.params.values(), *self.buffers.values(), *self.optimizer_tensors()]
         own += [tensor for part in self.parts for tensor in part.step_tensors()]

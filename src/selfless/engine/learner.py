@@ -31,6 +31,7 @@ from selfless.engine.penalties import has_penalty, penalty_tensors, read_penalti
 from selfless.engine.plateaus import STOP, lower
 from selfless.engine.progress import Event, Pace, Progress, Report
 from selfless.engine.room import add_capacity
+from selfless.engine.selection import keep_best, load_best
 from selfless.engine.stack import Tensors
 from selfless.spec import ON_HELD_OUT, Matrix, Result, Run
 
@@ -69,7 +70,7 @@ class Learner:
         if len(self.streams[0].heads) > 1:  # joint training forgets nothing
             scenario.warn(self.run.preserve, self.run.scenario)
         self.epochs = max(r.epochs for r in self.runs)
-        self.best: Tensors = {}  # the parameters of each member's best epoch of this task
+        self.best: Tensors = {}  # of each member's best epoch of this task; see `engine.selection`
         self._start()
         self.checkpoint = Checkpoint(checkpoint, stamp, self.fleet)
         self.resumed = self._resume()
@@ -226,9 +227,7 @@ class Learner:
             if self.progress.over:
                 break
         if CHOSEN[self.run.select] is not None:
-            with torch.no_grad():
-                for name, best in self.best.items():
-                    (self.fleet.params | self.fleet.buffers)[name].copy_(best)
+            load_best(self.best, self.fleet)
         self._end_task(t, tasks[0])
 
     def _begin_task(self, t: int, task: Task, data: FleetData) -> None:
@@ -302,13 +301,8 @@ class Learner:
             self._tell_passing(t, epoch)
 
     def _keep_best(self, scores: list[float]) -> None:
-        """Copy the parameters of the members whose score is the best so far in this task."""
-        current = {n: p.detach() for n, p in (self.fleet.params | self.fleet.buffers).items()}
-        improved = torch.tensor([s > b for s, b in zip(scores, self.progress.best, strict=True)], device=self.device)
-        if not self.best:
-            self.best = {n: p.clone() for n, p in current.items()}
-        for n, p in current.items():
-            self.best[n][improved] = p[improved]
+        """Keep the tensors of the members whose score is the best so far in this task."""
+        self.best = keep_best(self.best, self.fleet, [s > b for s, b in zip(scores, self.progress.best, strict=True)])
         self.progress.best = [max(s, b) for s, b in zip(scores, self.progress.best, strict=True)]
 
     def _followed(self, scores: Mapping[str, list[float]]) -> list[float]:

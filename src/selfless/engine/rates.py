@@ -30,23 +30,29 @@ class Rates:
         parts = range(len(runs[0].preserve.parts))
         self.preserve = [torch.tensor([r.preserve.parts[k].fixed_strength for r in runs], device=device) for k in parts]
         self.pull = [torch.zeros(len(runs), device=device) for _ in parts]  # c = 2 lr λ_Ω/(1 − μ) of the implicit anchor
-        self.factors: Tensor | None = None  # (F, steps) of a cosine schedule
+        self.factors: Tensor | None = None  # (F, steps) of a schedule that sets the rate of every step: cosine, step
 
     def changing(self) -> list[Tensor]:
         """Return the tensors that a step changes."""
         return [self.lr, self.ratio, *self.lr_lambda, *self.pull, *self.sparsify, *self.auto.tensors().values()]
 
-    def begin_task(self, steps: int, cosine: bool) -> None:
+    def begin_task(self, steps: int, schedule: str) -> None:
         """Start a task with the learning rates of the runs; an epoch has `steps` steps."""
         self.lr.copy_(self.base)
-        self.factors = self._cosines(steps) if cosine else None
+        self.factors = self._factors(steps, schedule) if schedule in ("cosine", "step") else None
         self.ratio.fill_(1.0)
 
-    def _cosines(self, steps: int) -> Tensor:
-        """Return the factors of the learning rates, (F, most steps). Each falls to 0 over the epochs of its member and stays 0."""
+    def _factors(self, steps: int, schedule: str) -> Tensor:
+        """Return the factors of the learning rates, (F, most steps); 0 after the last epoch of a member.
+
+        cosine   ½ (1 + cos πp), p the share of the member's steps that are done
+        step     0.1 in the last tenth of its epochs (rounded down, at least one), 1 before
+        """
         step = torch.arange(max(self.epochs) * steps, dtype=torch.float64)
         total = torch.tensor(self.epochs, dtype=torch.float64)[:, None] * steps
-        return torch.where(step < total, 0.5 * (1 + torch.cos(math.pi * step / total)), 0.0).float().to(self.device)
+        last = torch.tensor([steps * (epochs - max(1, epochs // 10)) for epochs in self.epochs])[:, None]
+        values = 0.5 * (1 + torch.cos(math.pi * step / total)) if schedule == "cosine" else torch.where(step < last, 1.0, 0.1).double()
+        return torch.where(step < total, values, 0.0).float().to(self.device)
 
     def ramp(self, epoch: int) -> bool:
         """Set λ of an epoch for runs whose λ grows over their first epochs; return True if there are any."""
@@ -91,7 +97,7 @@ class Rates:
             slot.scale(lr_lambda)
 
     def advance(self, step_number: Tensor) -> bool:
-        """Set the rates of this step in a cosine schedule. Return True if the caller must still refresh the values that depend on them."""
+        """Set the rates of this step by `factors`, if there are any. Return True if the caller must refresh what depends on the rates."""
         fast = kernels(self.lr)
         if self.factors is None:
             return False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from selfless.experiments.base import Cell, Claim, Experiment, Profile, at_least, more
-from selfless.experiments.protocols import EWC_ANCHORS, EWC_INHIBITION, Grid, with_ewc
+from selfless.experiments.protocols import EWC_ANCHORS, EWC_DEMO, EWC_INHIBITION, Grid, with_ewc
 
 GAINS = {128: 3.1, 64: 2.8}
 
@@ -23,6 +24,30 @@ def _curve(width: int) -> tuple[Cell, ...]:
         for cell in dataclasses.replace(
             plain, column=_at(width, anchor), grids={"No-Reg": Grid((anchor,)), "SLNID": Grid((anchor,), EWC_INHIBITION)}
         ).cells(("No-Reg", "SLNID"), most_seeds=10)
+    )
+
+
+def _demo(width: int) -> tuple[Cell, ...]:
+    """Return EWC alone and with SLNID at the strengths that the released demo had before."""
+    plain = with_ewc(width, "paper")
+    return tuple(
+        cell
+        for anchor, inhibition in EWC_DEMO
+        for cell in dataclasses.replace(
+            plain, column=_at(width, anchor), grids={"No-Reg": Grid((anchor,)), "SLNID": Grid((anchor,), (inhibition,))}
+        ).cells(("No-Reg", "SLNID"))
+    )
+
+
+def _gains_at(anchors: Sequence[float]) -> tuple[Claim, ...]:
+    return tuple(
+        Claim(
+            f"Ours: at λ_Ω = {anchor:g} SLNID adds two points or more to EWC, {width} units",
+            (at_least(("SLNID", _at(width, anchor)), ("No-Reg", _at(width, anchor)), 2),),
+            ours=True,
+        )
+        for width in GAINS
+        for anchor in anchors
     )
 
 
@@ -44,15 +69,15 @@ def ewc(profile: Profile) -> Experiment:
     if profile == "equal":
         notes += ("The paper names no λ_Ω for EWC; the released demo has 10, with Ω from batch gradients",)
         cells += tuple(cell for width in GAINS for cell in _curve(width))
-        claims += tuple(
-            Claim(
-                f"Ours: at λ_Ω = {anchor:g} SLNID adds two points or more to EWC, {width} units",
-                (at_least(("SLNID", _at(width, anchor)), ("No-Reg", _at(width, anchor)), 2),),
-                ours=True,
-            )
-            for width in GAINS
-            for anchor in EWC_ANCHORS
+        claims += _gains_at(EWC_ANCHORS)
+    if profile == "paper":
+        earlier = " and ".join(f"{anchor:g} with λ = {inhibition:g}" for anchor, inhibition in EWC_DEMO)
+        notes += (
+            f"The paper names no λ_Ω for EWC; the released demo, of 64 units, has 10 with λ = 0.002, and before it had {earlier}",
+            "The demo trains in batches of 150 after the first task; these runs have 200 throughout",
         )
+        cells += tuple(cell for width in GAINS for cell in _demo(width))
+        claims += _gains_at([anchor for anchor, _ in EWC_DEMO])
     return Experiment(
         "ewc",
         "SLNID with EWC",

@@ -43,7 +43,7 @@ class PairForm:
 
     def __post_init__(self) -> None:
         if self.discount not in ("product", "max"):
-            raise ValueError(f"discount is {self.discount!r}; it must be 'product' (the paper) or 'max' (the authors' last release)")
+            raise ValueError(f"discount is {self.discount!r}; it must be 'product' (the paper) or 'max' (the released code)")
         if self.alpha is not None and self.alpha.shape != (self.n,):
             raise ValueError(f"alpha has shape {tuple(self.alpha.shape)}, but h has {self.n} neurons: alpha must be ({self.n},)")
 

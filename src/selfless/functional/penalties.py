@@ -34,7 +34,7 @@ def slni(h: Tensor, sigma: float | None = None, *, absolute: bool = False) -> Te
 def snid(h: Tensor, alpha: Tensor, discount: Discount = "product", *, absolute: bool = False) -> Tensor:
     """SNI with a discount:  R = 1/M Σ_{i≠j} D_ij Σ_m hᵢ hⱼ,  h: (M, N),  α: (N,).
 
-    D_ij = exp(−(αᵢ+αⱼ)) for `discount="product"` (the paper), exp(−max(αᵢ, αⱼ)) for `"max"` (the authors' last release). Pairs of
+    D_ij = exp(−(αᵢ+αⱼ)) for `discount="product"` (the paper), exp(−max(αᵢ, αⱼ)) for `"max"` (the released code). Pairs of
     neurons that are important for earlier tasks are penalised less.
     """
     h = samples(h, absolute)

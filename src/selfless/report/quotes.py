@@ -26,7 +26,6 @@ WORDS = {
     "SLNID is best on the last two tasks": "performs the best on the last two tasks",
     "SLNID improves over No-Reg by 5 points or more": "improve over 6 % compared to No-Reg",
     "SLNID improves over No-Reg by 4 points or more": "4-8 % compared to No-Reg",
-    "SLNID is ahead of DeCov (published: by about two points)": "an improvement of 2 % over Decov",
     "SLNID is two points or more above DeCov": "an improvement of 2 % over Decov",
     "DeCov improves over No-Reg": "continue to improve over the non regularized case",
     "A plain L1 norm does not help here: L1-Rep at most a point above No-Reg": (

@@ -77,7 +77,7 @@ def read_arrays(
     names = tuple(classes) if classes is not None else tuple(str(int(c)) for c in known)
     if classes is None:  # labels may be any whole numbers: they are numbered anew, in order
         y, test = torch.searchsorted(known, y), (test[0], torch.searchsorted(known, test[1]))
-    source = Source(name, (x, y), test, names, per_channel(mean), per_channel(std))
+    source = Source(name, (x, y), test, names, per_channel(mean, "mean"), per_channel(std, "std"))
     if tasks is not None and tasks_test is None:
         tasks_test = _tasks_by_class(y, tasks, test[1])
     return GroupedSource(source, tasks, tasks_test)

@@ -154,9 +154,17 @@ def to_tensors(half: tuple[Images, Labels]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(half[0]), torch.from_numpy(half[1])
 
 
-def per_channel(values: Sequence[float] | float | None) -> tuple[float, ...] | None:
+def per_channel(values: Sequence[float] | float | None, what: str) -> tuple[float, ...] | None:
     """Return a mean or a standard deviation as a tuple, one number per channel. One number alone is that of one channel."""
-    return None if values is None else (float(values),) if isinstance(values, int | float) else tuple(float(v) for v in values)
+    if values is None:
+        return None
+    try:
+        listed: Sequence[float] = [values] if isinstance(values, int | float) or np.ndim(values) == 0 else values  # type: ignore[list-item]
+        if not any(isinstance(value, str | bool) for value in listed):
+            return tuple(float(value) for value in listed)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"{what} is {values!r}; it must be one number per channel, as 0.5 or [0.5, 0.5, 0.5]")
 
 
 def suggest(given: str, known: Iterable[str]) -> str:

@@ -73,7 +73,7 @@ def read_folders(
     tasks = torch.tensor([t for _, t, _ in (*train, *test)])
     cut = len(train)
     halves = (images[:cut], labels[:cut]), (images[cut:], labels[cut:])
-    source = Source(place.name, *halves, tuple(classes), per_channel(mean), per_channel(std))
+    source = Source(place.name, *halves, tuple(classes), per_channel(mean, "mean"), per_channel(std, "std"))
     return FolderTree(source, tasks[:cut], tasks[cut:], names, note)
 
 

@@ -22,7 +22,15 @@ from selfless.experiments.protocols.cifar_100 import (
     cifar,
     cifar_best,
 )
-from selfless.experiments.protocols.mnist import EWC_ANCHORS, EWC_INHIBITION, PMNIST_ANCHORS, permuted_mnist, permuted_mnist_best, with_ewc
+from selfless.experiments.protocols.mnist import (
+    EWC_ANCHORS,
+    EWC_DEMO,
+    EWC_INHIBITION,
+    PMNIST_ANCHORS,
+    permuted_mnist,
+    permuted_mnist_best,
+    with_ewc,
+)
 from selfless.experiments.protocols.protocol import ALL_LAYERS, COMPETITORS, DECADES, INHIBITION, KINDS, Grid, Protocol, over
 from selfless.experiments.protocols.tiny import (
     TINY_ANCHORS,
@@ -45,6 +53,7 @@ __all__ = [
     "COMPETITORS",
     "DECADES",
     "EWC_ANCHORS",
+    "EWC_DEMO",
     "EWC_INHIBITION",
     "INHIBITION",
     "KINDS",

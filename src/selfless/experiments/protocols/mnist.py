@@ -19,6 +19,7 @@ from selfless.spec import Run
 
 PMNIST_ANCHORS = (0.001, 0.003, 0.01, 0.03, 0.1)
 EWC_ANCHORS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # of the curve in profile `equal`; one is chosen from the decades
+EWC_DEMO = ((50.0, 2e-3), (200.0, 1e-2))  # λ_Ω and λ of earlier commits of the released demo; the last one has 10 and 2e-3
 EWC_INHIBITION = (1e-4, 1e-3, 1e-2)
 PMNIST_INHIBITION = (1e-4, 3e-4, 1e-3, 3e-3)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -29,7 +31,7 @@ def rule(record: Record) -> dict[str, Figure]:
             if base.get(column) is not None:
                 axes.axhline(base[column], color=COLOURS[6], linestyle="--", label="No-Reg")
             axes.set_xscale("log")
-            axes.set_xticks(x, [f"{strength:g}" for strength in x])
+            axes.set_xticks(*_decades([c["strength"] for c in (*swept, *picked) if c["strength"]]))
             axes.set_xticks([], minor=True)
             axes.set_title(f"{column} (%)", loc="left")
             axes.grid(axis="y")
@@ -47,3 +49,10 @@ def rule(record: Record) -> dict[str, Figure]:
             if isinstance(handle, Line2D) and handle.get_markersize() > 11:
                 handle.set_markersize(11)
     return {"Accuracy on held-out images of task 1 (above) and average accuracy at the end (below), by λ.": figure}
+
+
+def _decades(strengths: Sequence[float]) -> tuple[list[float], list[str]]:
+    """Return the powers of ten from the smallest to the largest strength, and their names."""
+    low, high = (round(math.log10(end), 9) for end in (min(strengths), max(strengths)))
+    powers = range(math.ceil(low), math.floor(high) + 1)
+    return [10.0**k for k in powers], [f"10{str(k).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}" for k in powers]
