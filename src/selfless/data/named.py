@@ -56,7 +56,7 @@ def stream(
     limit      keep at most this many images of each part of each task
     download   False: never use the network
     shape      the (C, H, W) that images of folders get unless `size` and `channels` are given
-    options    further options of the kind of stream, such as `classes_per_task=5`
+    options    further options of the kind of stream, such as `classes_per_task=5`; `mean` and `std` of a data set's pixels in [0, 1]
     """
     given = {"seed": seed, "held_out": held_out, **({} if tasks is None else {"tasks": tasks}), **options}
     if not isinstance(name, str):
