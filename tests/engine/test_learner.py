@@ -108,6 +108,11 @@ def test_schedules(tasks_npz: str) -> None:
     assert losses[0][:9] == pytest.approx(losses[1][:9], rel=1e-4)
     assert losses[0][9] != pytest.approx(losses[1][9], rel=1e-3)
     assert step.fleet.lr.item() == pytest.approx(0.1 * constant.fleet.lr.item())
+    short, single = (Learner([small(tasks_npz, schedule="step", epochs=epochs, tasks=1)]) for epochs in (2, 1))
+    short.learn()
+    single.learn()
+    assert short.fleet.lr.item() == pytest.approx(step.fleet.lr.item())
+    assert single.fleet.lr.item() == constant.fleet.lr.item()  # the first epoch has the whole rate
     plateau = Learner([small(tasks_npz, schedule="plateau", epochs=40, tasks=1, lr=0.3)])
     result = plateau.learn()[0]
     assert len(result.history[0]) < 40  # stopped after ten stalled epochs

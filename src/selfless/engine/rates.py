@@ -46,11 +46,11 @@ class Rates:
         """Return the factors of the learning rates, (F, most steps); 0 after the last epoch of a member.
 
         cosine   ½ (1 + cos πp), p the share of the member's steps that are done
-        step     0.1 in the last tenth of its epochs (rounded down, at least one), 1 before
+        step     0.1 in the last tenth of its epochs (rounded down, at least one, never the first), 1 before
         """
         step = torch.arange(max(self.epochs) * steps, dtype=torch.float64)
         total = torch.tensor(self.epochs, dtype=torch.float64)[:, None] * steps
-        last = torch.tensor([steps * (epochs - max(1, epochs // 10)) for epochs in self.epochs])[:, None]
+        last = torch.tensor([steps * max(1, epochs - max(1, epochs // 10)) for epochs in self.epochs])[:, None]
         values = 0.5 * (1 + torch.cos(math.pi * step / total)) if schedule == "cosine" else torch.where(step < last, 1.0, 0.1).double()
         return torch.where(step < total, values, 0.0).float().to(self.device)
 

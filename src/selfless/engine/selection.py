@@ -25,8 +25,8 @@ def keep_best(best: Tensors, fleet: Fleet, improved: Sequence[bool]) -> Tensors:
     current = epoch_tensors(fleet)
     if not best:
         return {name: tensor.clone() for name, tensor in current.items()}
+    where = torch.tensor(improved, device=fleet.device)
     for name, tensor in current.items():
-        where = torch.tensor(improved, device=tensor.device)
         best[name][where] = tensor[where]
     return best
 
