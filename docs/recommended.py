@@ -136,7 +136,7 @@ def measured_row(results: Sequence[Result], chosen_on: str, record: str) -> Meas
 
 @functools.cache
 def copies(preserve: str) -> float:
-    """Return what a keeper holds for this preserver after a task, in copies of the parameters of a perceptron with two hidden layers.
+    """Return what a keeper holds for this preserver after a task, in copies of the parameters of an MLP with two hidden layers.
 
     SI and RWalk hold one copy more from the first step on, so a step is taken.
     """

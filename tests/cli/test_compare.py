@@ -12,6 +12,7 @@ from selfless import LwF, Run
 from selfless.cli import app
 from selfless.metrics import paired_t_interval
 from selfless.preserve import MAS, NoPreserver
+from selfless.runner import Store
 from selfless.runner.plan import parse_method
 from selfless.sparsify import SLNID, DeCov, NoSparsifier
 from tests.cli.small_commands import small
@@ -109,8 +110,9 @@ def test_recommended_is_refused_because_it_brings_settings_of_its_own(tmp_path: 
     assert "recommended brings settings of its own; name its methods instead" in " ".join(done.stderr.split())
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_an_error_in_a_method_of_ones_own_names_its_file_and_line(
+def test_an_error_in_a_method_of_ones_own_names_its_file_and_line_and_others_go_on(
     workers: str, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = ["from selfless import MAS", "class Boom(MAS):", "    def consolidate(self, *given):", "        raise RuntimeError('boom')"]
@@ -120,3 +122,4 @@ def test_an_error_in_a_method_of_ones_own_names_its_file_and_line(
     done = runner.invoke(app, words)
     assert done.exit_code == 1
     assert f"boom_{workers}.py, line 4: RuntimeError: boom" in " ".join(done.stderr.split())
+    assert sorted(r.status for r in Store(tmp_path / "out").all()) == ["done", "done", "failed", "failed"]

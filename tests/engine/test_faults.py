@@ -114,3 +114,27 @@ def test_what_is_not_finite_after_a_task_is_named(tasks_npz: str) -> None:
         m: f"parameters or importances were not finite after task 1: {names}; {remedy}"
         for m, names in enumerate(["head.bias", "the importance of fc1.weight, α of act1"])
     }
+
+
+def test_a_layer_without_importance_between_others_is_a_fault_of_the_device(tasks_npz: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from selfless.engine.native import functions
+
+    right = functions.StackedLinear.backward
+
+    def backward(ctx: Any, g: Any) -> Any:
+        dx, dw, *rest = right(ctx, g)
+        is_second = ctx.measure is not None and dw is not None and dw.shape[1:] == (12, 12)
+        return dx, torch.zeros_like(dw) if is_second else dw, *rest
+
+    monkeypatch.setattr(functions.StackedLinear, "backward", staticmethod(backward))
+    with pytest.raises(RuntimeError, match=r"the importance of fc2\.weight is 0 in every entry, but not that of a layer before"):
+        Learner([small(tasks_npz, epochs=1)]).learn()
+
+
+def test_a_dead_network_has_no_importance_and_no_fault(tasks_npz: str) -> None:
+    fleet = first_task(tasks_npz)
+    with torch.no_grad():
+        fleet.params["fc2.weight"].zero_()
+        fleet.params["fc2.bias"].fill_(-1.0)
+    fleet.consolidate()
+    assert not fleet.state["omega"]["fc1.weight"].any()

@@ -223,6 +223,16 @@ def test_importances_of_any_convolution(k: Any, layer: nn.Conv2d, size: tuple[in
     close(k.magnitudes(x, g, layer, power), torch.stack(want))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [4, 8, 11, 13, 16, 17, 32])
+def test_importances_over_many_samples(k: Any, size: int, dtype: torch.dtype) -> None:
+    """A program sums over 1 to 16 steps of each sample; an assembler dropped the products of 3 or 4 (docs/lab-notes/pitfalls.md)."""
+    layer = nn.Conv2d(130, 70, 3, padding=1).cuda().double()
+    x, g = drawn(8, 60, size, size, 130).to(dtype).permute(0, 1, 4, 2, 3), drawn(8, 60, 70, size, size).to(dtype)
+    want = [dict(closed.conv(layer, x[f].double(), g[f].double(), 1, 2**30))["weight"] for f in range(8)]
+    close(k.magnitudes(x, g, layer, 1), torch.stack(want))
+
+
 @pytest.mark.parametrize(("rows", "n"), [(37, 20), (9000, 130)])
 def test_sums_over_the_rows_of_a_bias(k: Any, rows: int, n: int) -> None:
     g, h = drawn(MEMBERS, rows, n), drawn(MEMBERS, rows, n).relu()

@@ -290,3 +290,28 @@ def test_a_class_without_groups_still_works_for_one_release() -> None:
     with pytest.warns(DeprecationWarning, match=r'write groups = \(Group\("anchor"\), Group\("count", like_parameter=False\),\)'):
         keeper = selfless.attach(nn.Linear(4, 2), Undocumented(0.1))
     keeper.load_state_dict(keeper.state_dict())
+
+
+@dataclass(frozen=True)
+class Shaped(Close):
+    """Returns a state whose tensors have lost an axis, or none at all."""
+
+    returns_none: bool = False
+
+    def consolidate(self, state: State, parameters: Mapping[str, Tensor], omega: Mapping[str, Tensor]) -> State:
+        if self.returns_none:
+            return None  # type: ignore[return-value]
+        return {"anchor": {n: p.detach().mean(-1, keepdim=True) for n, p in parameters.items()}}
+
+
+@pytest.mark.parametrize("returns_none", [False, True])
+def test_what_consolidate_returns_is_checked_in_a_run_and_in_a_loop(tasks_npz: str, returns_none: bool) -> None:
+    told = r"^Shaped\.consolidate returned "
+    told += r"None; return the new state" if returns_none else r"anchor of '.*weight' with shape \(12, 1\); it must have that of the param"
+    with pytest.raises(ValueError, match=told):
+        Learner([Run(stream=tasks_npz, model="mlp-12", preserve=Shaped(1.0, returns_none), epochs=1, batch=50)]).learn()
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
+    keeper = selfless.attach(model, Shaped(1.0, returns_none), None)
+    with pytest.raises(ValueError, match=told):
+        keeper.consolidate([(torch.rand(4, 6), torch.tensor([0, 1, 0, 1]))])
+    assert keeper.tasks == 0

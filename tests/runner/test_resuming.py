@@ -155,7 +155,7 @@ def test_a_stopped_run_does_not_go_on_with_another_network(tasks_npz: str, tmp_p
     (tmp_path / "changing.py").write_text(NET.format(8).replace("nn.ReLU()", "nn.Tanh()"))
     sys.modules.pop("changing")
     events: list[Any] = []
-    with pytest.warns(UserWarning, match="its data or network has changed since"):
+    with pytest.warns(UserWarning, match="its data, network or method has changed since"):
         result = selfless.train(run, out="out", watch=lambda fleet, event: events.append(event))
     assert len(events) == 9
     assert_array_equal(result.accuracy, selfless.train(run).accuracy)

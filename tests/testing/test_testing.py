@@ -82,6 +82,13 @@ BROKEN: list[tuple[Term, str, str]] = [
     (change(consolidate=lambda self, s, p, omega: negative(s, p, omega)), PURE, "Ω must be ≥ 0"),
     (change(consolidate=lambda self, s, p, omega: {**s, "omega": in_place(omega)}), PURE, "changes what it gets"),
     (change(measures=False, consolidate=lambda self, s, p, omega: {"omega": {n: omega[n] for n in p}}), PURE, "measures: ClassVar"),
+    (
+        change(consolidate=lambda self, s, p, omega: {**s, "omega": {n: o / 0 for n, o in omega.items()}}),
+        PURE,
+        "values that are not finite",
+    ),
+    (change(penalty=lambda self, s, p: s["omega"]["fc1.wieght"]), PURE, r"line \d+: KeyError: 'fc1.wieght'"),
+    (change(penalty=lambda self, s, p: s["velocity"]), PURE, r"declare it: groups = \(Group\('velocity'\),\)"),
     (Twice(), PURE, "the runtime multiplies"),
     (change(observe=lambda self, s, before, after, gradients: s), PURE, r"has observe\(\), which nothing calls; inherit Observes"),
     (change(SI, observe=step_in_place), PURE, r"observe\(\) changes what it gets"),

@@ -62,7 +62,7 @@ class Checkpoint:
             with safe_open(self.path, framework="pt") as file:
                 meta = file.metadata()
             if meta.get("stamp", "") != self.stamp:
-                raise ValueError("its data or network has changed since it was written")
+                raise ValueError("its data, network or method has changed since it was written")
             stored = load_file(self.path)
             if meta.pop("sha256", "") not in ("", _digest(stored, meta)):  # states of before have no checksum
                 raise ValueError("its content does not have its checksum: it has been changed or damaged")

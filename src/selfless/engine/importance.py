@@ -50,7 +50,26 @@ def _measure_stacked(
     found = accumulate(batches(), backend, wanted.objective, alpha_objective, parameters=bool(wanted.users), neurons=bool(backend.layers))
     omega = {n: found.omega[n] if n in found.omega else torch.zeros_like(params[n]) for n in backend.names}
     alpha = {n: found.alpha[n] if n in found.alpha else torch.zeros_like(p) for n, p in backend.probes.items()}
+    _check_chain({n: w for n, w in omega.items() if n in found.omega and n.endswith("weight")})
     return omega, alpha
+
+
+def _check_chain(weights: Tensors) -> None:
+    """Raise an error if Ω of a layer is 0 in all entries although Ω of a layer before it is not: one network cannot have both.
+
+    Whatever reaches an earlier layer has passed this one. So its kernel is at fault (docs/lab-notes/pitfalls.md). Layers are in order.
+    """
+    if not weights:
+        return
+    largest = torch.stack([w.flatten(1).amax(1) for w in weights.values()])  # (layers, F)
+    before = (largest > 1e-12).cumsum(0) > 0
+    faulty = ((largest == 0) & before).any(1).tolist()
+    names = [name for name, wrong in zip(weights, faulty, strict=True) if wrong]
+    if names:
+        raise RuntimeError(
+            f"the importance of {', '.join(names)} is 0 in every entry, but not that of a layer before: this device computes it wrongly. "
+            "Train on a CPU (--device cpu), and please report the device and the versions of PyTorch and Triton"
+        )
 
 
 class StackedBackend:

@@ -36,6 +36,7 @@ from selfless.engine.stack import Stack, Tensors, column, each, mapping_error
 from selfless.network.roles import output_layer
 from selfless.network.wiring import Wiring
 from selfless.preserve import Preserver, State
+from selfless.preserve.base import consolidated
 from selfless.preserve.capabilities import (
     Distils,
     Drops,
@@ -348,7 +349,7 @@ class Part:
 
     def _consolidate(self, omega: Tensors) -> None:
         if self.state:
-            self.state = self._over_members("consolidate")(self.state, self.values(), omega)
+            self.state = self._over_members(consolidated)(self.state, self.values(), omega)
 
     def measure_strength(self) -> None:
         """Measure λ of the strength "auto" from the state, if that was not done before."""

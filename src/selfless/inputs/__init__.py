@@ -6,7 +6,7 @@ from a file against its schema.
 Imports nothing. Imported by cli, fields, models, report, runner, spec, terms, testing and trained.
 """
 
-from selfless.inputs.custom import NotHere, check_recorded, describe_error, import_custom, own_place, trust
+from selfless.inputs.custom import NotHere, check_recorded, describe_error, import_custom, is_own_file, own_place, trust
 from selfless.inputs.records import check_experiment, check_note, check_outcome, check_result, check_seal, seal
 from selfless.inputs.values import collecting, is_finite, raise_all, show, unknown_name
 
@@ -22,6 +22,7 @@ __all__ = [
     "describe_error",
     "import_custom",
     "is_finite",
+    "is_own_file",
     "own_place",
     "raise_all",
     "seal",

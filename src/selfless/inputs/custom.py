@@ -10,6 +10,7 @@ import traceback
 from operator import attrgetter
 from typing import Any
 
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the folder of this package
 STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep  # the folder of Python's own modules
 
 
@@ -78,11 +79,14 @@ def describe_error(error: BaseException) -> str:
     return message if place is None else f"{place}: {message}"
 
 
+def is_own_file(file: str) -> bool:
+    """Return True for a file of the user: one that is neither of this package nor of Python or an installed package."""
+    return not file.startswith((PACKAGE, sys.prefix, sys.base_prefix, "<"))
+
+
 def own_place(error: BaseException) -> str | None:
     """Return "FILE, line N" of the last line outside of this package and the installed ones, if this package called it; else None."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    others = (package, sys.prefix, sys.base_prefix, "<")
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    calls = [i for i, (file, _) in enumerate(places) if file.startswith(package) and os.path.basename(file) != "errors.py"]
-    own = [place for i, place in enumerate(places) if calls and i > calls[0] and not place[0].startswith(others)]
+    calls = [i for i, (file, _) in enumerate(places) if file.startswith(PACKAGE) and os.path.basename(file) != "errors.py"]
+    own = [place for i, place in enumerate(places) if calls and i > calls[0] and is_own_file(place[0])]
     return f"{own[-1][0]}, line {own[-1][1]}" if own else None

@@ -26,7 +26,7 @@ from selfless.network.calling import Forward, batch_size
 from selfless.network.layers import Tap
 from selfless.network.roles import within
 from selfless.preserve import Preserver, State
-from selfless.preserve.base import cost_of
+from selfless.preserve.base import consolidated, cost_of
 from selfless.preserve.capabilities import (
     Anchored,
     Distils,
@@ -307,7 +307,7 @@ class Part:
         if self.term.splits != "whole":
             pieces.check_consolidation(self.term, state, values, omega, self.storage)
             return lambda: self._end_task(pieces.consolidate(self.term, state, values, omega, self.storage), parameters)
-        new = self.term.consolidate(self.storage.load_state(state, next(iter(values.values())).device), values, omega)
+        new = consolidated(self.term, self.storage.load_state(state, next(iter(values.values())).device), values, omega)
         for name, value in (self.term.importance(new) or {}).items():
             pieces.check_importance(name, value)
         return lambda: self._end_task(new, parameters)

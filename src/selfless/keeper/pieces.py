@@ -14,6 +14,7 @@ from torch import Tensor
 from selfless.functional.shapes import is_finite
 from selfless.keeper.storage import Storage
 from selfless.preserve import Preserver, State
+from selfless.preserve.base import consolidated
 
 PIECE = {"cpu": 2**16, "other": 2**24}  # entries at a time: small enough for a cache, large enough for a GPU
 
@@ -103,11 +104,11 @@ def _consolidate(
                 g: {**common[g], **{n: storage.load(piece_of(t, piece), p.device) if g in shaped else t for n, t in ts.items()}}
                 for g, ts in own.items()
             }
-            new = term.consolidate(given, {name: piece_of(p, piece)}, {name: piece_of(omega[name], piece)} if name in omega else {})
+            new = consolidated(term, given, {name: piece_of(p, piece)}, {name: piece_of(omega[name], piece)} if name in omega else {})
             own |= {g: {name: new[g][name]} for g in new if g not in shaped and name in new[g]}  # sums over the pieces of a parameter
             yield name, piece, new
         if consume:
             omega.pop(name, None)
     device = next(iter(parameters.values())).device
     rest = {g: {n: t for n, t in ts.items() if n not in parameters} for g, ts in state.items()}
-    yield None, None, term.consolidate(storage.load_state(rest, device), {}, {})
+    yield None, None, consolidated(term, storage.load_state(rest, device), {}, {})

@@ -10,7 +10,7 @@ that does more than a penalty inherits capabilities (`selfless.preserve.capabili
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -54,6 +54,21 @@ class Group:
     like_parameter: bool = True  # each tensor has the shape of the parameter it is named after
     changes_in_step: bool = False  # a training step changes it; the tensors must keep their shapes in a step
     precision: Precision = "full"
+
+
+def consolidated(term: Preserver, state: State, parameters: Tensors, omega: Tensors) -> State:
+    """Return what `term.consolidate` returns; raise ValueError if that is no state, or if a tensor has not the shape of its parameter."""
+    new: State | None = term.consolidate(state, parameters, omega)
+    if not isinstance(new, Mapping):
+        raise ValueError(f"{type(term).__name__}.consolidate returned {new!r}; return the new state, a dictionary of its groups")
+    for group in term.groups:
+        for name, tensor in new.get(group.name, {}).items() if group.like_parameter else ():
+            if name in parameters and tensor.shape != parameters[name].shape:
+                raise ValueError(
+                    f"{type(term).__name__}.consolidate returned {group.name} of {name!r} with shape {tuple(tensor.shape)}; "
+                    f"it must have that of the parameter, {tuple(parameters[name].shape)}, or be in a Group(…, like_parameter=False)"
+                )
+    return new
 
 
 ARGUMENTS = {"penalty": ("state", "parameters"), "consolidate": ("state", "parameters", "omega")}  # they are passed by position

@@ -47,7 +47,7 @@ _TWENTY = {**_CIFAR, "tasks": 20, "classes": 5, "augment": "crop-flip"}
 _MNIST = {"stream": "permuted-mnist", "model": "mlp-128", "tasks": 5, "scenario": "task", "select": "last", "augment": "none"}
 _ON_CIFAR = "{} CIFAR-100 tasks (a convolutional network, a head each, {})"
 CASES = (  # of those with the same inputs, heads and augmentation, the one to take if the number of tasks is not given comes first
-    Case("pmnist", "five permuted-MNIST tasks (a perceptron with 128 units, one head)", "different", "shared", False, 5, _MNIST),
+    Case("pmnist", "five permuted-MNIST tasks (an MLP with 128 units, one head)", "different", "shared", False, 5, _MNIST),
     Case("cifar", _ON_CIFAR.format("ten", "no augmentation"), "same", "own", False, 10, {**_CIFAR, "augment": "none"}),
     Case("cifar-aug", _ON_CIFAR.format("ten", "crops and flips"), "same", "own", True, 10, {**_CIFAR, "augment": "crop-flip"}),
     Case("cifar-20", _ON_CIFAR.format("twenty", "crops and flips"), "same", "own", True, 20, _TWENTY),

@@ -20,6 +20,7 @@ import numpy as np
 
 from selfless.data import DataError
 from selfless.engine.progress import Event
+from selfless.inputs import describe_error, own_place
 from selfless.runner.given import pack_streams
 from selfless.runner.machine import machine
 from selfless.runner.options import TrainOptions
@@ -75,7 +76,10 @@ def shared_fields(runs: Sequence[Run], store: Store, options: TrainOptions) -> d
 def _receiver(
     parts: Sequence[list[Run]], store: Store, options: TrainOptions, failed: dict[Run, Result]
 ) -> Callable[[int, dict[str, Any]], None]:
-    """Return the function that takes the messages of workers. An error of a worker is raised, which stops all of them."""
+    """Return the function that takes the messages of workers.
+
+    An error of a worker is raised, which stops all of them, unless it can only be the fault of a method that other fleets do not have.
+    """
 
     def receive(job: int, message: dict[str, Any]) -> None:
         runs = parts[job]
@@ -84,7 +88,10 @@ def _receiver(
         if "warning" in message:
             warnings.warn(message["warning"], stacklevel=7)  # points at the caller of `train`
         if "error" in message:
-            raise (DataError if message["is_data_error"] else ValueError)(message["error"])
+            error = (DataError if message["is_data_error"] else ValueError)(message["error"])
+            if message["errno"] is not None or not is_only_theirs(error, runs, parts):
+                raise error
+            failed.update(fail_together(runs, error, store))
         if "event" in message:
             options.tell([runs[i] for i in message["members"]], Event(**message["event"]))
         if "records" in message:  # of a machine that does not share the folder of results
@@ -139,6 +146,23 @@ def record_failure(run: Run, reason: str, store: Store) -> Result:
     with store.lock([run], lambda run: None):
         Store(store.out, store.data_dir, checkpoints=False).record(result, dict)
     return result
+
+
+def is_only_theirs(error: Exception, runs: Sequence[Run], parts: Sequence[Sequence[Run]]) -> bool:
+    """Return True if an error ends this fleet alone: its runs have a method of the user's, which some other fleet does not have."""
+    kinds = custom_kinds(runs)
+    return bool(kinds) and not isinstance(error, DataError | OSError) and any(not custom_kinds(other) & kinds for other in parts)
+
+
+def fail_together(runs: Sequence[Run], error: Exception, store: Store) -> dict[Run, Result]:
+    """Record the runs of a fleet that ended with an error as failed, and forget its state; return what was recorded."""
+    store.training(runs).unlink(missing_ok=True)
+    return _record_failures(runs, describe_error(error) if own_place(error) else str(error), store)
+
+
+def custom_kinds(runs: Sequence[Run]) -> set[type[Term]]:
+    """Return the user's own classes among the methods of some runs."""
+    return {kind for run in runs for kind in term_kinds(run) if kind.is_custom()}
 
 
 def term_kinds(run: Run) -> set[type[Term]]:

@@ -31,7 +31,7 @@ from selfless.network.given import is_unnamed, name_network
 from selfless.runner.checks import check_runs
 from selfless.runner.continuing import find_parent
 from selfless.runner.given import can_travel, check_objects
-from selfless.runner.jobs import term_kinds, train_jobs
+from selfless.runner.jobs import fail_together, is_only_theirs, term_kinds, train_jobs
 from selfless.runner.live import FleetNote, announced, remove_old
 from selfless.runner.machine import core_count, machine, resolve_device, suitable_threads
 from selfless.runner.memory import available, parts_that_fit
@@ -164,7 +164,20 @@ def _train_here(missing: list[Run], wanted: list[Run], store: Store, options: Tr
         with announced(missing, store):
             if processes > 1:
                 return train_jobs(parts, Pool([sys.executable, "-m", "selfless.runner.worker"], processes), store, options)
-            return {result.run: result for fleet in parts for result in train_fleet(fleet, store, options)}
+            return _train_in_turn(parts, store, options)
+
+
+def _train_in_turn(parts: Sequence[list[Run]], store: Store, options: TrainOptions) -> dict[Run, Result]:
+    """Train fleets one after another in this process. A method of the user's that raises fails alone, if there are others."""
+    found: dict[Run, Result] = {}
+    for runs in parts:
+        try:
+            found |= {result.run: result for result in train_fleet(runs, store, options)}
+        except Exception as error:
+            if not is_only_theirs(error, runs, parts):
+                raise
+            found |= fail_together(runs, error, store)
+    return found
 
 
 def _train_on_cluster(missing: list[Run], wanted: list[Run], store: Store, options: TrainOptions) -> dict[Run, Result]:

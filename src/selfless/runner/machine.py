@@ -37,7 +37,7 @@ def core_count() -> int:
 
 @contextlib.contextmanager
 def suitable_threads(run: Run, device: str) -> Iterator[None]:
-    """Inside `with`: one thread for a small perceptron on a CPU, whose steps are too short to be split between threads."""
+    """Inside `with`: one thread for a small MLP on a CPU, whose steps are too short to be split between threads."""
     before = torch.get_num_threads()
     if device == "cpu" and network_traits(run).has_short_steps:
         torch.set_num_threads(1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from selfless.spec import Run
 
-SMALL = 512  # units per layer; up to this width the steps of a perceptron are too short to be split between threads
+SMALL = 512  # units per layer; up to this width the steps of an MLP are too short to be split between threads
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class NetworkTraits:
 
     convolves               it has convolutions; stacking them does not make a CPU faster
     has_running_statistics  it has batch normalisation, or it may have it: a custom network is unknown until it is built
-    has_short_steps         it is a small perceptron
+    has_short_steps         it is a small MLP
     """
 
     convolves: bool

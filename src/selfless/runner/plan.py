@@ -216,12 +216,15 @@ def spread(groups: Sequence[Sequence[Run]], sizes: Sequence[int], slots: int, *,
 def _shared_settings(run: Run) -> str:
     """Return the settings that the members of a fleet must share, as text: all but seed, strengths, lr, epochs, ramp and sparsifier.
 
-    A stream, network or preserver may require more: the same seed, the same number of epochs, or a fleet of one.
+    A stream, network or preserver may require more: the same seed, the same number of epochs, or a fleet of one. Runs with a sparsifier of
+    the user's share no fleet with others, so that an error in it ends no other run.
     """
     stream, network = stream_traits(run.stream, run.stream_options), network_traits(run)
     terms: tuple[Preserver, ...] = run.preserve.parts
     preserve = [repr(term if term.same_strength else term.neutral()) for term in terms]
     fields = run.as_dict() | {"preserve": preserve, "sparsify": None, "seed": None, "lr": None, "epochs": None, "ramp": None}
+    if own := [term.spelling() for term in run.sparsify.parts if term.is_custom()]:
+        fields["sparsify"] = own
     if not stream.equal_sizes:
         fields["seed"] = run.seed
     # A member that has finished must not change while other members train, and phases must begin at the same epoch for all members.

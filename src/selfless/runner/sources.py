@@ -9,10 +9,13 @@ import contextlib
 import hashlib
 import importlib.util
 import inspect
+import sys
 from pathlib import Path
+from types import ModuleType
 
 from selfless.data import checksum
 from selfless.data.digests import Contents, stream_contents
+from selfless.inputs import is_own_file
 from selfless.network.given import PREFIX as GIVEN
 from selfless.spec import Run
 
@@ -54,6 +57,24 @@ def _network_files(run: Run) -> list[Path]:
 
 
 def _method_files(run: Run) -> list[Path]:
-    """Return the files of custom preservers and sparsifiers."""
+    """Return the files of custom preservers and sparsifiers, and the user's own files that they import, however indirectly."""
     custom = [type(term) for term in (*run.preserve.parts, *run.sparsify.parts) if term.is_custom()]
-    return [Path(inspect.getfile(kind)) for kind in custom if kind.__module__ != "__main__"]
+    files = [Path(inspect.getfile(kind)) for kind in custom if kind.__module__ != "__main__"]
+    seen, names = {"__main__"}, [kind.__module__ for kind in custom]
+    while names:
+        name = names.pop(0)
+        if name in seen or name not in sys.modules:
+            continue
+        seen.add(name)
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and is_own_file(file):
+            files += [Path(file)] if Path(file) not in files else []
+            names += sorted(_imported(sys.modules[name]))
+    return files
+
+
+def _imported(module: ModuleType) -> set[str]:
+    """Return the names of the modules that a module imports, or takes a class or a function from."""
+    values = list(vars(module).values())
+    sources = [v.__module__ for v in values if inspect.isclass(v) or inspect.isfunction(v)]
+    return {v.__name__ for v in values if inspect.ismodule(v)} | {name for name in sources if name}

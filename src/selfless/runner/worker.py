@@ -15,6 +15,7 @@ from selfless.data import DataError
 from selfless.engine.progress import Event
 from selfless.inputs import describe_error, own_place, trust
 from selfless.runner.given import unpack_streams
+from selfless.runner.jobs import custom_kinds
 from selfless.runner.local import train_fleet
 from selfless.runner.options import TrainOptions
 from selfless.runner.store import Store
@@ -25,6 +26,7 @@ from selfless.workers import Send, serve
 def train_job(job: dict[str, Any], send: Send) -> None:
     """Train the fleet of one job. An error that a user can correct is sent as a message; any other ends the process with a traceback."""
     warnings.showwarning = lambda message, *_, **__: send(warning=str(message))  # the parent warns, once for all workers
+    runs: list[Run] = []
     try:
         runs = read_runs(job)
         unpack_streams(job["streams"])
@@ -44,7 +46,7 @@ def train_job(job: dict[str, Any], send: Send) -> None:
         )
         train_fleet(runs, Store(job["out"], options.data_dir, checkpoints=job["checkpoints"]), options)
     except Exception as error:
-        send(**describe_failure(error))
+        send(**describe_failure(error, bool(custom_kinds(runs))))
 
 
 def read_runs(job: dict[str, Any]) -> list[Run]:
@@ -55,13 +57,18 @@ def read_runs(job: dict[str, Any]) -> list[Run]:
     return [Run.from_dict(values) for values in job["runs"]]
 
 
-def describe_failure(error: Exception) -> dict[str, Any]:
-    """Return the message for an error that a user can correct; raise any other again. `errno` tells a full disk from other errors."""
+def describe_failure(error: Exception, custom: bool = False) -> dict[str, Any]:
+    """Return the message for an error that a user can correct; raise any other again. `errno` tells a full disk from other errors.
+
+    custom   the runs have a method of the user's, so that any error may be its fault
+    """
     about = {"is_data_error": isinstance(error, DataError), "errno": getattr(error, "errno", None)}
     if own_place(error) is not None:
         return about | {"error": describe_error(error)}
     if isinstance(error, ValueError | TypeError | RuntimeError | OSError):
         return about | {"error": str(error)}
+    if custom:
+        return about | {"error": describe_error(error)}
     raise error
 
 

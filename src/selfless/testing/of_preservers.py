@@ -63,8 +63,8 @@ def has_pure_functions(preserve: Any) -> None:
         except KeyError as error:
             if error.args[0] in parameters and not part.measures:
                 raise Broken("it reads Ω, which is measured only if the class says measures: ClassVar[bool] = True") from None
-            if error.args[0] in {group.name for group in part.groups}:
-                raise
+            if error.args[0] in {group.name for group in part.groups} or not str(error.args[0]).isidentifier():
+                raise  # "fc1.wieght" and messages are no names of groups
             raise Broken(f"the state has no group {error.args[0]!r}; declare it: groups = (Group({error.args[0]!r}),)") from None
 
 
@@ -110,6 +110,8 @@ def _consolidated(term: Any, state: Any, parameters: dict[str, Tensor]) -> Any:
     own = {p.untyped_storage().data_ptr() for p in parameters.values()}
     for group, tensors in new.items():
         for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise Broken(f"consolidate() returned {group}[{name!r}] with values that are not finite, from finite parameters and Ω")
             if tensor.untyped_storage().data_ptr() in own:
                 raise Broken(f"{group}[{name!r}] is the parameter itself, which training changes; keep p.detach().clone()")
     return new
@@ -138,7 +140,12 @@ def _equal(one: Any, other: Any) -> bool:
     """Return whether two trees of tensors have equal values."""
     leaves, others = (torch.utils._pytree.tree_leaves(tree) for tree in (one, other))
     pairs = zip(leaves, others, strict=False)
-    return len(leaves) == len(others) and all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+    return len(leaves) == len(others) and all(_same(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors have equal entries; two that are not numbers are equal."""
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def stays_finite_at_any_strength(preserve: Any) -> None:

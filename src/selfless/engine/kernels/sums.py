@@ -213,12 +213,14 @@ def _map_sums(x: Tensor, dz: Tensor, padding: int, power: int, _: Tensor | None)
 # ------------------------------------------------------------------------------------------------------- importances of any size
 @triton.jit
 def _magnitudes(
-    x, dz, out, B, EACH, s_f, s_b, s_h, s_w, s_c, H, W, SPAN: tl.constexpr, STRIDE_I: tl.constexpr, STRIDE_J: tl.constexpr,
-    PAD_I: tl.constexpr, PAD_J: tl.constexpr, APART_I: tl.constexpr, APART_J: tl.constexpr, WO: tl.constexpr, P: tl.constexpr,
-    CI: tl.constexpr, CO: tl.constexpr, TAPS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, BP: tl.constexpr, POWER: tl.constexpr,
-    PREC: tl.constexpr,
+    x, dz, out, B, EACH, P, s_f, s_b, s_h, s_w, s_c, H, W, SPAN: tl.constexpr, STRIDE_I: tl.constexpr, STRIDE_J: tl.constexpr,
+    PAD_I: tl.constexpr, PAD_J: tl.constexpr, APART_I: tl.constexpr, APART_J: tl.constexpr, WO: tl.constexpr, CI: tl.constexpr,
+    CO: tl.constexpr, TAPS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, BP: tl.constexpr, POWER: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of weights, part, f): Σ_m |Σ_p x_m[p, c] dz_m[p, o]|^POWER of one tap, over EACH of the samples m."""
+    """Program (block of weights, part, f): Σ_m |Σ_p x_m[p, c] dz_m[p, o]|^POWER of one tap, over EACH of the samples m.
+
+    P is no constant: an assembler that knows the loop over pixels to have three or four steps drops its products (pitfalls.md).
+    """
     f = tl.program_id(2).to(tl.int64)
     tap = tl.program_id(0) % TAPS
     block = tl.program_id(0) // TAPS
@@ -257,9 +259,9 @@ def magnitudes(x: Tensor, dz: Tensor, layer: torch.nn.Conv2d, power: int) -> Ten
     each = triton.cdiv(batch, parts)
     sums = torch.empty(triton.cdiv(batch, each), members, outputs * inputs * taps, device=x.device)
     _magnitudes[(blocks, len(sums), members)](
-        x, flat, sums, batch, each, s[0], s[1], s[3], s[4], s[2], height, width, SPAN=span, STRIDE_I=layer.stride[0],
+        x, flat, sums, batch, each, pixels, s[0], s[1], s[3], s[4], s[2], height, width, SPAN=span, STRIDE_I=layer.stride[0],
         STRIDE_J=layer.stride[1], PAD_I=layer.padding[0], PAD_J=layer.padding[1], APART_I=layer.dilation[0], APART_J=layer.dilation[1],
-        WO=flat.shape[3], P=pixels, CI=inputs, CO=outputs, TAPS=taps, IN=wide, OUT=high, BP=min(64, tile(pixels)), POWER=power,
+        WO=flat.shape[3], CI=inputs, CO=outputs, TAPS=taps, IN=wide, OUT=high, BP=min(64, tile(pixels)), POWER=power,
         PREC=precision(), num_warps=4, num_stages=3,
     )  # fmt: skip
     return sums.sum(0).view(members, outputs, inputs, *layer.kernel_size)

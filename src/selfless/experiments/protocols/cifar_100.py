@@ -40,7 +40,7 @@ def cifar(width: int, profile: Profile) -> Protocol:
         precision="bf16",
     )
     if profile == "paper":
-        base = dataclasses.replace(run, preserve=MAS(10.0, estimator="per-batch"), schedule="step", select="best-on-test")
+        base = dataclasses.replace(run, preserve=MAS(10.0, estimator="per-batch"), select="best-on-test")
         grids = dict.fromkeys(("SNI", "SLNI", "SNID"), Grid((30.0,), (1e-3, 3e-3)))
         if width == 256:
             grids |= {"No-Reg": Grid((10.0, 30.0, 100.0)), "SLNID": Grid((10.0, 30.0, 100.0), (1e-3, 3e-3))}

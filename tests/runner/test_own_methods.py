@@ -1,0 +1,79 @@
+"""A method of the user's: an error in it ends its own runs alone, and a change in a file that it imports is noticed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+import selfless
+from selfless import NoSparsifier, Run
+from selfless.inputs import import_custom
+from tests.runner.small_runs import BASE
+
+FAILS = """
+from dataclasses import dataclass
+from selfless.sparsify import Sparsifier
+
+@dataclass(frozen=True)
+class Fails(Sparsifier):
+    strength: float = 1.0
+    def penalty(self, x, alpha=None):
+        raise KeyError("no such place")
+"""
+USES = """
+from dataclasses import dataclass
+from ourshares import share
+from selfless import MAS
+
+@dataclass(frozen=True)
+class Halved(MAS):
+    def consolidate(self, state, parameters, omega):
+        return super().consolidate(state, parameters, {n: share() * o for n, o in omega.items()})
+"""
+
+
+def methods(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """Two seeds of a sparsifier that raises, and of none."""
+    (tmp_path / "ourfault.py").write_text(FAILS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ourfault", raising=False)
+    fails = import_custom("ourfault:Fails")(1e-2)
+    shared = BASE | {"stream": data, "epochs": 1}
+    return [Run(**(shared | {"sparsify": kind, "seed": seed})) for kind in (fails, NoSparsifier()) for seed in (0, 1)]
+
+
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_method_that_raises_fails_alone(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    runs = methods(tasks_npz, tmp_path, monkeypatch)
+    with pytest.warns(RuntimeWarning, match=r"2 of 4 runs failed; the first: .*ourfault\.py, line 9: KeyError"):
+        results = selfless.train(runs, out=tmp_path / "out", device="cpu", workers=workers)
+    assert [result.status for result in results] == ["failed", "failed", "done", "done"]
+    (alone,) = selfless.train(runs[2:3], device="cpu")
+    assert (results[2].accuracy == alone.accuracy).all()
+
+
+def test_without_other_methods_the_error_is_raised(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = methods(tasks_npz, tmp_path, monkeypatch)[:2]
+    with pytest.raises(KeyError, match="no such place"):
+        selfless.train(runs, out=tmp_path / "out", device="cpu", workers=1)
+
+
+def test_a_change_in_a_file_that_a_method_imports_is_noticed(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ourhalves.py").write_text(USES)
+    (tmp_path / "ourshares.py").write_text("def share():\n    return 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    made = []
+    for share in ("0.5", "0.5", "0.0"):
+        (tmp_path / "ourshares.py").write_text(f"def share():\n    return {share}\n")
+        for name in ("ourshares", "ourhalves"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        kind = import_custom("ourhalves:Halved")
+        made.append(selfless.train(Run(**(BASE | {"stream": tasks_npz, "epochs": 1, "preserve": kind(0.1)})), out=tmp_path / "out"))
+    first, again, changed = (result.about["made_from"] for result in made)
+    assert first == again != changed
