@@ -312,6 +312,8 @@ def _parse_option(option: str, kind: type[Term], name: str, text: str) -> tuple[
     found = _parse_value(value)
     if isinstance(default, bool) and not isinstance(found, bool):
         raise ValueError(f"{text!r}: {key} is true or false, not {value!r}")
+    if kind.is_custom() and isinstance(default, int | float) and isinstance(found, str):
+        raise ValueError(f"{text!r}: {key} is a number, not {value!r}")
     is_whole = type(default) is int and isinstance(found, float) and found.is_integer()
     return key, int(found) if is_whole else found
 

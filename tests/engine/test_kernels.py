@@ -225,10 +225,11 @@ def test_importances_of_any_convolution(k: Any, layer: nn.Conv2d, size: tuple[in
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [4, 8, 11, 13, 16, 17, 32])
-def test_importances_over_many_samples(k: Any, size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("inputs", "outputs"), [(128, 64), (130, 70)])
+def test_importances_over_many_samples(k: Any, inputs: int, outputs: int, size: int, dtype: torch.dtype) -> None:
     """A program sums over 1 to 16 steps of each sample; an assembler dropped the products of 3 or 4 (docs/lab-notes/pitfalls.md)."""
-    layer = nn.Conv2d(130, 70, 3, padding=1).cuda().double()
-    x, g = drawn(8, 60, size, size, 130).to(dtype).permute(0, 1, 4, 2, 3), drawn(8, 60, 70, size, size).to(dtype)
+    layer = nn.Conv2d(inputs, outputs, 3, padding=1).cuda().double()
+    x, g = drawn(8, 60, size, size, inputs).to(dtype).permute(0, 1, 4, 2, 3), drawn(8, 60, outputs, size, size).to(dtype)
     want = [dict(closed.conv(layer, x[f].double(), g[f].double(), 1, 2**30))["weight"] for f in range(8)]
     close(k.magnitudes(x, g, layer, 1), torch.stack(want))
 

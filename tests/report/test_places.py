@@ -63,7 +63,7 @@ def test_tables_have_one_part_for_each_place_with_the_names_of_the_tasks() -> No
     assert "| task 1 | task 2 | task 3 |" not in text.split("### folders:photos")[1].split("###")[0]
     assert "###" not in report.markdown(PAIR)
     assert "1 cats & 2 dogs of the north & 3 ships" in report.latex(FOLDER)
-    assert report.latex(FOLDER).count(r"\begin{tabular}") == 4
+    assert report.latex(FOLDER).count(r"\begin{tabular}") == 5  # three places, the differences of one, trials
     assert "Tasks: 1 cats, 2 dogs of the north, 3 ships" in " ".join(shown(OWN).split())
 
 

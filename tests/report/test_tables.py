@@ -30,6 +30,18 @@ def test_tables_carry_the_numbers_of_metrics():
     assert max(map(len, shown(PAIR).splitlines())) <= 80
 
 
+def test_latex_has_the_differences_and_intervals_of_markdown():
+    (gap,) = gaps(report.groups(PAIR))
+    text = report.latex(PAIR)
+    for cell in gap.cells:
+        assert cell in report.markdown(PAIR)
+        assert report.tables.tex(cell) in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+    assert r"mean $\pm$ standard deviation over seeds" in text
+    differing = [made(PLAIN), made(dataclasses.replace(SPARSE, epochs=99))]
+    assert "Not compared with each other, because the epochs differ" in report.latex(differing)
+
+
 def test_csv_says_in_which_scenario_tasks_were_evaluated():
     results = [made(PLAIN), made(dataclasses.replace(PLAIN, scenario="class"))]
     head, *_ = csv_format.reader(io.StringIO(report.csv(results)))

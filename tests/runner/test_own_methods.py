@@ -11,6 +11,7 @@ import pytest
 import selfless
 from selfless import NoSparsifier, Run
 from selfless.inputs import import_custom
+from selfless.runner import Store
 from tests.runner.small_runs import BASE
 
 FAILS = """
@@ -77,3 +78,18 @@ def test_a_change_in_a_file_that_a_method_imports_is_noticed(tasks_npz: str, tmp
         made.append(selfless.train(Run(**(BASE | {"stream": tasks_npz, "epochs": 1, "preserve": kind(0.1)})), out=tmp_path / "out"))
     first, again, changed = (result.about["made_from"] for result in made)
     assert first == again != changed
+
+
+def test_a_record_of_a_method_that_has_changed_says_so(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ourshares.py").write_text("def share():\n    return 0.5\n")
+    (tmp_path / "ourhalves.py").write_text(USES.replace("class Halved(MAS):", "class Halved(MAS):\n    decay: float = 0.5"))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("ourshares", "ourhalves"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    kind = import_custom("ourhalves:Halved")
+    selfless.train(Run(**(BASE | {"stream": tasks_npz, "epochs": 1, "preserve": kind(0.1, decay=0.7)})), out=tmp_path / "out")
+    monkeypatch.delitem(sys.modules, "ourhalves")
+    (tmp_path / "ourhalves.py").write_text(USES.replace("class Halved(MAS):", "class Halved(MAS):\n    gamma: float = 0.5"))
+    importlib.invalidate_caches()
+    with pytest.raises(ValueError, match=r"was made by ourhalves:Halved as it was then .*decay.*move the folder of this run away"):
+        Store(tmp_path / "out").all()

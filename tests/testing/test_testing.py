@@ -209,6 +209,8 @@ def test_options_keep_their_kinds(text: str, options: tuple[int, bool]) -> None:
     assert [type(value) for value in (found.k, found.square)] == [int, bool]
     with pytest.raises(ValueError, match="square is true or false, not 'perhaps'"):
         parse(f"{Optional.spelling()}:1,square=perhaps", {}, "sparsifier")
+    with pytest.raises(ValueError, match="k is a number, not 'many'"):
+        parse(f"{Optional.spelling()}:1,k=many", {}, "sparsifier")
 
 
 def test_arguments_in_another_order_are_refused_when_the_class_is_made() -> None:

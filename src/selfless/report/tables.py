@@ -81,16 +81,23 @@ def _markdown(results: Sequence[Result]) -> str:
     for group, mark in zip(found, marks, strict=True):
         seeds, average, *rest = cells(group, tasks)
         rows.append([_marked(group.label, mark), seeds, f"**{average}**" if group is top else average, *rest])
-    return "\n\n".join(["\n".join(map(line_of, rows)), CAPTION, *(f"{mark} {text}" for mark, text in notes), *_beside(found)]) + "\n"
+    said = [CAPTION, *(f"{mark} {text}" for mark, text in notes)]
+    return "\n\n".join(["\n".join(map(line_of, rows)), *said, *_markdown_beside(found)]) + "\n"
 
 
-def _beside(found: Sequence[Group]) -> list[str]:
+def _markdown_beside(found: Sequence[Group]) -> list[str]:
     """Return a table of every method beside the best one, or why there is none."""
+    rows, said = _beside(found)
+    table = ["\n".join(map(line_of, [rows[0], ["---", "---:", "---:", "---:"], *rows[1:]]))] if rows else []
+    return [*table, said] if said else table
+
+
+def _beside(found: Sequence[Group]) -> tuple[list[list[str]], str]:
+    """Return (the rows of a table of every method beside the best one, headings first; what is said below it, or why there is none)."""
     top, others = best(found), gaps(found)[:SHOWN]
     if top is None or not others:
-        return [why] if (why := why_not_compared(found)) else []
-    rows = [[f"beside {top.label}", *HEADINGS], ["---", "---:", "---:", "---:"], *([gap.group.label, *gap.cells] for gap in others)]
-    return ["\n".join(map(line_of, rows)), BESIDE]
+        return [], why_not_compared(found)
+    return [[f"beside {top.label}", *HEADINGS], *([gap.group.label, *gap.cells] for gap in others)], BESIDE
 
 
 def latex(results: Sequence[Result]) -> str:
@@ -115,8 +122,24 @@ def _latex(results: Sequence[Result]) -> str:
         seeds, average, *rest = map(tex, cells(group, tasks))
         strong = rf"\textbf{{{average}}}" if group is top else average
         lines.append(" & ".join([tex(_marked(group.label, mark)), seeds, strong, *rest]) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}", *(rf"\par\footnotesize {tex(mark)} {tex(text)}" for mark, text in notes)]
+    said = [CAPTION, *(f"{mark} {text}" for mark, text in notes)]
+    lines += [r"\bottomrule", r"\end{tabular}", *map(_small, said), *_latex_beside(found)]
     return "\n".join(lines) + "\n"
+
+
+def _latex_beside(found: Sequence[Group]) -> list[str]:
+    """Return the lines of a tabular of every method beside the best one, or why there is none."""
+    rows, said = _beside(found)
+    if not rows:
+        return [_small(said)] if said else []
+    head, *body = [" & ".join(map(tex, row)) + r" \\" for row in rows]
+    tabular = [r"\begin{tabular}{lrrr}", r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    return [r"\bigskip", *tabular, _small(said)]
+
+
+def _small(text: str) -> str:
+    """Return a paragraph in small letters."""
+    return rf"\par{{\footnotesize {tex(text)}\par}}"
 
 
 def csv(results: Sequence[Result]) -> str:

@@ -275,6 +275,7 @@ def _read(path: Path) -> Result | None:
 
 def _parse(text: str | bytes, path: Path) -> Result:
     """Return the result in a metrics.json; `path` is named in errors."""
+    values: dict[str, Any] = {}
     try:
         values = json.loads(text)
         check_seal(values)
@@ -282,9 +283,21 @@ def _parse(text: str | bytes, path: Path) -> Result:
     except NotHere as error:
         raise ValueError(f"{path} was made by a custom method, {error}; run this in the folder of that module") from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:
+        if own := _own_method(values):
+            raise ValueError(
+                f"{path} was made by {own} as it was then ({error}); undo the change in that module, or move the folder of this run away"
+            ) from error
         raise ValueError(
             f"{path} is not a result of this version ({error}); delete its folder, or train again with selfless run --force"
         ) from error
+
+
+def _own_method(values: Any) -> str:
+    """Return `module:Class` of a method of the user's in a record, "" if it has none; the record may have any form."""
+    run = values.get("run") if isinstance(values, dict) else None
+    terms = [run.get(field) for field in ("preserve", "sparsify")] if isinstance(run, dict) else []
+    names = [str(term.get("name", "")) for term in terms if isinstance(term, dict)]
+    return next((name for name in names if ":" in name), "")
 
 
 def _parse_archived(line: str, key: str, path: Path) -> Result:
