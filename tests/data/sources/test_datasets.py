@@ -122,6 +122,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "half labels": ([((X, Y + 0.5), GOOD)], "task 1, train: labels must be whole numbers"),
     "half label": ([([(X[0], 0.5)], GOOD)], "label 0 is 0.5; labels must be integers"),
     "text label": ([([(X[0], "cat")], GOOD)], "label 0 is 'cat'; .*number the classes first"),
+    "names": ([((X, np.array(["cat", "dog"] * 12)), GOOD)], "task 1, train: labels must be whole numbers, not text; number the names"),
     "one-hot": ([((X, np.eye(24, dtype=int)), GOOD)], "must be whole numbers, one per image"),
     "unlabelled": ([(GOOD, (X, Y - 1))], "task 1, test: a label is -1"),
     "too few labels": ([((X, Y[:3]), GOOD)], "24 inputs and 3 labels"),

@@ -123,6 +123,8 @@ def check_finite(x: Tensor, what: str, tasks: Tensor | None = None) -> None:
 
 def as_labels(y: Any, what: str = "labels") -> Tensor:
     """Return labels as (n,) int64."""
+    if not isinstance(y, Tensor) and np.asarray(y).dtype.kind in "USO":
+        raise ValueError(f"{what} must be whole numbers, not text; number the names: numpy.unique(names, return_inverse=True)[1]")
     t = _as_tensor(y)
     if t.ndim != 1 or t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         raise ValueError(f"{what} must be whole numbers, one per image, not {tuple(t.shape)} {t.dtype}")
