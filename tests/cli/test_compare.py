@@ -111,7 +111,7 @@ def test_recommended_is_refused_because_it_brings_settings_of_its_own(tmp_path: 
 
 
 @pytest.mark.usefixtures("warm_workers")
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_an_error_in_a_method_of_ones_own_names_its_file_and_line_and_others_go_on(
     workers: str, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

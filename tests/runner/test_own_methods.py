@@ -47,7 +47,7 @@ def methods(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 @pytest.mark.usefixtures("warm_workers")
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_method_that_raises_fails_alone(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     runs = methods(tasks_npz, tmp_path, monkeypatch)
     with pytest.warns(RuntimeWarning, match=r"2 of 4 runs failed; the first: .*ourfault\.py, line 9: KeyError"):
