@@ -10,8 +10,10 @@ import pytest
 
 import selfless
 from selfless import NoSparsifier, Run
+from selfless.data import DataError
 from selfless.inputs import import_custom
 from selfless.runner import Store
+from selfless.runner.jobs import is_only_theirs
 from tests.runner.small_runs import BASE
 
 FAILS = """
@@ -55,6 +57,19 @@ def test_a_method_that_raises_fails_alone(tasks_npz: str, tmp_path: Path, monkey
     assert [result.status for result in results] == ["failed", "failed", "done", "done"]
     (alone,) = selfless.train(runs[2:3], device="cpu")
     assert (results[2].accuracy == alone.accuracy).all()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA out of memory. Tried …"), OSError(28, "No space left"), MemoryError(), DataError("gone")]
+)
+def test_what_is_no_fault_of_a_method_does_not_fail_its_runs(
+    tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    broken, sound = (methods(tasks_npz, tmp_path, monkeypatch)[i : i + 2] for i in (0, 2))
+    assert not is_only_theirs(error, broken, [broken, sound])
+    assert is_only_theirs(RuntimeError("shapes"), broken, [broken, sound])
+    assert not is_only_theirs(RuntimeError("shapes"), broken, [broken, broken])
+    assert not is_only_theirs(RuntimeError("shapes"), sound, [broken, sound])
 
 
 def test_without_other_methods_the_error_is_raised(tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

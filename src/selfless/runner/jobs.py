@@ -29,6 +29,8 @@ from selfless.runner.store import Store
 from selfless.spec import Result, Run
 from selfless.terms import Term
 
+NO_MEMORY = ("out of memory", "can't allocate memory", "memory that is free now")  # in messages of PyTorch and of `train_fleet`
+
 
 class Workers(Protocol):
     """Processes that do jobs: `selfless.workers.Pool` on this machine, `selfless.runner.cluster.Cluster` on many."""
@@ -149,9 +151,13 @@ def record_failure(run: Run, reason: str, store: Store) -> Result:
 
 
 def is_only_theirs(error: Exception, runs: Sequence[Run], parts: Sequence[Sequence[Run]]) -> bool:
-    """Return True if an error ends this fleet alone: its runs have a method of the user's, which some other fleet does not have."""
+    """Return True if an error ends this fleet alone: its runs have a method of the user's, which some other fleet does not have.
+
+    Missing data, a full disk and too little memory are no fault of a method: what was learned is kept, and the same command goes on.
+    """
     kinds = custom_kinds(runs)
-    return bool(kinds) and not isinstance(error, DataError | OSError) and any(not custom_kinds(other) & kinds for other in parts)
+    elsewhere = isinstance(error, DataError | OSError | MemoryError) or any(words in str(error) for words in NO_MEMORY)
+    return bool(kinds) and not elsewhere and any(not custom_kinds(other) & kinds for other in parts)
 
 
 def fail_together(runs: Sequence[Run], error: Exception, store: Store) -> dict[Run, Result]:
