@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,14 @@ from selfless.engine.native.hardware import kernels, memory_of
 
 _uploaded: Any = WeakTensorKeyDictionary()  # a source's images → their copy on the GPU
 EVALUATE = 1000  # samples per pass on a CPU
+
+
+class Numbers(NamedTuple):
+    """What a network computes for one sample: `total` numbers in all its layers, at most `largest` in one, of `size` bytes each."""
+
+    total: int
+    largest: int
+    size: int
 
 
 class FleetData:
@@ -89,19 +97,21 @@ class FleetData:
         found: tuple[Tensor, Tensor] = fast.gather(self._x, self.y, order, self.offset, cursor, size, scale, shift, dtype, **changes)
         return found
 
-    def at_once(self, footprint: int, mixes: bool, least: int = EVALUATE) -> int:
-        """Return how many samples per member to put into one pass; a sample needs `footprint` numbers.
+    def at_once(self, numbers: Numbers, mixes: bool, least: int = EVALUATE, *, trains: bool = False) -> int:
+        """Return how many samples per member to put into one pass of a network that computes `numbers` for a sample.
 
-        On a GPU a few large passes are fastest. Activations and gradients of one pass fill at most an eighth of the memory, and at most
-        16 GiB because kernels count in 32 bits.
+        On a GPU a few large passes are fastest: launching the kernels of many small ones takes longer than the kernels. One pass fills at
+        most an eighth of the memory, and a tensor has at most 2³¹ numbers because kernels count in 32 bits.
 
-        mixes   the network evaluates a sample with statistics of its pass, so that the number must not depend on the other members
+        mixes    the network evaluates a sample with statistics of its pass, so that the result must not depend on the other members
+        trains   a backward pass follows, so that all activations are kept and gradients join them; else only those of a layer or two
         """
         members = 1 if mixes else len(self.offset)
         if self.offset.device.type == "cpu":
             return max(least, EVALUATE // members)
-        memory = min(memory_of(self.offset.device) // 8, 2**34)
-        return max(1, min(EVALUATE if mixes else self.n, memory // (members * footprint * 12)))
+        memory = memory_of(self.offset.device) // 8
+        fitting = memory // (members * numbers.total * numbers.size * (3 if trains else 2))
+        return max(1, min(EVALUATE if mixes else self.n, fitting, 2**31 // (members * numbers.largest)))
 
     def passes(self, size: int = EVALUATE, augment: Augment | None = None, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every sample once, for evaluation and importance; or the samples in `order` (F, n)."""

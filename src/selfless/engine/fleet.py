@@ -17,7 +17,7 @@ from torch import Tensor
 
 from selfless.data import Augment
 from selfless.engine import rng
-from selfless.engine.batches import FleetData
+from selfless.engine.batches import EVALUATE, FleetData, Numbers
 from selfless.engine.cuda_graph import CannotCapture, capture, copied, undone
 from selfless.engine.importance import measure_fleet
 from selfless.engine.inhibition import slots
@@ -59,7 +59,7 @@ class Fleet:
         self.alpha: Tensors = {}
         self.task_alpha: Tensors = {}  # α of the newest task alone, for its capacity
         self.tasks = 0
-        self.footprint = 0  # how many numbers the forward pass of one sample computes
+        self._per_sample: Numbers | None = None
         self.refused = False  # True if a step of this network could not be captured
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}  # (batch size, measures) → the captured step
         self.loss_sums = torch.empty(0, self.size, device=device)  # of the epoch so far, after each of its steps
@@ -110,7 +110,6 @@ class Fleet:
     def _prepare_penalties(self) -> None:
         """Prepare the pair forms of this task, whose gradients join the backward pass. All other penalties are added to the loss."""
         x, _ = self._sample(self.step.data)
-        self.footprint = self.footprint or self.stack.footprint(x)
         self.stack.watch(x)
         if self.stack.inhibits and self.stack.layers and not any(isinstance(part.term, Observes) for part in self.parts):
             widths = self.stack.widths(self.params, self.buffers, x)
@@ -142,8 +141,7 @@ class Fleet:
             self.set_lr(torch.where(torch.tensor([epoch < e for e in rates.epochs], device=self.device), self.lr, 0.0))
         if rates.ramp(epoch):
             self.refresh_shares()
-        replaced = [part.begin_epoch(self.seeds, task, epoch, self.run.epochs) for part in self.parts]
-        if any(replaced):
+        if sum(part.begin_epoch(self.seeds, task, epoch, self.run.epochs) for part in self.parts):
             self.graphs = {}  # they contain the addresses of the old state
             self.step.update.hold_entries()
         self.step.begin_epoch(task, epoch)
@@ -201,8 +199,7 @@ class Fleet:
 
         It keeps this rate for the rest of the task, except in the schedules cosine and step, which set the rate in every step.
         """
-        own = [*self.params.values(), *self.buffers.values(), *self.optimizer_tensors()]
-        own += [tensor for part in self.parts for tensor in part.step_tensors()]
+        own = [*self.params.values(), *self.buffers.values(), *self.optimizer_tensors(), *(t for p in self.parts for t in p.step_tensors())]
         with torch.no_grad():
             for tensor, old in zip(own, self.before, strict=False):  # `changing` begins with them
                 tensor[m] = old[m]
@@ -211,6 +208,12 @@ class Fleet:
     def _sample(self, data: FleetData) -> tuple[Tensor, Tensor]:
         """Return the first sample of every member twice, (F, 2, …): batch statistics need two."""
         return data.batch(torch.zeros(self.size, 2, dtype=torch.int64, device=self.device), self.still)
+
+    def at_once(self, data: FleetData, least: int = EVALUATE, *, trains: bool = False) -> int:
+        """Return how many samples per member to put into one pass (`FleetData.at_once`)."""
+        if self._per_sample is None:
+            self._per_sample = self.stack.numbers(self._sample(data)[0], self.step.dtype.itemsize)
+        return data.at_once(self._per_sample, self.stack.mixes_samples, least, trains=trains)
 
     @property
     def still(self) -> Augment | None:
@@ -268,7 +271,7 @@ class Fleet:
         data, self.before = self.step.data, []  # no epoch is undone from here on: its memory is free for the importances
         for part in self.parts:
             part.close_gates(None, self.tasks)
-        head, batch, mixes = self.step.head_columns, self.run.batch, self.stack.mixes_samples
+        head = self.step.head_columns
         # A blurred task samples rows by weight. Its importance is measured on such a sample, not on all rows.
         order = None if data.weights is None else data.order(self.seeds, self.tasks, self.run.epochs)
         omegas: list[Tensors] = [{} for _ in self.parts]
@@ -276,13 +279,12 @@ class Fleet:
         for wanted in measurements([part.term for part in self.parts]):
             if not wanted.users and not self.stack.layers:
                 continue
-            size = batch if wanted.estimator == "per-batch" else data.at_once(self.footprint, mixes, batch)
-            params = {n: p.detach() for n, p in self.params.items()}
+            size = self.run.batch if wanted.estimator == "per-batch" else self.at_once(data, self.run.batch, trains=True)
 
             def batches(size: int = size) -> Iterator[tuple[Tensor, Tensor]]:
                 return ((x.to(self.step.dtype), y) for x, y in data.passes(size, self.still, order))
 
-            omega, found = measure_fleet(self.stack, params, self.buffers, batches, wanted, head, data.positive)
+            omega, found = measure_fleet(self.stack, self.params, self.buffers, batches, wanted, head, data.positive)
             alpha = found if wanted.neurons else alpha
             for user in wanted.users:
                 omegas[user] = omega
@@ -351,9 +353,7 @@ class Fleet:
             other |= part.evaluated_parameters(task, self.tasks)
             part.close_gates(task, self.tasks)
         self.stack.module.eval()
-        if not self.footprint and data.n:
-            self.footprint = self.stack.footprint(self._sample(data)[0])
-        for x, y in data.passes(data.at_once(self.footprint, self.stack.mixes_samples), self.still) if data.n else ():
+        for x, y in data.passes(self.at_once(data), self.still) if data.n else ():
             with self.step.precision():
                 if other:
                     logits, _ = self.stack.outputs(self.params | other, self.buffers, x.to(self.step.dtype))

@@ -51,7 +51,7 @@ def add_activity(part: Part, fleet: Fleet, order: Tensor | None) -> None:
     for m in range(fleet.size):
         stack.load_member(m, fleet.params, fleet.buffers)
         with evaluating(stack.module), Nodes(modules) as nodes:
-            for x, _ in data.passes(data.at_once(fleet.footprint, stack.mixes_samples, fleet.run.batch), fleet.still, order):
+            for x, _ in data.passes(fleet.at_once(data, fleet.run.batch), fleet.still, order):
                 stack.run_module(stack.module, x[m].float())
         found.append(nodes.means())
     part.add_activity({layer: torch.stack([one[layer] for one in found]) for layer in modules})

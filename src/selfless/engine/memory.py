@@ -37,7 +37,7 @@ def fill_memory(part: Part, fleet: Fleet, head: slice, order: Tensor | None) -> 
     keys = rng.words(rng.stream_key(fleet.seeds, "memory", fleet.tasks), data.n) & POSITIVE
     kept = reservoir(keys, term.samples)
     x, y = data.batch(kept if order is None else order.gather(1, kept), fleet.still)
-    size = data.at_once(fleet.footprint, fleet.stack.mixes_samples)
+    size = fleet.at_once(data)
     logits = [fleet.stack.outputs(fleet.params, fleet.buffers, some.to(fleet.step.dtype))[0].float() for some in x.split(size, 1)]
     first, last, _ = head.indices(logits[0].shape[-1])
     new = {"key": keys.gather(1, kept), "label": y, "input.x": x}

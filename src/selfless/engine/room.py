@@ -49,7 +49,7 @@ def measure_activity(fleet: Fleet) -> dict[str, Activity]:
         other |= part.evaluated_parameters(fleet.tasks - 1, fleet.tasks)
         part.close_gates(fleet.tasks - 1, fleet.tasks)
     found: dict[str, Activity] = {}
-    size = min(data.at_once(max(fleet.footprint, 1), stack.mixes_samples), AT_ONCE)
+    size = min(fleet.at_once(data), AT_ONCE)
     stack.module.eval()
     for rows in _rows(fleet).split(size, 1):
         x = data.batch(rows, fleet.still)[0].to(fleet.step.dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from selfless.activations import Maxout
+from selfless.engine.batches import Numbers
 from selfless.engine.draws import Draws, default_generator
 from selfless.engine.lanes import Lanes
 from selfless.engine.native.forward import apply_gates, forward, inhibited, is_native
@@ -257,9 +258,9 @@ class Stack:
             raise ValueError(f"there is no linear layer or convolution before {layer!r}, so the sparsifier has no weights to act on")
         return f"{name}.weight"
 
-    def footprint(self, x: Tensor) -> int:
-        """Return how many numbers the forward pass of one sample computes, in all layers."""
-        sizes: list[int] = []
+    def numbers(self, x: Tensor, size: int) -> Numbers:
+        """Return how many numbers of `size` bytes the forward pass of one sample of x (F, B, …) computes."""
+        sizes = [x[0, 0].numel()]
         leaves = [m for m in self.module.modules() if not any(True for _ in m.children())]
         handles = [m.register_forward_hook(lambda _m, _i, o: sizes.append(o.numel() // 2 if isinstance(o, Tensor) else 0)) for m in leaves]
         try:
@@ -268,7 +269,7 @@ class Stack:
         finally:
             for handle in handles:
                 handle.remove()
-        return x[0, 0].numel() + sum(sizes)
+        return Numbers(sum(sizes), max(sizes), size)
 
     def widths(self, params: Tensors, buffers: Tensors, x: Tensor) -> dict[str, int]:
         """Return the number of neurons (or channels) of each layer."""

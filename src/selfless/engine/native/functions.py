@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.engine.native.hardware import kernels, memory_of, transposed
+from selfless.engine.native.hardware import kernels, memory_of, side_by_side, transposed
 from selfless.engine.native.options import Measure, Penalty, bmm_wide
 from selfless.importance import closed
 from selfless.importance.reducer import MEMORY
@@ -142,7 +142,7 @@ class MemberConv(torch.autograd.Function):
         ctx.save_for_backward(x, low)
         ctx.layer, ctx.measure, ctx.owed = layer, measure, owed
         shift = [None] * len(x) if bias is None or fast is not None else list(bias.to(x.dtype))
-        outputs = [layer._conv_forward(xs, w, b) for xs, w, b in zip(x, low, shift, strict=True)]
+        outputs = side_by_side(lambda f: layer._conv_forward(x[f], low[f], shift[f]), len(x))
         if fast is None:
             return _restack(outputs)
         biases = weight.new_zeros(*weight.shape[:2]) if bias is None else bias
@@ -158,7 +158,7 @@ class MemberConv(torch.autograd.Function):
         flags = [wants_x, wants_w and not measures, size is not None]
         shape = (layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups)
         g = g if fast is None else g.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-        found = [torch.ops.aten.convolution_backward(g[f], x[f], weight[f], size, *shape, flags) for f in range(len(x))]
+        found = side_by_side(lambda f: torch.ops.aten.convolution_backward(g[f], x[f], weight[f], size, *shape, flags), len(x))
         dx = dw = db = None
         if wants_x and fast is not None and ctx.owed:
             rows = x.permute(0, 1, 3, 4, 2).contiguous()

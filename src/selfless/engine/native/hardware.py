@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+Result = TypeVar("Result")
+STREAMS = 4  # of a captured step, for convolutions of several members at a time
 HAS_OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)  # bmm(..., out_dtype=)
 
 
@@ -35,6 +38,31 @@ def _triton() -> ModuleType | None:
     from selfless.engine import kernels as module
 
     return module
+
+
+def side_by_side(work: Callable[[int], Result], members: int) -> list[Result]:
+    """Return work(f) of every member f. In a CUDA graph that is being captured, members run on several streams of it.
+
+    One member's kernel on a small batch leaves most of the GPU free. All streams wait for what was done before, and what is done next
+    waits for all of them, so tensors may be freed and used again as on one stream.
+    """
+    if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+        return [work(f) for f in range(members)]
+    current, found = torch.cuda.current_stream(), []
+    streams = _streams(current.device)[:members]
+    for stream in streams:
+        stream.wait_stream(current)
+    for f in range(members):
+        with torch.cuda.stream(streams[f % len(streams)]):
+            found.append(work(f))
+    for stream in streams:
+        current.wait_stream(stream)
+    return found
+
+
+@cache
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(STREAMS)]
 
 
 def runs_in_triton(layer: nn.Conv2d, x: Tensor) -> bool:
