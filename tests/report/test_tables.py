@@ -42,6 +42,15 @@ def test_latex_has_the_differences_and_intervals_of_markdown():
     assert "Not compared with each other, because the epochs differ" in report.latex(differing)
 
 
+def test_csv_has_the_differences_and_intervals_of_markdown():
+    (gap,) = gaps(report.groups(PAIR))
+    other = [dataclasses.replace(r, run=dataclasses.replace(r.run, model="mlp-64")) for r in PAIR[:3]]  # alone on its network
+    plain, sparse, alone = csv_format.DictReader(io.StringIO(report.csv([*PAIR, *other])))
+    names = ["beside_best", "beside_best_low", "beside_best_high"]
+    assert [float(plain[name]) for name in names] == [gap.mean, gap.low, gap.high]
+    assert [row[name] for row in (sparse, alone) for name in names] == [""] * 6
+
+
 def test_csv_says_in_which_scenario_tasks_were_evaluated():
     results = [made(PLAIN), made(dataclasses.replace(PLAIN, scenario="class"))]
     head, *_ = csv_format.reader(io.StringIO(report.csv(results)))

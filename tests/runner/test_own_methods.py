@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import selfless
 from selfless import NoSparsifier, Run
+from selfless.cli import app
 from selfless.data import DataError
 from selfless.inputs import import_custom
 from selfless.runner import Store
@@ -108,3 +112,36 @@ def test_a_record_of_a_method_that_has_changed_says_so(tasks_npz: str, tmp_path:
     importlib.invalidate_caches()
     with pytest.raises(ValueError, match=r"was made by ourhalves:Halved as it was then .*decay.*move the folder of this run away"):
         Store(tmp_path / "out").all()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("what", ["module", "class"])
+def test_runs_of_a_method_that_is_gone_are_left_out_of_a_report(
+    tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool, what: str
+) -> None:
+    (tmp_path / "ourshares.py").write_text("def share():\n    return 0.5\n")
+    (tmp_path / "ourhalves.py").write_text(USES)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("ourshares", "ourhalves"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    theirs = import_custom("ourhalves:Halved")(0.1)
+    runs = [Run(**(BASE | {"stream": tasks_npz, "epochs": 1, "preserve": term})) for term in (theirs, selfless.MAS(0.1))]
+    out = tmp_path / "out"
+    selfless.train(runs, out=out, device="cpu", workers=1)
+    if packed:
+        Store(out).pack()
+        for run in runs:
+            shutil.rmtree(out / run.key)
+    monkeypatch.delitem(sys.modules, "ourhalves")
+    (tmp_path / "ourhalves.py").unlink() if what == "module" else (tmp_path / "ourhalves.py").write_text("")
+    importlib.invalidate_caches()
+    message = r"1 of 2 runs are left out: .*ourhalves"
+    with pytest.warns(UserWarning, match=message):
+        assert [result.run.preserve.name for result in Store(out).all(skip=True)] == ["mas"]
+    with pytest.raises(ValueError, match="ourhalves"):
+        Store(out).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        told = CliRunner().invoke(app, ["report", str(out), "--format", "md"])
+    assert (told.exit_code, told.stdout.count("\n| ")) == (0, 2)
+    assert "note: 1 of 2 runs are left out" in told.stderr

@@ -146,21 +146,27 @@ def csv(results: Sequence[Result]) -> str:
     """Return one line per group: fractions at full precision, named as in metrics.json; unknown values are empty.
 
     `trial` is 1 for a trial of a strength, as `selfless tune` trains them, else 0; such a group is judged by its `held_out` accuracy.
+    `beside_best` is its average minus that of the best group of its stream and network, over the seeds that both have, with the 95 %
+    interval.
     """
     found = groups(results)
+    beside = {gap.group.results[0].run.key: gap for place in divide(results)[0] for gap in gaps(groups(place.results))}
     tasks = _tasks(found)
     file = io.StringIO()
     rows = csv_format.writer(file, lineterminator="\n")
     values = [f"{name}{end}" for name in ("held_out", *MEASURES) for end in ("", "_std")] + [
         f"task_{u + 1}{e}" for u in range(tasks) for e in ("", "_std")
     ]
-    rows.writerow(["label", "method", "stream", "model", "tasks", "scenario", "seeds", "failed", "select", "trial", "notes", *values])
+    names = "label method stream model tasks scenario seeds failed select trial notes".split()
+    rows.writerow([*names, *values, "beside_best", "beside_best_low", "beside_best_high"])
     for g in found:
         pairs = [g.held_out, *(g.value(name) for name in MEASURES), *g.per_task]
         shares = ["" if math.isnan(x) else repr(x) for pair in pairs for x in pair] + [""] * 2 * (tasks - g.tasks)
         what = [*map(defuse, (g.label, g.run.method, g.run.stream, g.run.model)), g.tasks, g.run.scenario]
         notes = defuse("; ".join(g.notes))
-        rows.writerow([*what, len(g.done), len(g.failures), g.select, int(is_trial(g.results[0])), notes, *shares])
+        gap = beside.get(g.results[0].run.key)
+        between = ["", "", ""] if gap is None else ["" if math.isnan(x) else repr(x) for x in (gap.mean, gap.low, gap.high)]
+        rows.writerow([*what, len(g.done), len(g.failures), g.select, int(is_trial(g.results[0])), notes, *shares, *between])
     return file.getvalue()
 
 

@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +62,40 @@ class Store:
             result = None if line is None else _parse_archived(line, key, self.archive)
         return result
 
-    def all(self) -> list[Result]:
+    def all(self, *, skip: bool = False) -> list[Result]:
         """Return every recorded result in order of recording, archives first. Runs in `choosing/` (for choosing strengths) are left out.
 
         If `out` is the folder of a run that was packed and removed, return its result from the archive in the parent folder.
+
+        skip   leave out, with a warning, runs of custom methods that are not found or have changed, if there are others
         """
         parent = self.out.parent / NAME
         if not (self.out / METRICS).is_file() and (line := read_archive(parent).get(self.out.name)) is not None:
             return [_parse_archived(line, self.out.name, parent)]
-        packed = [result for path in sorted(self._find(NAME)) for result in self._archived(path)]
-        folders = sorted((path.stat().st_mtime_ns, path) for path in self._find(METRICS))
-        return packed + [result for _, path in folders if (result := _read(path)) is not None]
+        found, gone = list[Result](), list[MethodGone]()
+        for read in self._readers():
+            try:
+                result = read()
+            except MethodGone as error:
+                if not skip:
+                    raise
+                gone.append(error)
+            else:
+                found += [] if result is None else [result]
+        if gone and not found:
+            raise gone[0]
+        if gone:
+            warnings.warn(f"{len(gone)} of {len(found) + len(gone)} runs are left out: {gone[0]}", stacklevel=2)
+        return found
 
-    def _archived(self, path: Path) -> Iterator[Result]:
-        """Yield the results of one archive, except those that also have a folder."""
-        for key, line in read_archive(path).items():
-            if not (path.parent / key / METRICS).is_file():
-                yield _parse_archived(line, key, path)
+    def _readers(self) -> Iterator[Callable[[], Result | None]]:
+        """Yield a function for each result that reads it, archives first. A folder overrides the archive beside it."""
+        for path in sorted(self._find(NAME)):
+            for key, line in read_archive(path).items():
+                if not (path.parent / key / METRICS).is_file():
+                    yield partial(_parse_archived, line, key, path)
+        for _, path in sorted((path.stat().st_mtime_ns, path) for path in self._find(METRICS)):
+            yield partial(_read, path)
 
     def _find(self, name: str) -> Iterator[Path]:
         return (path for path in self.out.rglob(name) if "choosing" not in path.relative_to(self.out).parts)
@@ -254,6 +273,10 @@ class Store:
             yield
 
 
+class MethodGone(ValueError):
+    """A run was made by a custom method that is not found here, or that has changed since."""
+
+
 class _Busy(Exception):
     """Another process holds a lock."""
 
@@ -281,10 +304,10 @@ def _parse(text: str | bytes, path: Path) -> Result:
         check_seal(values)
         return Result.from_dict(values)
     except NotHere as error:
-        raise ValueError(f"{path} was made by a custom method, {error}; run this in the folder of that module") from error
+        raise MethodGone(f"{path} was made by a custom method, {error}; run this in the folder of that module") from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         if own := _own_method(values):
-            raise ValueError(
+            raise MethodGone(
                 f"{path} was made by {own} as it was then ({error}); undo the change in that module, or move the folder of this run away"
             ) from error
         raise ValueError(
@@ -302,11 +325,15 @@ def _own_method(values: Any) -> str:
 
 def _parse_archived(line: str, key: str, path: Path) -> Result:
     """Return the result in a line of an archive; raise ValueError if it does not have this key."""
+    values: dict[str, Any] = {}
     try:
-        result = Result.from_dict(json.loads(line))
+        values = json.loads(line)
+        result = Result.from_dict(values)
     except NotHere as error:
-        raise ValueError(f"run {key} in {path} was made by a custom method, {error}; run this in the folder of that module") from error
+        raise MethodGone(f"run {key} in {path} was made by a custom method, {error}; run this in the folder of that module") from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:
+        if own := _own_method(values):
+            raise MethodGone(f"run {key} in {path} was made by {own} as it was then ({error}); undo the change in that module") from error
         raise damaged(path, f"run {key}: {error}") from error
     if result.run.key != key:
         raise damaged(path, f"run {key} has the settings of run {result.run.key}")
