@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +14,18 @@ from selfless import SI, SLNID, DeCov, NoSparsifier
 from selfless.engine.faults import loss_fault, state_faults
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Learner
+from selfless.sparsify import Sparsifier
 from tests.engine.small_runs import small
+
+
+@dataclass(frozen=True)
+class Exploding(Sparsifier):
+    """A method of one's own whose penalty is not finite."""
+
+    strength: float = 1.0
+
+    def penalty(self, x: torch.Tensor, alpha: torch.Tensor | None = None) -> torch.Tensor:
+        return x.sum() * math.inf
 
 
 def first_task(data: str, **changes: Any) -> Fleet:
@@ -114,6 +126,25 @@ def test_what_is_not_finite_after_a_task_is_named(tasks_npz: str) -> None:
         m: f"parameters or importances were not finite after task 1: {names}; {remedy}"
         for m, names in enumerate(["head.bias", "the importance of fc1.weight, α of act1"])
     }
+
+
+def test_negative_importances_are_a_fault_of_their_member(tasks_npz: str) -> None:
+    fleet = first_task(tasks_npz)
+    fleet.train_epoch(0, 0)
+    fleet.consolidate()
+    fleet.state["omega"]["fc1.weight"][1, 0, 0] = -1e-3
+    (fault,) = state_faults(fleet, "task 1").items()
+    assert fault[0] == 1
+    assert "importances were negative after task 1: the importance of fc1.weight; return values that are not" in fault[1]
+
+
+def test_a_method_of_ones_own_is_looked_at_before_the_learning_rate(tasks_npz: str) -> None:
+    fleet = first_task(tasks_npz, sparsify=Exploding(1.0))
+    fleet.train_epoch(0, 0)
+    assert loss_fault(fleet, 1, 0, 0, "task 1 (a)").endswith(
+        "; look at what tests.engine.test_faults:Exploding computes (selfless check), or use a learning rate "
+        "below 0.05 or a smaller strength than tests.engine.test_faults:Exploding:1"
+    )
 
 
 def test_a_layer_without_importance_between_others_is_a_fault_of_the_device(tasks_npz: str, monkeypatch: pytest.MonkeyPatch) -> None:

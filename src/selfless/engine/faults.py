@@ -5,7 +5,7 @@ One step spreads NaN to all layers, so the steps before it are taken again to fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -42,23 +42,30 @@ def _origin(fleet: Fleet, m: int, task: int, epoch: int, step: int) -> str:
 
 
 def state_faults(fleet: Fleet, task: str) -> dict[int, str]:
-    """Return what is wrong with the members whose parameters or importances are not finite after a task."""
-    tensors = dict(fleet.params)
+    """Return what is wrong with members after a task: parameters or importances that are not finite, negative importances."""
+    omegas: dict[str, Tensor] = {}
     for part in fleet.parts:
-        tensors |= {f"the importance of {name}": omega for name, omega in (part.term.importance(part.state) or {}).items()}
-    tensors |= {f"α of {name}": alpha for name, alpha in fleet.alpha.items()}
-    is_finite = torch.ones(fleet.size, dtype=torch.bool, device=fleet.device)
-    for tensor in tensors.values():
-        is_finite &= torch.isfinite(tensor.detach()).flatten(1).all(1)
-    bad = {m: _not_finite(tensors, m) for m, fine in enumerate(is_finite.tolist()) if not fine}
-    return {m: f"parameters or importances were not finite after {task}: {names}; {_remedy(fleet.runs[m])}" for m, names in bad.items()}
+        omegas |= {f"the importance of {name}": omega for name, omega in (part.term.importance(part.state) or {}).items()}
+    tensors = fleet.params | omegas | {f"α of {name}": alpha for name, alpha in fleet.alpha.items()}
+    found = {}
+    for m, names in _wrong(tensors, lambda t: ~torch.isfinite(t)).items():
+        found[m] = f"parameters or importances were not finite after {task}: {names}; {_remedy(fleet.runs[m])}"
+    for m, names in _wrong(omegas, lambda t: t < 0).items():
+        found.setdefault(m, f"importances were negative after {task}: {names}; return values that are not, such as omega.abs()")
+    return found
 
 
-def _not_finite(tensors: Mapping[str, Tensor], m: int) -> str:
-    """Return the names of a member's tensors that are not finite: all, or the first few."""
-    names = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor[m].detach()).all())]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+def _wrong(tensors: Mapping[str, Tensor], is_wrong: Callable[[Tensor], Tensor]) -> dict[int, str]:
+    """Return {member: the names of its tensors with an entry that is wrong, all or the first few}, without the members that have none."""
+    if not tensors:
+        return {}
+    places = torch.stack([is_wrong(tensor.detach()).flatten(1).any(1) for tensor in tensors.values()]).tolist()  # [tensor][member]
+    found = {}
+    for m in range(len(places[0])):
+        names = [name for name, wrong in zip(tensors, places, strict=True) if wrong[m]]
+        if names:
+            found[m] = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return found
 
 
 def _remedy(run: Run) -> str:
@@ -68,4 +75,6 @@ def _remedy(run: Run) -> str:
     remedies += [f"a smaller strength than {term}" for term in run.preserve.parts if term.is_on and isinstance(term, Distils | Replays)]
     remedies += [f"a smaller weight decay than {run.weight_decay:g}"] if run.weight_decay > 0 else []
     remedies += ["anchor='implicit'"] if run.preserve.is_on and run.anchor == "explicit" else []
-    return "use " + " or ".join([", ".join(remedies[:-1]), remedies[-1]] if len(remedies) > 1 else remedies)
+    own = [term.spelling() for term in (*run.preserve.parts, *run.sparsify.parts) if term.is_custom()]
+    look = f"look at what {' and '.join(own)} computes (selfless check), or " if own else ""
+    return look + "use " + " or ".join([", ".join(remedies[:-1]), remedies[-1]] if len(remedies) > 1 else remedies)
