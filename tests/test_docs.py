@@ -57,7 +57,8 @@ def test_five_minutes_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -
 
 METHODS = [
     pytest.param(code, id=match.group(1))
-    for code in snippets(ROOT / "docs/write-your-own.md")
+    for page in ("write-your-own", "capabilities")
+    for code in snippets(ROOT / f"docs/{page}.md")
     if (match := re.search(r"^class (\w+)\((?:MAS|Preserver|Quadratic|Sparsifier)\b", code, re.M))
 ]
 
@@ -71,8 +72,8 @@ def test_example_method_keeps_the_laws(code: str, request: pytest.FixtureRequest
 
 
 def test_every_capability_has_an_example() -> None:
-    text = read("docs/write-your-own.md")
-    table = re.findall(r"^\| `(\w+)` \| `", text.partition("## One example for each capability")[2], re.M)
+    text = read("docs/capabilities.md")
+    table = re.findall(r"^\| `(\w+)` \| `", text, re.M)
     assert table
     assert [name for name in table if not re.search(rf"^class \w+\(.*\b{name}\b", text, re.M)] == []
 

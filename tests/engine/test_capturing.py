@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selfless import SLNID, LwF, NoSparsifier, PackNet, Run
-from selfless.engine.cuda_graph import first_reason, no_collection, undone
+from selfless.engine.cuda_graph import first_error, no_collection, undone
 from selfless.engine.fleet import Fleet
 from selfless.engine.inhibition import Slot
 from selfless.engine.learner import Learner
@@ -173,5 +173,5 @@ def test_a_failed_capture_frees_the_tensors_of_its_step() -> None:
     with pytest.raises(RuntimeError, match="the capture cannot end") as caught:
         fail()
     assert kept[0]() is not None
-    assert first_reason(caught.value) == "a value was read"
+    assert str(first_error(caught.value)).startswith("a value was read")
     assert kept[0]() is None

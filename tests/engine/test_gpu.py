@@ -9,12 +9,15 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from safetensors.torch import load_file
+from torch import Tensor
 from torch.testing import assert_close
 
 import selfless
 from selfless import EBLL, EWC, HAT, MAS, SGP, SI, SLNID, DeCov, L1Rep, LwF, NoSparsifier, PackNet, Run, RWalk
+from selfless.engine.cuda_graph import capture
 from selfless.engine.fleet import Fleet
 from selfless.engine.learner import Event, Learner
+from selfless.engine.native.hardware import side_by_side
 from selfless.functional import scale
 from tests.engine.small_runs import on_gpu
 from tests.test_contracts import PRESERVE
@@ -101,13 +104,28 @@ def test_a_captured_step_of_adam(tasks_npz: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("preserve", [LwF(1.0, warmup=1), RWalk(0.5), PackNet(0.5), HAT(0.1, s_max=50.0), SGP(0.8)], ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("network", "members"), [("net", 2), ("wide", 6)])
 def test_a_captured_step_of_the_rivals_with_convolutions(
-    tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preserve: Any, precision: Any
+    tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preserve: Any, precision: Any, network: str, members: int
 ) -> None:
     (tmp_path / "gpunets.py").write_text(NETWORK)
     monkeypatch.chdir(tmp_path)
-    kinds, chosen = [SLNID(1e-2), NoSparsifier()], {"preserve": preserve, "precision": precision, "model": "gpunets:net"}
-    captured_and_eager([small(tasks_npz, sparsify=kinds[m], seed=m, epochs=2, **chosen) for m in range(2)], monkeypatch)
+    kinds, chosen = [SLNID(1e-2), NoSparsifier()], {"preserve": preserve, "precision": precision, "model": f"gpunets:{network}"}
+    captured_and_eager([small(tasks_npz, sparsify=kinds[m % 2], seed=m, epochs=2, **chosen) for m in range(members)], monkeypatch)
+
+
+def test_memory_that_runs_out_in_a_capture_is_freed() -> None:
+    x, before = torch.zeros(2**20, device="cuda"), torch.cuda.memory_allocated()
+
+    def work(f: int) -> Tensor:
+        if f == 2 and torch.cuda.is_current_stream_capturing():
+            raise torch.cuda.OutOfMemoryError("no room for member 2")
+        return x + f
+
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="no room for member 2"):
+        capture(lambda: side_by_side(work, 6), lambda: None, [])
+    assert torch.cuda.memory_allocated() <= before + x.nbytes
+    capture(lambda: side_by_side(lambda f: x + f, 6), lambda: None, []).replay()
 
 
 NETWORK = """
@@ -123,7 +141,7 @@ def wide(outputs, input_shape):  # cuDNN runs what has more than 64 channels
 
 
 @pytest.mark.parametrize("network", ["net", "wide"])
-@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("members", [1, 6])
 @pytest.mark.parametrize("change", [{}, {"preserve": EWC(5.0), "schedule": "cosine"}, {"layers": "all"}], ids=str)
 def test_convolutions_on_a_gpu(
     tasks_npz: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], members: int, network: str
@@ -131,7 +149,7 @@ def test_convolutions_on_a_gpu(
     (tmp_path / "gpunets.py").write_text(NETWORK)
     monkeypatch.chdir(tmp_path)
     kinds = [SLNID(1e-2), NoSparsifier(), DeCov(1e-3)]
-    runs = [small(tasks_npz, model=f"gpunets:{network}", sparsify=kinds[m], seed=m, epochs=1, **change) for m in range(members)]
+    runs = [small(tasks_npz, model=f"gpunets:{network}", sparsify=kinds[m % 3], seed=m, epochs=1, **change) for m in range(members)]
     cpu, gpu = Learner(runs), Learner(runs, device="cuda")
     cpu.learn()
     gpu.learn()

@@ -87,6 +87,18 @@ def test_a_failed_consolidation_changes_nothing(monkeypatch: pytest.MonkeyPatch)
             assert torch.equal(keeper.state[group][name], value), (group, name)
 
 
+@pytest.mark.parametrize("splits", ["whole", "entries"])
+def test_negative_importances_of_a_custom_method_are_refused(splits: Any) -> None:
+    def consolidate(self: MAS, state: Any, parameters: Any, omega: Any) -> Any:
+        return MAS.consolidate(self, state, parameters, {n: -t for n, t in omega.items()})
+
+    signed = type("Signed", (MAS,), {"consolidate": consolidate, "splits": splits})
+    keeper = selfless.attach(seeded(), signed(0.1))
+    with pytest.raises(ValueError, match=r"the importance of 'fc1\.weight' is negative; .* omega\.abs\(\)"):
+        keeper.consolidate(batches())
+    assert keeper.tasks == 0
+
+
 def test_importances_in_bfloat16_and_anchors_in_full() -> None:
     plain, small = two_tasks(seeded(), MAS(2.0)), two_tasks(seeded(), MAS(2.0), state_dtype=torch.bfloat16)
     for name, omega in small.state["omega"].items():

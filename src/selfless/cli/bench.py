@@ -15,7 +15,7 @@ from selfless.cli.options import AsJson, DataDir, Device
 
 EXAMPLES = """[bold]Examples[/bold]
 
-  selfless bench                                       [dim]# steps, importance, penalty, growth: one table[/dim]
+  selfless bench                                       [dim]# steps, importance, penalty, fleet: one table[/dim]
   selfless bench --quick                               [dim]# a minute: a quick look, not a result[/dim]
   selfless bench --only penalty --device cpu --threads 2
   selfless bench --quick --history benchmarks/history.jsonl --check  [dim]# fail if a ratio fell by a third[/dim]

@@ -101,9 +101,10 @@ class FleetData:
         """Return how many samples per member to put into one pass of a network that computes `numbers` for a sample.
 
         On a GPU a few large passes are fastest: launching the kernels of many small ones takes longer than the kernels. One pass fills at
-        most an eighth of the memory, and a tensor has at most 2³¹ numbers because kernels count in 32 bits.
+        most an eighth of the memory, and a tensor has less than 2³¹ numbers because kernels count in 32 bits.
 
-        mixes    the network evaluates a sample with statistics of its pass, so that the result must not depend on the other members
+        mixes    the network evaluates a sample with statistics of its pass, so that the size must not depend on the number of members; then
+                 both limits are those of one member
         trains   a backward pass follows, so that all activations are kept and gradients join them; else only those of a layer or two
         """
         members = 1 if mixes else len(self.offset)
@@ -111,7 +112,7 @@ class FleetData:
             return max(least, EVALUATE // members)
         memory = memory_of(self.offset.device) // 8
         fitting = memory // (members * numbers.total * numbers.size * (3 if trains else 2))
-        return max(1, min(EVALUATE if mixes else self.n, fitting, 2**31 // (members * numbers.largest)))
+        return max(1, min(EVALUATE if mixes else self.n, fitting, (2**31 - 1) // (members * numbers.largest)))
 
     def passes(self, size: int = EVALUATE, augment: Augment | None = None, order: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every sample once, for evaluation and importance; or the samples in `order` (F, n)."""

@@ -60,14 +60,17 @@ def capture(
             torch.cuda.set_stream(current)  # the context manager does not leave its stream if the capture fails
             for generator, state in zip(generators, states, strict=True):
                 generator.graphsafe_set_state(torch.Generator(generator.device).set_state(state))  # the old one still waits for its end
-            raise CannotCapture(first_reason(error)) from None
+            first = first_error(error)
+            if isinstance(first, torch.cuda.OutOfMemoryError):
+                raise first from None
+            raise CannotCapture(str(first).strip().partition("\n")[0][:160]) from None
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
     return graph
 
 
-def first_reason(error: BaseException) -> str:
-    """Return the first line of the error that began a chain, and free what the frames of all its errors hold.
+def first_error(error: BaseException) -> BaseException:
+    """Return the error that began a chain, and free what the frames of all its errors hold.
 
     Those are tensors of the failed step, which belong to another stream. A capture that fails raises an error where each context ends.
     """
@@ -76,7 +79,7 @@ def first_reason(error: BaseException) -> str:
         chain.append(before)
     for failed in chain:
         traceback.clear_frames(failed.__traceback__)
-    return str(chain[-1]).strip().partition("\n")[0][:160]
+    return chain[-1]
 
 
 @contextmanager

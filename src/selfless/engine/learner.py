@@ -27,6 +27,7 @@ from selfless.engine.build import build_fleet, build_streams
 from selfless.engine.checkpoint import CannotContinue, Checkpoint
 from selfless.engine.continuing import Parent, check, inherit
 from selfless.engine.faults import loss_fault, state_faults
+from selfless.engine.native.hardware import using
 from selfless.engine.penalties import has_penalty, penalty_tensors, read_penalties
 from selfless.engine.plateaus import STOP, lower
 from selfless.engine.progress import Event, Pace, Progress, Report
@@ -107,7 +108,8 @@ class Learner:
             matmul.allow_tf32 = cudnn.allow_tf32 = self.run.precision != "fp32"
         torch.set_flush_denormal(True)  # the momentum of dead neurons becomes denormal, which is a hundred times slower on a CPU
         try:
-            return self._learn()
+            with using(self.device):
+                return self._learn()
         finally:
             torch.set_flush_denormal(False)
             torch.set_float32_matmul_precision(before[2])
@@ -120,7 +122,8 @@ class Learner:
         self.fleet.begin_task(self.load([s.tasks[0].train for s in self.streams]), task.heads, self.streams[0].outputs)
         self.fleet.begin_epoch(0, 0)
         self.fleet.stack.module.train()
-        self.fleet.step(min(self.run.batch, self.fleet.step.data.n))
+        with using(self.device):
+            self.fleet.step(min(self.run.batch, self.fleet.step.data.n))
         del tests
 
     def _learn(self) -> list[Result]:

@@ -48,16 +48,20 @@ def piece_of(tensor: Tensor, piece: Piece) -> Tensor:
 def check_consolidation(
     term: Preserver, state: State, parameters: Tensors, omega: Tensors, storage: Storage, size: int | None = None
 ) -> None:
-    """Raise ValueError if the importances after this task would not be finite; nothing changes."""
+    """Raise ValueError if the importances after this task would be negative or not finite; nothing changes."""
     for name, _, new in _consolidate(term, state, parameters, dict(omega), storage, size, consume=False):
         for key, value in (term.importance(new) or {}).items():
             check_importance(name or key, value)
 
 
 def check_importance(name: str, value: Tensor) -> None:
-    """Raise ValueError if an importance is not finite."""
-    if value.device.type != "meta" and not is_finite(value):
+    """Raise ValueError if an importance is negative or not finite."""
+    if value.device.type == "meta" or not value.numel():
+        return
+    if not is_finite(value):
         raise ValueError(f"the importance of {name!r} is not finite; did training diverge? Lower the learning rate or λ, or clip gradients")
+    if bool(value.min() < 0):  # the anchor would push the weight away
+        raise ValueError(f"the importance of {name!r} is negative; return values that are not, such as omega.abs()")
 
 
 def consolidate(

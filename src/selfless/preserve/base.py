@@ -4,7 +4,7 @@ A preserver is a frozen value. Its state is a dictionary of tensors, {"omega": {
 pure: state in, new state out. The keeper has one state. The engine stacks the states of many members and maps the functions over them.
 
 To add a preserver, add a file to this folder, an entry to `selfless.preserve.PRESERVERS` and a row to tests/test_contracts.py. A method
-that does more than a penalty inherits capabilities (`selfless.preserve.capabilities`); docs/write-your-own.md has an example of each.
+that does more than a penalty inherits capabilities (`selfless.preserve.capabilities`); docs/capabilities.md has an example of each.
 """
 
 from __future__ import annotations

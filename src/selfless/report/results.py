@@ -115,8 +115,8 @@ def _summary(rows: Sequence[ClaimRow], by_name: Profiles) -> str:
         found = [_gap(by_name, names, a, b, column).partition(" (")[0] for names, column in places]
         return " on CIFAR-100, ".join(found)
 
-    gained = f"SLNID gains {gaps('SLNID', 'No-Reg')} on permuted MNIST over MAS alone (No-Reg)"
-    return f"{said} {gained}. Beside DeCov, another sparsifier, it has {gaps('SLNID', 'DeCov')} on permuted MNIST."
+    gained = f"In points, SLNID gains {gaps('SLNID', 'No-Reg')} on permuted MNIST over MAS alone (No-Reg)"
+    return f"{said} {gained}. Its difference from DeCov, another sparsifier, is {gaps('SLNID', 'DeCov')} on permuted MNIST."
 
 
 def _shown(leading: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
@@ -44,24 +45,33 @@ def side_by_side(work: Callable[[int], Result], members: int) -> list[Result]:
     """Return work(f) of every member f. In a CUDA graph that is being captured, members run on several streams of it.
 
     One member's kernel on a small batch leaves most of the GPU free. All streams wait for what was done before, and what is done next
-    waits for all of them, so tensors may be freed and used again as on one stream.
+    waits for all of them, so no tensor is used too early or freed too early. Memory that is freed on a stream serves that stream alone, so
+    a step needs a little more of it.
     """
-    if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+    if members == 1 or not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
         return [work(f) for f in range(members)]
     current, found = torch.cuda.current_stream(), []
-    streams = _streams(current.device)[:members]
+    streams = streams_of(current.device)[:members]
     for stream in streams:
         stream.wait_stream(current)
-    for f in range(members):
-        with torch.cuda.stream(streams[f % len(streams)]):
-            found.append(work(f))
-    for stream in streams:
-        current.wait_stream(stream)
+    try:
+        for f in range(members):
+            with torch.cuda.stream(streams[f % len(streams)]):
+                found.append(work(f))
+    finally:  # a capture whose streams are not joined hides the error, and never frees its memory
+        for stream in streams:
+            current.wait_stream(stream)
     return found
 
 
+def using(device: torch.device) -> AbstractContextManager[object]:
+    """Inside `with`: kernels and graphs are launched on this GPU, which need not be the first one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 @cache
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+def streams_of(device: torch.device) -> list[torch.cuda.Stream]:
+    """Return the streams that members share on a GPU."""
     return [torch.cuda.Stream(device) for _ in range(STREAMS)]
 
 
