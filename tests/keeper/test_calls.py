@@ -272,6 +272,7 @@ def test_gates_that_are_not_annealed_to_the_end_are_said_aloud() -> None:
     """Gradients accumulated over four batches: an epoch has fewer steps than batches."""
     model, batches = small_net(), small_task(0)
     keeper, optimizer = selfless.attach(model, "hat:0.75"), sgd(model)
+    keeper.notices.silence_epochs()
     for told in (8, 3):
         keeper.begin_epoch(0, 2, batches=told)
         for batch in batches:

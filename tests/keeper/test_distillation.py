@@ -15,6 +15,7 @@ from selfless.functional import measures_curvature
 from tests.keeper.nets import Net, batches, seeded
 
 
+@pytest.mark.filterwarnings("ignore:.* has changed since task")  # weights are moved by hand
 def test_the_strength_is_damped_by_a_curvature_that_is_measured_in_some_steps() -> None:
     """λ' = λ/(1 + step λ κ), with κ of the steps that `measures_curvature` names, counted from the start of each task."""
     model, plain = seeded(), seeded()

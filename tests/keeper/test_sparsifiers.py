@@ -50,6 +50,7 @@ def test_inhibition_is_measured_in_the_first_task_and_then_stays(term: Any) -> N
     assert f"{term.name}: {after:.3g}" in repr(keeper)
 
 
+@pytest.mark.filterwarnings("ignore:.* has changed since task")  # weights are moved by hand
 def test_the_measured_strength_is_the_same_penalty_as_the_number() -> None:
     """With λ measured, the penalty is that of a keeper with this number."""
     model, keeper = learn(MAS("auto"), SLNID("auto"))
@@ -87,6 +88,7 @@ def test_the_unit_of_activations_does_not_matter(factor: float) -> None:
     assert found[0][1] > 0
 
 
+@pytest.mark.filterwarnings("ignore:.* has changed since task")  # weights are moved by hand
 @pytest.mark.parametrize("term", [MAS, EWC, SI, RWalk])
 def test_the_anchor_costs_its_share_at_zero(term: Any) -> None:
     model, keeper = learn(term("auto"))
@@ -107,7 +109,7 @@ def test_a_keeper_that_was_loaded_goes_on_as_before() -> None:
         loaded = selfless.attach(copied(model), MAS("auto"), SLNID("auto"))
         loaded.load_state_dict(keeper.state_dict())
         assert loaded.strengths == keeper.strengths
-        for _ in range(3):
+        for _ in range(2):
             found = []
             for one in (keeper, loaded):
                 one.model(batches()[0][0])

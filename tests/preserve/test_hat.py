@@ -201,6 +201,7 @@ def test_gates_learn_from_a_loss_without_the_penalty_and_after_the_last_announce
         assert shares == [0.0, 1.0, 1.0, 1.0]
     assert not torch.equal(keeper.state["embedding"]["all"], torch.linspace(-0.1, 0.1, 40))
     assert_close(keeper.state["embedding"]["all"], twin.state["embedding"]["all"])
+    keeper.notices.silence_epochs()
     keeper.begin_epoch(0, 1, batches=1)
     assert keeper.parts[0].gates.share == 1.0  # type: ignore[union-attr]
 

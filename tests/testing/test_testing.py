@@ -106,7 +106,7 @@ BROKEN: list[tuple[Term, str, str]] = [
     (WrongCovariance(1e-4), "a run trains it as a loop does", "beside that of a loop differs by"),
     (WrongPairs(1e-2), "its pair form has the gradient", r"the gradient of pair_form\(\) differs by"),
     (Moving(1e-5), "where a task ended", r"pulls at θ\*.*detach\(\)\.clone\(\)"),
-    (Repelled(0.1), "nothing diverges", "not finite|is not finite"),
+    (Repelled(0.1), "nothing diverges", "not finite|is negative"),
     (Narrow(0.1), "precision of the network", r"omega\['1\.weight'\] is float32, the network float64"),
     (Split(0.1), "consolidated in pieces", r'splits = "entries", but omega'),
     (Hidden(0.1), "a run trains it as a loop does", "beside that of a loop differs by"),

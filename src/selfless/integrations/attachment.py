@@ -54,6 +54,7 @@ class Attachment:
         before = self._keeper
         if before is None or before.model is not unwrap(model):
             self._keeper = attach(model, **self.options)
+            self._keeper.notices.silence_epochs()
             if before is not None:
                 self._keeper.load_state_dict(before.state_dict(), before.forwards)
                 before.detach()

@@ -9,17 +9,19 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from selfless.functional.gaussian import is_ordinary
 from selfless.keeper.ready import needs_penalty
 from selfless.network.calling import Forward
 
 if TYPE_CHECKING:
     from selfless.keeper.keeper import Keeper
+    from selfless.keeper.notices import Notices
 
 
 SAME = 1e-5  # sums over the same samples in another order differ by less
-SEVERAL = 5  # so many penalties are those of a training loop
+SEVERAL = 3  # so many penalties are those of a training loop
 
 
 @dataclass
@@ -28,22 +30,33 @@ class Calls:
 
     penalty     keeper.penalty() was called; with inject=True, a backward pass was seen
     penalties   how often keeper.penalty() was called
+    watched     a value of keeper.penalty() had a gradient
+    reached     a backward pass reached such a value
     step        an optimizer took a step over the model's parameters
     epoch       the epoch and the number of epochs of the last keeper.begin_epoch(); None if there was none
     ended       the data with which the last task ended (`reference_to`); None before
     sums        Σα of each layer on that data: the same data in another loader have the same
+    follows     the task before had steps of an optimizer
     loaded      a state was loaded in this task, so that it may have had steps before
     evaluations how many blocks of keeper.evaluating() are open
     """
 
     penalty: bool = False
     penalties: int = 0
+    watched: bool = False
+    reached: bool = False
     step: bool = False
     epoch: tuple[int, int] | None = None
     ended: weakref.ref[Any] | None = None
     sums: list[float] = field(default_factory=list)
+    follows: bool = False
     loaded: bool = False
     evaluations: int = 0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return True if the parameters should be those with which the last task of a training loop ended."""
+        return self.follows and not self.step and not self.loaded
 
     @contextmanager
     def evaluating(self, inside: AbstractContextManager[nn.Module]) -> Iterator[nn.Module]:
@@ -54,6 +67,22 @@ class Calls:
                 yield model
         finally:
             self.evaluations -= 1
+
+    def watch(self, cost: Tensor) -> Tensor:
+        """Return the value of keeper.penalty(); until a backward pass has reached one, note whether one does."""
+        if not self.reached and cost.requires_grad and is_ordinary(cost):
+            self.watched = True
+            cost.register_hook(self._reach)
+        return cost
+
+    def _reach(self, gradient: Tensor) -> None:
+        self.reached = True
+
+    def begin_epoch(self, epoch: int, epochs: int, notices: Notices) -> None:
+        """Note the epoch that begins; warn if it is the first one again, after the last one."""
+        if epoch == 0 and self.step and self.epoch is not None and self.epoch[0] + 1 == self.epoch[1]:
+            notices.warn_of_epochs()
+        self.epoch = (epoch, epochs)
 
     def check_training(self, what: str) -> None:
         """Raise RuntimeError inside `evaluating`, where that changes the model; "": nothing trains."""
@@ -76,6 +105,8 @@ class Calls:
         if self.step:
             needed = [part for part in keeper.parts if needs_penalty(part, keeper.tasks, keeper.implicit)] if not self.penalty else None
             keeper.notices.check_calls(keeper.parts, needed, keeper.tasks, forward, self.epoch)
+            if self.watched and not self.reached:
+                keeper.notices.warn_of_lost_penalties(self.penalties)
         elif not self.loaded:
             trained = self.penalty  # steps may be taken by hand
             same = ended is not None and self.ended is not None and self.ended() is not None and self.ended() is ended()

@@ -31,7 +31,7 @@ class Changes:
 
     def __init__(self, model: nn.Module) -> None:
         self.frozen: dict[str, int] = {}
-        self._seen: dict[str, tuple[weakref.ref[nn.Parameter], Tensor | None]] = {}  # each parameter, and its sum
+        self._seen: dict[str, tuple[weakref.ref[nn.Parameter], Tensor | None]] = {}  # each parameter, and its sum as it was
         self._used: set[str] = set()
         self.follow(model)
 
@@ -77,6 +77,23 @@ class Changes:
             for star, omega in stars:
                 if name in star and (omega is None or bool(local(omega[name]).any())) and _is_far(p, star[name]):
                     return name
+        return ""
+
+    def rewritten(self, model: nn.Module, parts: Iterable[Part], later_heads: Sequence[str]) -> str:
+        """Return the name of a weight that was written since the last task ended and now differs from θ*; "" if there is none."""
+        stars = [part.star() for part in parts if part.is_on]
+        for name, p in model.named_parameters():
+            same, before = self._seen.get(name, (None, None))
+            after = _sum(p)
+            if same is None or same() is not p or before is None or after is None or not p.requires_grad:
+                continue
+            if before.device != after.device or bool(before == after) or any(within(name, head) for head in later_heads):
+                continue
+            for star, omega in stars:
+                held = star.get(name)
+                if held is not None and held.dtype == p.dtype and (omega is None or bool(local(omega[name]).any())):
+                    if not torch.equal(local(held), local(p.detach())):
+                        return name
         return ""
 
     def is_untouched(self, model: nn.Module) -> bool:

@@ -78,7 +78,8 @@ def finish_step(
 
 
 @torch.no_grad()
-def write(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Set parameters to values, in place."""
+def write(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> bool:
+    """Set parameters to values, in place; return True if there are some."""
     for name, value in values.items():
         parameters[name].copy_(value)
+    return bool(values)

@@ -147,7 +147,7 @@ class Keeper(OldNames):
         self._calls.check_training("keeper.penalty()" if self.model.training and torch.is_grad_enabled() else "")
         self._calls.penalties += 1
         if self._ready is not None and self._calls.penalty and (hs := self._ready.read(self)) is not None:
-            return self._ready.cost(hs, self)
+            return self._calls.watch(self._ready.cost(hs, self))
         trainable = self.trainable()
         parameters = self.begin_penalty(trainable)
         training = torch.is_grad_enabled() and self.model.training
@@ -169,14 +169,14 @@ class Keeper(OldNames):
             if part.gates is not None:
                 total.register_hook(part.gates.note_scale)
         self._ready = prepare(self, found, passes) if training else None
-        return total
+        return self._calls.watch(total)
 
     def begin_penalty(self, trainable: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Begin the penalty of one backward pass: start a new log, follow the model; return the preserved parameters."""
         parameters = self._preserved_of(trainable)
         if not self._calls.penalty:
             check_head(self.heads, self.model, self.tasks)
-            self.notices.check_changes(self.changes, self)
+            self.notices.check_changes(self.changes, self, self._calls.is_fresh)
         self.follow_device()
         self._check_ranks()
         self.step_log.begin()
@@ -225,7 +225,7 @@ class Keeper(OldNames):
             end()
         for part in self.parts:
             write(parameters, part.restart(parameters))
-        self._calls, self.tasks = Calls(ended=ended, sums=sums), self.tasks + 1
+        self._calls, self.tasks = Calls(ended=ended, sums=sums, follows=self._calls.step), self.tasks + 1
         self.changes.end_task(self.model, self.tasks)
         self.sparsifiers.end_task()
         self.forwards.append(forward)
@@ -259,10 +259,11 @@ class Keeper(OldNames):
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
         self.follow_model()
         parameters = self.preserved()
-        self._calls.epoch = (epoch, epochs)
+        self._calls.begin_epoch(epoch, epochs, self.notices)
         for part in self.parts:
             part.place_heads(parameters)
-            write(parameters, part.begin_epoch(parameters, epoch, epochs, batches))
+            if write(parameters, part.begin_epoch(parameters, epoch, epochs, batches)) and not self._calls.step:
+                self.changes.follow(self.model)
 
     def evaluating(self, task: int) -> AbstractContextManager[nn.Module]:
         """Inside `with`: the model for evaluating task `task`, counted from 0 (PackNet's masks, IMM's merged network, HAT's gates).
@@ -392,7 +393,7 @@ class Keeper(OldNames):
             self.follow_device(roster)
             self._calls.check_training("a step of the optimizer")
             if not self._calls.step and not self._calls.penalty:  # a loop without penalty()
-                self.notices.check_changes(self.changes, self)
+                self.notices.check_changes(self.changes, self, is_fresh=False)
             self._calls.step = True
             self.collector.drop()
             finish_step(self, optimizer, self._preserved_of(roster.trainable), roster.names)

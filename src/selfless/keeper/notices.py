@@ -108,7 +108,8 @@ class Notices:
         if without_penalty is not None:
             needed = [type(term).__name__ for term in self._terms if term.is_on] + [type(p.term).__name__ for p in without_penalty]
             if needed:
-                warnings.warn(f"this task was trained without keeper.penalty(), which {needed[0]} needs in the loss", stacklevel=4)
+                who = f"{' and '.join(needed)} {'needs' if len(needed) == 1 else 'need'}"
+                warnings.warn(f"this task was trained without keeper.penalty(), which {who} in the loss", stacklevel=5)
         for part in parts:
             term = part.term
             if not isinstance(term, Phased):
@@ -141,6 +142,26 @@ class Notices:
                 "call keeper.begin_epoch with the number of epochs that you train, or go on to the end",
                 stacklevel=6,
             )
+
+    @staticmethod
+    def warn_of_lost_penalties(times: int) -> None:
+        """Warn of a task in which no backward pass reached a value of keeper.penalty()."""
+        warnings.warn(
+            f"keeper.penalty() was called {times} times in this task, but no backward pass reached its value, so it changed nothing. Add it "
+            "to the loss: loss = task_loss + keeper.penalty((x, y))",
+            stacklevel=5,
+        )
+
+    def warn_of_epochs(self) -> None:
+        """Warn of an epoch 0 that begins after the last epoch, although the task has not ended."""
+        self.once(
+            "epochs again",
+            "epoch 0 begins again, but the task before has not ended, so it is not protected: call keeper.consolidate() after its last epoch",
+        )
+
+    def silence_epochs(self) -> None:
+        """Never give that warning: a trainer may take several fits for a task."""
+        self._given.add("epochs again")
 
     def check_no_step(
         self,
@@ -206,8 +227,11 @@ class Notices:
                 stacklevel=6,
             )
 
-    def check_changes(self, changes: Changes, keeper: Keeper) -> None:
-        """Warn, at the first penalty of a task, of parameters that old tasks need and nothing protects."""
+    def check_changes(self, changes: Changes, keeper: Keeper, is_fresh: bool) -> None:
+        """Warn, at the first penalty of a task, of parameters that old tasks need and nothing protects.
+
+        is_fresh   the parameters should be those with which the last task ended
+        """
         if not keeper.tasks or not any(part.is_on and not isinstance(part.term, Replays) for part in keeper.parts):
             return
         thawed = changes.thawed(keeper.preserved(), keeper.heads)
@@ -224,6 +248,13 @@ class Notices:
                 f"replaced {replaced}",
                 f"{replaced!r} is another parameter than when task {keeper.tasks} ended, with the same name: it is held at the old values. "
                 "Give a new layer a name of its own; if each task has a head, add it to an nn.ModuleList and name all of them: heads=[…]",
+                stacklevel=5,
+            )
+
+        if is_fresh and (rewritten := changes.rewritten(keeper.model, keeper.parts, keeper.heads[keeper.tasks :])):
+            warnings.warn(
+                f"{rewritten!r} has changed since task {keeper.tasks} ended, before the first step of the next one: it is held at the values "
+                "that it had in keeper.consolidate(). If you restore the best weights of a task, do so before consolidate()",
                 stacklevel=5,
             )
 

@@ -373,7 +373,7 @@ class Part:
     def load(self, state: State, parameters: Parameters, path_started: bool, measured: float | None) -> None:
         """Use a state that was saved."""
         self._pull.forget()
-        self.path_started, self.measured = path_started, measured
+        self.path_started, self.measured = path_started, measured if self.term.is_auto else None
         shaped = {group.name for group in self.term.groups if group.like_parameter}
         known = dict(self.model.named_parameters())
         self.state = {

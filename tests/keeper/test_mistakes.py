@@ -1,0 +1,77 @@
+"""Mistakes in a loop that cost protection without any error are said: lost penalties, weights restored too late, tasks without an end."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import selfless
+from selfless import MAS, SI, LwF
+from tests.keeper.nets import batches, seeded, sequential
+
+
+def two_tasks(preserve: Any, epochs: int = 2, add: bool = True) -> tuple[nn.Module, selfless.Keeper, torch.optim.Optimizer]:
+    """A model that has learned one task in a loop that begins its epochs."""
+    model = seeded(sequential)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keeper = selfless.attach(model, preserve).anchor_with(optimizer) if preserve.name == "mas" else selfless.attach(model, preserve)
+    learn(model, keeper, optimizer, 0, epochs, add)
+    return model, keeper, optimizer
+
+
+def learn(
+    model: nn.Module, keeper: selfless.Keeper, optimizer: torch.optim.Optimizer, task: int, epochs: int = 2, add: bool = True
+) -> None:
+    for epoch in range(epochs):
+        keeper.begin_epoch(epoch, epochs)
+        for x, y in batches(task):
+            optimizer.zero_grad()
+            loss, penalty = F.cross_entropy(model(x), y), keeper.penalty((x, y))
+            (loss + penalty if add else loss).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("preserve", [MAS(1.0), LwF(1.0)], ids=str)
+def test_weights_that_are_restored_after_the_end_of_a_task_are_named(preserve: Any) -> None:
+    model, keeper, optimizer = two_tasks(preserve)
+    best = copy.deepcopy(model.state_dict())
+    keeper.notices.silence_epochs()
+    learn(model, keeper, optimizer, 0, 1)  # overtrained
+    keeper.consolidate(batches(0))
+    model.load_state_dict(best)
+    with pytest.warns(UserWarning, match=r"'0\.weight' has changed since task 1 ended.*do so before consolidate"):
+        learn(model, keeper, optimizer, 1, 1)
+
+
+def test_weights_that_are_restored_before_it_and_evaluations_are_no_change() -> None:
+    model, keeper, optimizer = two_tasks(MAS(1.0))
+    best = copy.deepcopy(model.state_dict())
+    keeper.notices.silence_epochs()
+    learn(model, keeper, optimizer, 0, 1)  # overtrained
+    model.load_state_dict(best)
+    keeper.consolidate(batches(0))
+    with torch.no_grad():
+        model[0].weight.add_(1.0)  # weights for an evaluation
+        model.load_state_dict(best)
+    learn(model, keeper, optimizer, 1, 1)
+
+
+@pytest.mark.parametrize("preserve", [LwF(1.0), SI(1.0), MAS(1.0) + LwF(1.0)], ids=str)
+def test_a_penalty_that_is_not_added_to_the_loss_is_noticed(preserve: Any) -> None:
+    model, keeper, optimizer = two_tasks(preserve)
+    keeper.consolidate(batches(0))
+    learn(model, keeper, optimizer, 1, 1, add=False)
+    with pytest.warns(UserWarning, match=r"penalty\(\) was called \d+ times in this task, but no backward pass reached its value"):
+        keeper.consolidate(batches(1))
+
+
+def test_a_first_epoch_that_comes_again_is_noticed_once() -> None:
+    model, keeper, optimizer = two_tasks(MAS(1.0))
+    with pytest.warns(UserWarning, match=r"epoch 0 begins again.*keeper\.consolidate\(\)"):
+        learn(model, keeper, optimizer, 1)
+    learn(model, keeper, optimizer, 2)
