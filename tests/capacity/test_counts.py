@@ -19,7 +19,7 @@ def test_shares_are_over_all_layers():
     assert (capacity.free_parameters, capacity.free_neurons) == (0.3, 0.0)
     assert capacity.as_dict()["parameters"] == {"a": 0.5, "b": 0.25}
     assert str(capacity).splitlines() == [
-        "free after 2 tasks (importance < 0.01)",
+        "free after 2 tasks by the paper's threshold: importance < 0.01, whose scale depends on network and method",
         "  neurons     a  0 of 3 (0.0 %)",
         "  parameters  a  1 of 2 (50.0 %)",
         "  parameters  b  2 of 8 (25.0 %)",
@@ -32,7 +32,7 @@ def test_without_importances_nothing_is_known():
     assert math.isnan(empty.free_parameters)
     assert empty.as_dict()["free_neurons"] is None
     assert str(empty).splitlines() == [
-        "free after 1 task (importance < 0.01)",
+        "free after 1 task by the paper's threshold: importance < 0.01, whose scale depends on network and method",
         "  neurons     not measured: no layer is attached",
         "  parameters  not measured: no preserver measures their importance",
     ]

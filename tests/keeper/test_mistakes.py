@@ -70,6 +70,26 @@ def test_a_penalty_that_is_not_added_to_the_loss_is_noticed(preserve: Any) -> No
         keeper.consolidate(batches(1))
 
 
+def test_a_layer_that_no_optimizer_has_is_named() -> None:
+    model, keeper, optimizer = two_tasks(MAS(1.0))
+    keeper.consolidate(batches(0))
+    assert isinstance(model, nn.Sequential)
+    model.append(nn.ReLU())
+    model.append(nn.Linear(3, 3))
+    learn(model, keeper, optimizer, 1)
+    with pytest.warns(UserWarning, match=r"6\.weight, 6\.bias got a gradient in this task, but no optimizer.*build a new optimizer"):
+        keeper.consolidate(batches(1))
+
+
+def test_a_number_is_not_replaced_by_a_strength_that_was_measured() -> None:
+    model, keeper, _ = two_tasks(MAS("auto"))
+    keeper.consolidate(batches(0))
+    other = selfless.attach(copy.deepcopy(model), MAS(0.1))
+    other.load_state_dict(keeper.state_dict())
+    assert other.strengths == {"mas": 0.1}
+    assert keeper.strengths["mas"] != 0.1
+
+
 def test_a_first_epoch_that_comes_again_is_noticed_once() -> None:
     model, keeper, optimizer = two_tasks(MAS(1.0))
     with pytest.warns(UserWarning, match=r"epoch 0 begins again.*keeper\.consolidate\(\)"):

@@ -109,7 +109,7 @@ def test_a_keeper_that_was_loaded_goes_on_as_before() -> None:
         loaded = selfless.attach(copied(model), MAS("auto"), SLNID("auto"))
         loaded.load_state_dict(keeper.state_dict())
         assert loaded.strengths == keeper.strengths
-        for _ in range(2):
+        for _ in range(3):
             found = []
             for one in (keeper, loaded):
                 one.model(batches()[0][0])

@@ -274,3 +274,28 @@ def in_place(omega: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def negative(state: State, parameters: Mapping[str, Tensor], omega: Mapping[str, Tensor]) -> State:
     return {**state, "omega": {n: -o for n, o in omega.items()}, "anchor": {n: p.clone() for n, p in parameters.items()}}
+
+
+@dataclass(frozen=True)
+class Signed(Preserver):
+    """−λ Σ|θ − θ*|, with the wrong sign."""
+
+    name: ClassVar[str] = "signed"
+    groups: ClassVar[tuple[Group, ...]] = (Group("anchor"),)
+    strength: float = 0.1
+
+    def penalty(self, state: State, parameters: Mapping[str, Tensor]) -> Tensor:
+        return -torch.stack([(parameters[n] - old).abs().sum() for n, old in state["anchor"].items()]).sum()
+
+    def consolidate(self, state: State, parameters: Mapping[str, Tensor], omega: Mapping[str, Tensor]) -> State:
+        return {"anchor": {n: p.detach().clone() for n, p in parameters.items()}}
+
+
+@dataclass(frozen=True)
+class Unfilled(Signed):
+    """The state of the start, for ever."""
+
+    name: ClassVar[str] = "unfilled"
+
+    def consolidate(self, state: State, parameters: Mapping[str, Tensor], omega: Mapping[str, Tensor]) -> State:
+        return state

@@ -89,7 +89,7 @@ class Capacity:
             yield f"after {tasks} {use.free} of {use.total} neurons are free: no task has them among those with 90 % of the importance"
         if total is not None:
             yield from describe_rooms(self.layers | ({"all": total} if len(self.layers) > 1 else {}))
-        yield f"free after {tasks} (importance < {self.threshold:g})"
+        yield f"free after {tasks} by the paper's threshold: importance < {self.threshold:g}, whose scale depends on network and method"
         width = max((len(name) for name in (*self.neurons, *self.parameters)), default=3)
         for title, rows in (("neurons", self.neurons), ("parameters", self.parameters)):
             if not rows:

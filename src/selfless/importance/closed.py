@@ -88,7 +88,8 @@ def norm(module: nn.Module, a: Tensor, delta: Tensor, power: int, memory: int) -
         hat, keep = F.group_norm(a, module.num_groups, eps=module.eps), 0
     else:
         assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-        hat, keep = F.batch_norm(a, module.running_mean, module.running_var, eps=module.eps), 0
+        mean, variance = (None if s is None else s.to(a.dtype) for s in (module.running_mean, module.running_var))
+        hat, keep = F.batch_norm(a, mean, variance, eps=module.eps), 0
 
     def sum_positions(x: Tensor) -> Tensor:  # (M, positions…, features…) or (M, channels, positions…) → (M, features…)
         axes = range(1, x.dim() - keep) if keep else range(2, x.dim())

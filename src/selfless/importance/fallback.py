@@ -44,12 +44,14 @@ class Fallback:
                 return self._sum_and_check(names, parameters, values, chunks(names), power, rows)
             except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                warnings.warn(
+                is_warned = bool(torch.isfinite(values).all())  # NaN in the data is another fault, which is told later
+                message = (
                     f"the importance of {', '.join(names[:3])}{'…' if len(names) > 3 else ''} is computed sample by sample, which is exact "
                     f"but slow: they have no closed form, and vmap cannot run this model ({reason}). To make it fast, freeze them with "
-                    "requires_grad_(False), or use estimator='per-batch'.",
-                    stacklevel=2,
+                    "requires_grad_(False), or use estimator='per-batch'."
                 )
+                if is_warned:
+                    warnings.warn(message, stacklevel=2)
         self.failed = True
 
         def sample_gradient(m: int) -> dict[str, Tensor]:
@@ -126,7 +128,8 @@ def _vmap(
     gradient = torch.func.vmap(torch.func.grad(single), in_dims=(None, axes))
     for start in range(0, count, step):
         chunk = tree_map(lambda leaf, s=start: leaf[s : s + step] if _per_sample(leaf, count) else leaf, (batch, target))
-        with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no batching rule; plain matmuls do
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():  # fused attention has no batching rule; plain matmuls do
+            warnings.filterwarnings("ignore", "There is a performance drop")  # an LSTM has none either, and is looped over
             found = gradient(parameters, chunk)
         yield found
 

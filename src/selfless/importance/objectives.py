@@ -84,7 +84,9 @@ class LogLikelihood:
         """Return the labels of `fisher`: one pair, or for the exact Fisher one pair (class, p_c) per class."""
         if self.fisher == "empirical":
             if labels is None:
-                raise ValueError("the empirical Fisher needs labels: yield (x, y) pairs or dicts with 'labels', or use fisher='sampled'")
+                raise ValueError(
+                    "the empirical Fisher needs labels: yield (x, y) pairs or dicts with 'labels', pass loss=, or use fisher='sampled'"
+                )
             if labels.is_floating_point():
                 raise ValueError(
                     f"labels must be class numbers (integers), not {labels.dtype}; convert them with y.long(), or, if they are no "

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from selfless.functional.gaussian import is_ordinary
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SAME = 1e-5  # sums over the same samples in another order differ by less
-SEVERAL = 3  # so many penalties are those of a training loop
+SEVERAL = 5  # so many penalties are those of a training loop
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Calls:
     watched     a value of keeper.penalty() had a gradient
     reached     a backward pass reached such a value
     step        an optimizer took a step over the model's parameters
+    optimizers  those that did
     epoch       the epoch and the number of epochs of the last keeper.begin_epoch(); None if there was none
     ended       the data with which the last task ended (`reference_to`); None before
     sums        Σα of each layer on that data: the same data in another loader have the same
@@ -46,6 +48,7 @@ class Calls:
     watched: bool = False
     reached: bool = False
     step: bool = False
+    optimizers: weakref.WeakSet[torch.optim.Optimizer] = field(default_factory=weakref.WeakSet)
     epoch: tuple[int, int] | None = None
     ended: weakref.ref[Any] | None = None
     sums: list[float] = field(default_factory=list)
@@ -78,6 +81,16 @@ class Calls:
     def _reach(self, gradient: Tensor) -> None:
         self.reached = True
 
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note a step over the model's parameters."""
+        self.step = True
+        self.optimizers.add(optimizer)
+
+    def _forgotten(self, parameters: Mapping[str, nn.Parameter]) -> list[str]:
+        """Return the parameters that got a gradient, but belong to no optimizer that took a step."""
+        known = {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
+        return [name for name, p in parameters.items() if p.grad is not None and id(p) not in known]
+
     def begin_epoch(self, epoch: int, epochs: int, notices: Notices) -> None:
         """Note the epoch that begins; warn if it is the first one again, after the last one."""
         if epoch == 0 and self.step and self.epoch is not None and self.epoch[0] + 1 == self.epoch[1]:
@@ -105,6 +118,8 @@ class Calls:
         if self.step:
             needed = [part for part in keeper.parts if needs_penalty(part, keeper.tasks, keeper.implicit)] if not self.penalty else None
             keeper.notices.check_calls(keeper.parts, needed, keeper.tasks, forward, self.epoch)
+            if self.optimizers and (forgotten := self._forgotten(parameters)):
+                keeper.notices.warn_of_forgotten(forgotten)
             if self.watched and not self.reached:
                 keeper.notices.warn_of_lost_penalties(self.penalties)
         elif not self.loaded:

@@ -91,9 +91,9 @@ class Changes:
                 continue
             for star, omega in stars:
                 held = star.get(name)
-                if held is not None and held.dtype == p.dtype and (omega is None or bool(local(omega[name]).any())):
-                    if not torch.equal(local(held), local(p.detach())):
-                        return name
+                is_held = held is not None and held.dtype == p.dtype and (omega is None or bool(local(omega[name]).any()))
+                if is_held and not torch.equal(local(star[name]), local(p.detach())):
+                    return name
         return ""
 
     def is_untouched(self, model: nn.Module) -> bool:

@@ -54,7 +54,8 @@ def check_head(heads: Sequence[str], model: nn.Module, task: int, trained: Itera
         what = "no parameter of the model is in it"
     else:
         return
-    raise ValueError(f"heads= names {heads[task]!r} for task {task + 1}, but {what}; add it before the task{_hint(heads[task], model)}")
+    remedy = "add it before the task, or repeat a name if tasks share a head"
+    raise ValueError(f"heads= names {heads[task]!r} for task {task + 1}, but {what}; {remedy}{_hint(heads[task], model)}")
 
 
 def _hint(name: str, model: nn.Module) -> str:

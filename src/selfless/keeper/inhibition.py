@@ -127,6 +127,11 @@ def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
             "the forward pass has no activation function of torch right after any hidden layer; "
             "use activation modules and name them: layers=['act1', …]"
         )
+    if not found and collector.reached:
+        raise RuntimeError(
+            "keeper.penalty() was called again, but the attached model has had no forward pass in training mode since the last call or "
+            "step. Call it once for each model(x), and attach to the model that you train, not to a copy of it"
+        )
     if not found:
         names = ", ".join(list(collector.taps)[:3])
         raise RuntimeError(

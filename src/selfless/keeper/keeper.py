@@ -394,6 +394,6 @@ class Keeper(OldNames):
             self._calls.check_training("a step of the optimizer")
             if not self._calls.step and not self._calls.penalty:  # a loop without penalty()
                 self.notices.check_changes(self.changes, self, is_fresh=False)
-            self._calls.step = True
+            self._calls.note_step(optimizer)
             self.collector.drop()
             finish_step(self, optimizer, self._preserved_of(roster.trainable), roster.names)

@@ -147,8 +147,18 @@ class Notices:
     def warn_of_lost_penalties(times: int) -> None:
         """Warn of a task in which no backward pass reached a value of keeper.penalty()."""
         warnings.warn(
-            f"keeper.penalty() was called {times} times in this task, but no backward pass reached its value, so it changed nothing. Add it "
-            "to the loss: loss = task_loss + keeper.penalty((x, y))",
+            f"keeper.penalty() was called {times} times in this task, but no backward pass reached its value, so it changed nothing. Add "
+            "it to the loss: loss = task_loss + keeper.penalty((x, y))",
+            stacklevel=5,
+        )
+
+    def warn_of_forgotten(self, names: Sequence[str]) -> None:
+        """Warn of parameters that have a gradient, but no optimizer that steps."""
+        some = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        self.once(
+            f"forgotten {names[0]}",
+            f"{some} got a gradient in this task, but no optimizer that took a step has them, so they did not train. If they were added "
+            "later, build a new optimizer over model.parameters()",
             stacklevel=5,
         )
 
@@ -156,7 +166,8 @@ class Notices:
         """Warn of an epoch 0 that begins after the last epoch, although the task has not ended."""
         self.once(
             "epochs again",
-            "epoch 0 begins again, but the task before has not ended, so it is not protected: call keeper.consolidate() after its last epoch",
+            "epoch 0 begins again, but the task before has not ended, so it is not protected: call keeper.consolidate() after its last "
+            "epoch",
         )
 
     def silence_epochs(self) -> None:
@@ -253,8 +264,8 @@ class Notices:
 
         if is_fresh and (rewritten := changes.rewritten(keeper.model, keeper.parts, keeper.heads[keeper.tasks :])):
             warnings.warn(
-                f"{rewritten!r} has changed since task {keeper.tasks} ended, before the first step of the next one: it is held at the values "
-                "that it had in keeper.consolidate(). If you restore the best weights of a task, do so before consolidate()",
+                f"{rewritten!r} has changed since task {keeper.tasks} ended, before the first step of the next one: it is held at the "
+                "values that it had in keeper.consolidate(). If you restore the best weights of a task, do so before consolidate()",
                 stacklevel=5,
             )
 

@@ -108,7 +108,7 @@ def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
 
 def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned:
     """Return the state that `flatten` made flat, for the same preservers."""
-    if "tasks" not in flat or "method" not in flat:
+    if not isinstance(flat, Mapping) or "tasks" not in flat or "method" not in flat:
         raise ValueError("this is not the state_dict of a keeper: it has no 'tasks' and 'method'. Pass what keeper.state_dict() returned")
     method = bytes(flat["method"].tolist()).decode()
     if method != _method(terms):
@@ -166,7 +166,10 @@ def check(learned: Learned, terms: Sequence[Preserver], shapes: Mapping[str, tor
         _check_shapes(term, state, shapes)
     for name, a in learned.alpha.items():
         if name not in taps:
-            raise ValueError(f"the state has layer {name!r}, but this keeper has {', '.join(taps) or 'none'}; attach with the same layers")
+            raise ValueError(
+                f"the state has layer {name!r}, but this keeper has {', '.join(taps) or 'none'}; attach with the same layers, or, if "
+                "modules were renamed, rename the keys of the state too"
+            )
         width = output_width(taps[name].weighted)
         if a.dim() != 1 or (width is not None and width % len(a) != 0):
             raise ValueError(
@@ -210,4 +213,7 @@ def _check_shapes(term: Preserver, state: State, shapes: Mapping[str, torch.Size
                 )
     named = {name for group in term.groups if group.like_parameter for name in state[group.name]}
     if named and not named & shapes.keys():
-        raise ValueError(f"the state has {min(named)!r}, which is not in the model; build the model the state was saved with")
+        raise ValueError(
+            f"the state has {min(named)!r}, which is not in the model; build the model the state was saved with, or, if modules were "
+            "renamed, rename the keys of the state too"
+        )

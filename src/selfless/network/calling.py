@@ -135,8 +135,8 @@ def to_device(batch: Any, model: nn.Module) -> Any:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside `torch.compile(model)` or DistributedDataParallel, or any other model unchanged."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
+    """Return the module inside `torch.compile(model)`, DataParallel or DistributedDataParallel, or any other model unchanged."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return unwrap(model.module)
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else model
@@ -144,7 +144,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def is_compiled(model: nn.Module) -> bool:
     """Return True for a model that torch.compile wraps or was called on in place."""
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    inner = model.module if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) else model
     return hasattr(inner, "_orig_mod") or inner._compiled_call_impl is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -107,6 +108,9 @@ def _consolidated(term: Any, state: Any, parameters: dict[str, Tensor]) -> Any:
     declared = {group.name for group in term.groups}
     if missing := [group for group in new if group not in declared]:
         raise Broken(f"the state has the group {missing[0]!r}, which is not declared; add Group({missing[0]!r}) to groups")
+    shaped = [group.name for group in term.groups if group.like_parameter]
+    if shaped and term.penalises and not any(new.get(group) for group in shaped):
+        raise Broken(f"consolidate() left the group {shaped[0]!r} empty; return it with an entry for each parameter")
     own = {p.untyped_storage().data_ptr() for p in parameters.values()}
     for group, tensors in new.items():
         for name, tensor in tensors.items():
@@ -120,6 +124,9 @@ def _consolidated(term: Any, state: Any, parameters: dict[str, Tensor]) -> Any:
 def _check_penalty(term: Any, state: Any, parameters: dict[str, Tensor]) -> None:
     """Raise Broken if the penalty is not pure, or is not the one that the method declares."""
     moved = {name: p + 0.05 for name, p in parameters.items()}
+    for name, omega in (term.importance(state) or {}).items():
+        if not (omega >= 0).all():
+            raise Broken(f"the importance of {name} is negative or not a number; Ω must be ≥ 0")
     if term.penalises:
         before = copy.deepcopy((state, moved))
         cost, again = cost_of(term, state, moved), cost_of(term, state, moved)
@@ -129,11 +136,18 @@ def _check_penalty(term: Any, state: Any, parameters: dict[str, Tensor]) -> None
         if not term.is_auto:
             stronger = at_strength(term, 2 * term.fixed_strength)
             same("the runtime multiplies penalty() by the strength, but at twice the strength it", cost_of(stronger, state, moved), cost)
+        start = float(cost_of(term, state, parameters))
+        if all(float(cost_of(term, state, other)) < start for other in _around(parameters)):
+            raise Broken("penalty() is smaller wherever the parameters leave those at the end of the task; has it the wrong sign?")
         if isinstance(term, Anchored):
             same("anchor() must describe penalty(), but its Σ Ω(θ − θ*)²", term.anchor(state).value(moved), cost)
-    for name, omega in (term.importance(state) or {}).items():
-        if not (omega >= 0).all():
-            raise Broken(f"the importance of {name} is negative or not a number; Ω must be ≥ 0")
+
+
+def _around(parameters: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Yield parameters near these, in random directions."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        yield {name: p + 0.05 * torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in parameters.items()}
 
 
 def _equal(one: Any, other: Any) -> bool:
