@@ -1,4 +1,4 @@
-"""The page about reliability has the records of `make kills`, `fuzz`, `soak`, `mutants` and `coverage`."""
+"""The pages about reliability and testing have the records of `make kills`, `fuzz`, `soak`, `mutants` and `coverage`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_page_has_the_recorded_growth() -> None:
 
 
 def test_the_page_has_the_recorded_faults() -> None:
-    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/lab-notes/testing.md").read_text(encoding="utf-8")
     record = json.loads((ROOT / "results/reliability/mutants.json").read_text(encoding="utf-8"))
     for room, one in record["rooms"].items():
         share = 100 * one["found"] / (one["tried"] - one["undecided"])
@@ -38,8 +38,9 @@ def test_the_page_has_the_recorded_faults() -> None:
 
 
 def test_the_page_has_the_recorded_coverage() -> None:
-    page = " ".join((ROOT / "docs/reliability.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs/lab-notes/testing.md").read_text(encoding="utf-8").split())
     found = json.loads((ROOT / "results/reliability/coverage.json").read_text(encoding="utf-8"))
     all_, missed = (found[f"{start}statements"] + found[f"{start}branches"] for start in ("", "missing_"))
     assert round(100 * (1 - missed / all_), 2) == found["percent"]
+    assert f"reaches {found['percent']:.1f} % of the" in " ".join((ROOT / "docs/reliability.md").read_text(encoding="utf-8").split())
     assert f"**{found['percent']:.1f} %** of {found['statements']:,} statements and {found['branches']:,} branches" in page

@@ -3,7 +3,7 @@
 python -m tests.mutants --plan-only                         # write build/mutants/plan.json, the list of all faults (needs mutmut)
 python -m tests.mutants --workers 2 --seconds 3600          # as many of them as fit, in random order; again to continue
 python -m tests.mutants --again survived --slow             # those that no test found, once more, with the slow tests alone
-python -m tests.mutants --summary results/reliability/mutants.json      # the table of docs/reliability.md, from the record
+python -m tests.mutants --summary results/reliability/mutants.json      # the table of docs/lab-notes/testing.md, from the record
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _summary(results: Mapping[str, Any], all_: int) -> str:
 
 
 def summarise(path: Path, planned: list[dict[str, Any]], record: Mapping[str, Any]) -> None:
-    """Write the record of docs/reliability.md. A fault that was found by a test that also failed without a fault is undecided."""
+    """Write the record of docs/lab-notes/testing.md. A fault that was found by a test that also failed without a fault is undecided."""
     unsure = {test for test in record["controls"]["failed"] if test}
     rooms = {room: {"planned": 0, "tried": 0, "found": 0, "undecided": 0} for room in sorted({_room(f) for f in planned})}
     for fault in planned:

@@ -105,7 +105,7 @@ def _skipped(node: cst.CSTNode) -> bool:
 
 
 def _is_same(node: cst.CSTNode, new: Any) -> bool:
-    """Whether a change cannot be seen, by one of the rules that docs/reliability.md states."""
+    """Whether a change cannot be seen, by one of the rules that docs/lab-notes/testing.md states."""
     match node, new:
         case cst.Call(args=old), cst.Call(args=changed):
             named = {a.keyword.value: a for a in old if a.keyword is not None}
