@@ -127,13 +127,13 @@ def test_the_number_of_forwards_is_checked() -> None:
 def test_bad_input_in_the_loop_leaves_the_state_alone() -> None:
     model, (x, y) = seeded(), batches()[0]
     keeper = selfless.attach(model, MAS(0.1), SLNID(1e-3), layers=["fc1", "fc2"])
-    with pytest.raises(RuntimeError, match=r"no forward pass (in training mode )?since the last"):
+    with pytest.raises(RuntimeError, match=r"no forward pass .*since the last"):
         keeper.penalty()
     model(x)
     keeper.penalty()
     keeper.consolidate(batches())
     saved = keeper.state_dict()
-    with pytest.raises(RuntimeError, match=r"no forward pass (in training mode )?since the last"):
+    with pytest.raises(RuntimeError, match=r"no forward pass .*since the last"):
         keeper.penalty()
     model(x * float("nan"))
     with pytest.raises(ValueError, match="layer 'fc1' has NaN"):

@@ -70,6 +70,47 @@ def test_a_penalty_that_is_not_added_to_the_loss_is_noticed(preserve: Any) -> No
         keeper.consolidate(batches(1))
 
 
+def test_a_penalty_of_nothing_need_not_be_reached() -> None:
+    model = seeded(sequential)
+    keeper, parameters = selfless.attach(model, MAS(1.0)), list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    for x, y in batches(0):
+        loss = F.cross_entropy(model(x), y) + keeper.penalty()  # 0 in the first task
+        for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            p.grad = gradient
+        optimizer.step()
+    keeper.consolidate(batches(0))
+
+
+def test_heads_of_other_tasks_and_a_second_try_are_no_mistakes() -> None:
+    body, heads = seeded(lambda: nn.Linear(6, 8)), nn.ModuleList([nn.Linear(8, 3) for _ in range(3)])
+    model = nn.ModuleDict({"body": body, "heads": heads})
+    keeper = selfless.attach(model, MAS(1.0))
+    for t in range(3):
+        start = copy.deepcopy(model.state_dict())
+        for _ in range(2):  # each task is tried twice, from its start
+            model.load_state_dict(start)
+            optimizer = torch.optim.SGD([*body.parameters(), *heads[t].parameters()], lr=0.05)
+            for epoch in range(2):
+                keeper.begin_epoch(epoch, 2)
+                for x, y in batches(t):
+                    optimizer.zero_grad()
+                    (F.cross_entropy(heads[t](body(x)), y) + keeper.penalty()).backward()
+                    optimizer.step()
+        keeper.consolidate(batches(t), forward=lambda m, b, t=t: m["heads"][t](m["body"](b[0])))
+
+
+@pytest.mark.parametrize("preserve", ["lwf:1+packnet:0.5", "mas:1+packnet:0.5"])
+def test_a_layer_that_is_replaced_beside_a_method_that_writes_weights_is_named(preserve: str) -> None:
+    model = seeded(sequential)
+    keeper = selfless.attach(model, preserve)
+    learn(model, keeper, torch.optim.SGD(model.parameters(), lr=0.05), 0)
+    keeper.consolidate(batches(0))
+    model[2] = nn.Linear(16, 12)
+    with pytest.warns(UserWarning, match=r"'2\.weight' is another parameter"):
+        learn(model, keeper, torch.optim.SGD(model.parameters(), lr=0.05), 1)
+
+
 def test_a_layer_that_no_optimizer_has_is_named() -> None:
     model, keeper, optimizer = two_tasks(MAS(1.0))
     keeper.consolidate(batches(0))
@@ -92,6 +133,6 @@ def test_a_number_is_not_replaced_by_a_strength_that_was_measured() -> None:
 
 def test_a_first_epoch_that_comes_again_is_noticed_once() -> None:
     model, keeper, optimizer = two_tasks(MAS(1.0))
-    with pytest.warns(UserWarning, match=r"epoch 0 begins again.*keeper\.consolidate\(\)"):
+    with pytest.warns(UserWarning, match=r"epoch 0 begins again.*call keeper\.consolidate\(\) first"):
         learn(model, keeper, optimizer, 1)
     learn(model, keeper, optimizer, 2)

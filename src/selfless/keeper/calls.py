@@ -17,8 +17,8 @@ from selfless.keeper.ready import needs_penalty
 from selfless.network.calling import Forward
 
 if TYPE_CHECKING:
+    from selfless.keeper.changes import Changes
     from selfless.keeper.keeper import Keeper
-    from selfless.keeper.notices import Notices
 
 
 SAME = 1e-5  # sums over the same samples in another order differ by less
@@ -34,7 +34,8 @@ class Calls:
     watched     a value of keeper.penalty() had a gradient
     reached     a backward pass reached such a value
     step        an optimizer took a step over the model's parameters
-    optimizers  those that did
+    optimizers  those that did, with the number of their parameters
+    stepped     the ids of these parameters
     epoch       the epoch and the number of epochs of the last keeper.begin_epoch(); None if there was none
     ended       the data with which the last task ended (`reference_to`); None before
     sums        Σα of each layer on that data: the same data in another loader have the same
@@ -48,7 +49,8 @@ class Calls:
     watched: bool = False
     reached: bool = False
     step: bool = False
-    optimizers: weakref.WeakSet[torch.optim.Optimizer] = field(default_factory=weakref.WeakSet)
+    optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = field(default_factory=weakref.WeakKeyDictionary)
+    stepped: set[int] = field(default_factory=set)
     epoch: tuple[int, int] | None = None
     ended: weakref.ref[Any] | None = None
     sums: list[float] = field(default_factory=list)
@@ -84,17 +86,20 @@ class Calls:
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a step over the model's parameters."""
         self.step = True
-        self.optimizers.add(optimizer)
+        size = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self.optimizers.get(optimizer) != size:
+            self.optimizers[optimizer] = size
+            self.stepped |= {id(p) for group in optimizer.param_groups for p in group["params"]}
 
-    def _forgotten(self, parameters: Mapping[str, nn.Parameter]) -> list[str]:
-        """Return the parameters that got a gradient, but belong to no optimizer that took a step."""
-        known = {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
-        return [name for name, p in parameters.items() if p.grad is not None and id(p) not in known]
+    def _forgotten(self, parameters: Mapping[str, nn.Parameter], changes: Changes) -> list[str]:
+        """Return the new parameters that got a gradient, but belong to no optimizer that took a step."""
+        return [name for name, p in parameters.items() if p.grad is not None and id(p) not in self.stepped and changes.is_new(name, p)]
 
-    def begin_epoch(self, epoch: int, epochs: int, notices: Notices) -> None:
-        """Note the epoch that begins; warn if it is the first one again, after the last one."""
-        if epoch == 0 and self.step and self.epoch is not None and self.epoch[0] + 1 == self.epoch[1]:
-            notices.warn_of_epochs()
+    def begin_epoch(self, epoch: int, epochs: int, keeper: Keeper) -> None:
+        """Note the epoch that begins; warn if it is the first one again, after the last one. A task may be tried again from its start."""
+        comes_again = epoch == 0 and self.step and self.epoch is not None and self.epoch[0] + 1 == self.epoch[1]
+        if comes_again and not keeper.changes.is_untouched(keeper.model):
+            keeper.notices.warn_of_epochs()
         self.epoch = (epoch, epochs)
 
     def check_training(self, what: str) -> None:
@@ -118,7 +123,7 @@ class Calls:
         if self.step:
             needed = [part for part in keeper.parts if needs_penalty(part, keeper.tasks, keeper.implicit)] if not self.penalty else None
             keeper.notices.check_calls(keeper.parts, needed, keeper.tasks, forward, self.epoch)
-            if self.optimizers and (forgotten := self._forgotten(parameters)):
+            if forgotten := self._forgotten(parameters, keeper.changes):
                 keeper.notices.warn_of_forgotten(forgotten)
             if self.watched and not self.reached:
                 keeper.notices.warn_of_lost_penalties(self.penalties)

@@ -6,7 +6,7 @@ Each of them leaves old tasks without protection, so each is found and said.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -92,9 +92,19 @@ class Changes:
             for star, omega in stars:
                 held = star.get(name)
                 is_held = held is not None and held.dtype == p.dtype and (omega is None or bool(local(omega[name]).any()))
-                if is_held and not torch.equal(local(star[name]), local(p.detach())):
+                if is_held and star[name].shape == p.shape and not torch.equal(local(star[name]).to(p.device), local(p.detach())):
                     return name
         return ""
+
+    def is_new(self, name: str, parameter: nn.Parameter) -> bool:
+        """Return True if a parameter was added or replaced since the last task ended."""
+        return name not in self._seen or self._seen[name][0]() is not parameter
+
+    def note_written(self, parameters: Mapping[str, nn.Parameter], names: Iterable[str]) -> None:
+        """Remember some parameters as they are now: a method has written them."""
+        for name in names:
+            if name in self._seen:
+                self._seen[name] = (self._seen[name][0], _sum(parameters[name]))
 
     def is_untouched(self, model: nn.Module) -> bool:
         """Return True if all parameters of the model are as they were when the last task ended, or at `attach`."""

@@ -129,8 +129,8 @@ def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
         )
     if not found and collector.reached:
         raise RuntimeError(
-            "keeper.penalty() was called again, but the attached model has had no forward pass in training mode since the last call or "
-            "step. Call it once for each model(x), and attach to the model that you train, not to a copy of it"
+            "keeper.penalty() was called again, but the attached model has had no forward pass in training mode and with gradients on "
+            "since the last call or step. Call it once for each model(x), and attach to the model that you train, not to a copy of it"
         )
     if not found:
         names = ", ".join(list(collector.taps)[:3])

@@ -169,7 +169,7 @@ class Keeper(OldNames):
             if part.gates is not None:
                 total.register_hook(part.gates.note_scale)
         self._ready = prepare(self, found, passes) if training else None
-        return self._calls.watch(total)
+        return self._calls.watch(total) if cost is not None and cost.requires_grad else total
 
     def begin_penalty(self, trainable: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Begin the penalty of one backward pass: start a new log, follow the model; return the preserved parameters."""
@@ -259,11 +259,12 @@ class Keeper(OldNames):
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
         self.follow_model()
         parameters = self.preserved()
-        self._calls.begin_epoch(epoch, epochs, self.notices)
+        self._calls.begin_epoch(epoch, epochs, self)
         for part in self.parts:
             part.place_heads(parameters)
-            if write(parameters, part.begin_epoch(parameters, epoch, epochs, batches)) and not self._calls.step:
-                self.changes.follow(self.model)
+            changed = part.begin_epoch(parameters, epoch, epochs, batches)
+            if write(parameters, changed) and not self._calls.step:
+                self.changes.note_written(parameters, changed)
 
     def evaluating(self, task: int) -> AbstractContextManager[nn.Module]:
         """Inside `with`: the model for evaluating task `task`, counted from 0 (PackNet's masks, IMM's merged network, HAT's gates).

@@ -109,7 +109,7 @@ class Notices:
             needed = [type(term).__name__ for term in self._terms if term.is_on] + [type(p.term).__name__ for p in without_penalty]
             if needed:
                 who = f"{' and '.join(needed)} {'needs' if len(needed) == 1 else 'need'}"
-                warnings.warn(f"this task was trained without keeper.penalty(), which {who} in the loss", stacklevel=5)
+                warnings.warn(f"this task was trained without keeper.penalty(), which {who} in the loss", stacklevel=4)
         for part in parts:
             term = part.term
             if not isinstance(term, Phased):
@@ -149,7 +149,7 @@ class Notices:
         warnings.warn(
             f"keeper.penalty() was called {times} times in this task, but no backward pass reached its value, so it changed nothing. Add "
             "it to the loss: loss = task_loss + keeper.penalty((x, y))",
-            stacklevel=5,
+            stacklevel=4,
         )
 
     def warn_of_forgotten(self, names: Sequence[str]) -> None:
@@ -166,8 +166,9 @@ class Notices:
         """Warn of an epoch 0 that begins after the last epoch, although the task has not ended."""
         self.once(
             "epochs again",
-            "epoch 0 begins again, but the task before has not ended, so it is not protected: call keeper.consolidate() after its last "
-            "epoch",
+            "epoch 0 begins again, but no task has ended since. If a new task begins here, call keeper.consolidate() first, else the old "
+            "one is not protected; if the same task goes on, count its epochs on",
+            stacklevel=5,
         )
 
     def silence_epochs(self) -> None:
@@ -262,10 +263,14 @@ class Notices:
                 stacklevel=5,
             )
 
-        if is_fresh and (rewritten := changes.rewritten(keeper.model, keeper.parts, keeper.heads[keeper.tasks :])):
-            warnings.warn(
-                f"{rewritten!r} has changed since task {keeper.tasks} ended, before the first step of the next one: it is held at the "
-                "values that it had in keeper.consolidate(). If you restore the best weights of a task, do so before consolidate()",
+        if not is_fresh or torch.compiler.is_compiling():
+            return
+        if rewritten := changes.rewritten(keeper.model, keeper.parts, keeper.heads[keeper.tasks :]):
+            self.once(
+                "rewritten",
+                f"{rewritten!r} has changed since task {keeper.tasks} ended, before the first step of the next one, but old tasks are held "
+                "at the values that it had in keeper.consolidate(). If you restore the best weights of a task, do so before consolidate(); "
+                "if you reset a head for each task, leave it out with parameters=",
                 stacklevel=5,
             )
 

@@ -139,7 +139,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return unwrap(model.module)
     inner = getattr(model, "_orig_mod", None)
-    return inner if isinstance(inner, nn.Module) else model
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
 def is_compiled(model: nn.Module) -> bool:

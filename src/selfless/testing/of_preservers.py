@@ -108,9 +108,6 @@ def _consolidated(term: Any, state: Any, parameters: dict[str, Tensor]) -> Any:
     declared = {group.name for group in term.groups}
     if missing := [group for group in new if group not in declared]:
         raise Broken(f"the state has the group {missing[0]!r}, which is not declared; add Group({missing[0]!r}) to groups")
-    shaped = [group.name for group in term.groups if group.like_parameter]
-    if shaped and term.penalises and not any(new.get(group) for group in shaped):
-        raise Broken(f"consolidate() left the group {shaped[0]!r} empty; return it with an entry for each parameter")
     own = {p.untyped_storage().data_ptr() for p in parameters.values()}
     for group, tensors in new.items():
         for name, tensor in tensors.items():
@@ -129,7 +126,13 @@ def _check_penalty(term: Any, state: Any, parameters: dict[str, Tensor]) -> None
             raise Broken(f"the importance of {name} is negative or not a number; Ω must be ≥ 0")
     if term.penalises:
         before = copy.deepcopy((state, moved))
-        cost, again = cost_of(term, state, moved), cost_of(term, state, moved)
+        try:
+            cost, again = cost_of(term, state, moved), cost_of(term, state, moved)
+        except Exception:
+            shaped = [group.name for group in term.groups if group.like_parameter]
+            if not shaped or any(state.get(group) for group in shaped):
+                raise
+            raise Broken(f"consolidate() left the group {shaped[0]!r} empty; return it with an entry for each parameter") from None
         if not _equal(before, (state, moved)):
             raise Broken("penalty() changes the state that it gets; only consolidate() returns a new one")
         same("penalty(), called again,", again, cost)
@@ -144,10 +147,12 @@ def _check_penalty(term: Any, state: Any, parameters: dict[str, Tensor]) -> None
 
 
 def _around(parameters: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Yield parameters near these, in random directions."""
+    """Yield parameters very near these, along random directions and against each of them."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(8):
-        yield {name: p + 0.05 * torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in parameters.items()}
+        way = {name: 1e-3 * torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in parameters.items()}
+        yield {name: p + way[name] for name, p in parameters.items()}
+        yield {name: p - way[name] for name, p in parameters.items()}
 
 
 def _equal(one: Any, other: Any) -> bool:
