@@ -73,7 +73,7 @@ def test_example_method_keeps_the_laws(code: str, request: pytest.FixtureRequest
 
 def test_every_capability_has_an_example() -> None:
     text = read("docs/capabilities.md")
-    table = re.findall(r"^\| `(\w+)` \| `", text, re.M)
+    table = re.findall(r"^\| \[`(\w+)`\]\(#[\w-]+\) \| `", text, re.M)
     assert table
     assert [name for name in table if not re.search(rf"^class \w+\(.*\b{name}\b", text, re.M)] == []
 
