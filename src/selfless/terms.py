@@ -361,7 +361,7 @@ def _parse_number(text: str, where: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{where} is {text!r}, which is not a number; write for example 1e-3 or auto") from None
+        raise ValueError(f"{where} is {text!r}, which is not a number; write for example 1e-3 or auto, and options after a comma") from None
 
 
 # ------------------------------------------------------------------------------------------------------------------ as JSON

@@ -176,6 +176,7 @@ def test_a_method_that_nobody_else_can_import_is_refused_before_it_is_recorded(t
     ("text", "message"),
     [
         ("nowhere_at_all:Mine:1", "there is no module 'nowhere_at_all'"),
+        ("nowhere.py:Mine:1", "write 'nowhere:Mine', without .py"),
         ("json:loads:1", "is not a sparsifier"),
         ("json:Mine", "has no 'Mine'"),
     ],

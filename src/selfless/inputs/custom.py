@@ -60,7 +60,8 @@ def import_custom(name: str) -> Any:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise NotHere(f"{name}: there is no module {error.name!r} in {here} or among the installed packages") from error
+            hint = f"; write {name.replace('.py:', ':', 1)!r}, without .py" if ".py:" in name else ""
+            raise NotHere(f"{name}: there is no module {error.name!r} in {here} or among the installed packages{hint}") from error
         raise ValueError(f"{name} cannot be imported: {describe_error(error)}") from error
     try:
         return attrgetter(attribute)(module)

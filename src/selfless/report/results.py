@@ -106,17 +106,17 @@ def _summary(rows: Sequence[ClaimRow], by_name: Profiles) -> str:
     verdicts = [row.verdict for row in rows if not row.leading.get("repeats")]
     named = {"holds": "hold", "fails": "fail", "undecided": "are undecided", "not tested": "are not tested"}
     found = [f"{verdicts.count(verdict)} {words}" for verdict, words in named.items() if verdict in verdicts]
-    said = f"**In short:** of {len(verdicts)} claims of the paper {', '.join(found)} in the profile shown."
+    said = f"**In short:** of {len(verdicts)} claims of the paper {', '.join(found)}."
     if not {"fig-2", "fig-3a"} <= by_name.keys():
         return said
 
     def gaps(a: str, b: str) -> str:
         places = ((("table-1", "fig-3a"), "CIFAR 256"), (("fig-2",), "pMNIST 128"))  # table 1 has more seeds, but not all rows
-        found = [_gap(by_name, names, a, b, column).partition(" (")[0] for names, column in places]
+        found = [_gap(by_name, names, a, b, column, counts_seeds=True) for names, column in places]
         return " on CIFAR-100, ".join(found)
 
     gained = f"In points, SLNID gains {gaps('SLNID', 'No-Reg')} on permuted MNIST over MAS alone (No-Reg)"
-    return f"{said} {gained}. Its difference from DeCov, another sparsifier, is {gaps('SLNID', 'DeCov')} on permuted MNIST."
+    return f"{said} {gained}. Its difference from DeCov is {gaps('SLNID', 'DeCov')} on permuted MNIST."
 
 
 def _shown(leading: str) -> str:
@@ -263,8 +263,11 @@ def _wrap(line: str, indent: str = "") -> str:
     return textwrap.fill(line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _gap(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str) -> str:
-    """Return "+5.00 [+4.08, +5.91] (`ours`)", a − b by the paired t interval, in the first of the experiments that has both rows."""
+def _gap(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str, counts_seeds: bool = False) -> str:
+    """Return "+5.00 [+4.08, +5.91] (`ours`)", a − b by the paired t interval, in the first of the experiments that has both rows.
+
+    counts_seeds   in brackets is the number of seeds, not the profile
+    """
     from selfless.metrics import paired_t_interval, spread
 
     found = [record for name in names for record in by_name.get(name, {}).values()]
@@ -275,7 +278,8 @@ def _gap(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str) -
     pairs = [x[s] for s in seeds], [y[s] for s in seeds]
     low, high = paired_t_interval(*pairs)
     mean, _ = spread([u - v for u, v in zip(*pairs, strict=True)])
-    return f"{text(mean, 2, True)} [{text(low, 2, True)}, {text(high, 2, True)}] (`{record['profile']}`)"
+    source = f"{len(seeds)} seeds" if counts_seeds else f"`{record['profile']}`"
+    return f"{text(mean, 2, True)} [{text(low, 2, True)}, {text(high, 2, True)}] ({source})"
 
 
 def second_runs(given: Sequence[str], root: Path) -> dict[str, tuple[str, str]]:
