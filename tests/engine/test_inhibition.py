@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from selfless import MAS, SLNID, DeCov, Run, SparingDeCov, functional
 from selfless.engine.inhibition import Slot
 from selfless.engine.learner import Learner
-from selfless.engine.native.options import CovarianceGradient, PairGradient, Switch
+from selfless.engine.native.options import CovarianceGradient, PairGradient, Switch, count_parts
 from selfless.sparsify import Sparsifier
 
 
@@ -39,6 +39,19 @@ def test_the_gradient_of_a_sparing_decov_is_autograds() -> None:
     ((_, gradient),) = slot.gradients()
     zero = torch.zeros_like(h)
     assert_close(gradient.add_to(zero, h.detach()), torch.autograd.grad(cost, h)[0])
+
+
+@pytest.mark.parametrize("samples", [1, 64, 200, 997])
+@pytest.mark.parametrize("neurons", [4, 32, 256, 500, 2048])
+def test_the_parts_of_a_covariance_stay_small(samples: int, neurons: int) -> None:
+    """All parts together have about a million numbers at most, unless a single one has more; they divide the samples evenly."""
+    parts = count_parts(samples, neurons)
+    assert samples % parts == 0
+    assert parts == 1 or parts * neurons**2 <= 2**20
+
+
+def test_narrow_layers_are_divided_and_wide_ones_are_not() -> None:
+    assert [count_parts(200, n) for n in (32, 256, 2048)] == [8, 8, 1]
 
 
 def test_a_switch_turns_it_off() -> None:

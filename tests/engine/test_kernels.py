@@ -190,6 +190,14 @@ def test_penalties_on_feature_maps(k: Any, n: int, rows: int, dtype: torch.dtype
         close(given.add_to(g, h, owed), wide.add_to(g.double().cpu(), h.double().cpu(), owed).cuda(), tolerance)
 
 
+@pytest.mark.parametrize("n", [256, 500, 2048])
+def test_covariances_of_linear_layers(k: Any, n: int) -> None:
+    """The product in parts, or whole for a wide layer, against the formula in float64."""
+    h, g, weight = drawn(MEMBERS, 64, n).relu(), drawn(MEMBERS, 64, n) * 1e-4, torch.tensor([0.5, 2.0], device="cuda")
+    want = CovarianceGradient(weight.double().cpu()).add_to(g.double().cpu(), h.double().cpu()).cuda()
+    close(CovarianceGradient(weight).add_to(g, h), want, 1e-4)
+
+
 @pytest.mark.parametrize(("n", "rank"), [(160, 25), (1000, 1), (700, 40)])
 def test_inhibition_by_factors(k: Any, n: int, rank: int) -> None:
     g, h, a, d = (

@@ -118,7 +118,7 @@ class CovarianceGradient:
             added: Tensor = fast.add_product(g.contiguous(), h.contiguous(), *self.as_product(h), owed)
             return added
         members, samples = h.shape[:2]
-        parts = math.gcd(samples, 32) if h.is_cuda else 1  # a GPU needs more than one block of a product for each member
+        parts = count_parts(samples, h.shape[2]) if h.is_cuda else 1
         blocks = h.reshape(members * parts, samples // parts, -1)
         sums = bmm_wide(blocks.new_ones(1, 1, 1).expand(len(blocks), 1, samples // parts), blocks)
         x = h - (sums.view(members, parts, -1).sum(1, keepdim=True) / samples).to(h.dtype)
@@ -129,6 +129,14 @@ class CovarianceGradient:
         if self.pairs is not None:
             pairs *= self.pairs
         return _masked(torch.baddbmm(g, x, pairs.to(x.dtype)), h, owed)
+
+
+def count_parts(samples: int, neurons: int) -> int:
+    """Return into how many parts of the samples a GPU divides hᵀh (N×N) of a member, so that all of it is busy.
+
+    A wide layer fills a GPU alone. Its parts would each be a matrix of N² numbers, written and read once more.
+    """
+    return math.gcd(samples, max(1, min(32, 2**20 // neurons**2)))
 
 
 def _masked(g: Tensor, h: Tensor, owed: bool) -> Tensor:
