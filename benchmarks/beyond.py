@@ -61,24 +61,25 @@ class Study:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.started = options, time.monotonic()
-        self.recorded, self.choosing = recorded_scores(options.out), Store(options.out / CHOOSING, options.data)
+        self.recorded = recorded_scores(options.out)
+        self.choosing, self.reported = Store(options.out / CHOOSING, options.data), Store(options.out, options.data)
 
     @property
     def used(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self.started
 
-    def train(self, runs: Sequence[Run], place: Path, known: Sequence[Result], what: str) -> list[Result] | None:
+    def train(self, runs: Sequence[Run], store: Store, known: Sequence[Result], what: str) -> list[Result] | None:
         """Return the results; None if some are not recorded yet and would not be trained in time."""
         if not runs:
             return []
-        missing = [run for run in runs if not Store(place).has(run.key)]
+        missing = [run for run in runs if store.load(run) is None]
         cost = START * len(fleets(missing)) + sum(estimate(run, known) for run in missing)
         used = self.used
         if missing and used + cost > self.options.seconds:
             print(f"{used:5.0f} s  {what}: {len(missing)} runs would take {cost:.0f} s; left for the next call", flush=True)
             return None
-        found = selfless.train(runs, out=place, device=self.options.device, data_dir=self.options.data, checkpoints=False)
+        found = selfless.train(runs, out=store.out, device=self.options.device, data_dir=self.options.data, checkpoints=False)
         if missing:
             took = self.used - used
             print(f"{used:5.0f} s  {what}: {len(missing)} runs, {took:.0f} s (expected {cost:.0f})", flush=True)
@@ -92,13 +93,13 @@ class Study:
         while runs := list(dict.fromkeys(run for cell in cells for run in next_trials(cell, scored))):
             scored |= take(runs, self.recorded, self.choosing)
             missing = [run for run in runs if run not in scored]
-            found = self.train(missing, self.options.out / CHOOSING, results, f"{name}: choosing")
+            found = self.train(missing, self.choosing, results, f"{name}: choosing")
             if found is None:
                 return False
             scored |= zip(missing, found, strict=True)
             results += found
         runs = [run for cell in cells for run in chosen_runs(cell, scored, self.options.seeds)]
-        return not runs or self.train(runs, self.options.out, results, f"{name}: seeds") is not None
+        return not runs or self.train(runs, self.reported, results, f"{name}: seeds") is not None
 
     def is_recorded(self, cell: Cell) -> bool:
         """Return whether every run of a row is recorded, maybe by an earlier call."""
@@ -108,7 +109,7 @@ class Study:
             scored |= {run: result for run in runs if run not in scored and (result := self.choosing.load(run)) is not None}
             if not scored.keys() >= set(runs):
                 return False
-        return all(Store(self.options.out).has(run.key) for run in chosen_runs(cell, scored, self.options.seeds))
+        return all(self.reported.load(run) is not None for run in chosen_runs(cell, scored, self.options.seeds))
 
 
 def chosen_runs(cell: Cell, scored: Mapping[Run, Scored], seeds: int) -> list[Run]:

@@ -47,7 +47,7 @@ def resnet18(*, outputs: int, input_shape: Shape, width: int = 16, stride: int =
 
 
 class Block(nn.Module):
-    """A block of a transformer: attention, then an MLP, each after layer norm and added to what it reads."""
+    """A block of a transformer: attention, then a perceptron, each after layer norm and added to what it reads."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

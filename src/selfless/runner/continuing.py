@@ -9,7 +9,7 @@ from selfless.data import DataError, Joined, Part, Stream, stream
 from selfless.engine.continuing import Parent, move_part
 from selfless.engine.scenario import arrange
 from selfless.runner.options import TrainOptions
-from selfless.runner.sources import made_from
+from selfless.runner.sources import is_made_from
 from selfless.runner.store import Store
 from selfless.spec import Result, Run
 from selfless.trained import described, digest, read_tensors
@@ -53,7 +53,7 @@ def _find_stream(result: Result, data_dir: Path | None) -> Stream | None:
     """Return the stream of a recorded run; None if its data are not on this machine, or have changed."""
     run = result.run
     with contextlib.suppress(DataError, OSError, TypeError, ValueError):
-        if made_from(run, data_dir) != result.about.get("made_from", ""):
+        if not is_made_from(run, result.about.get("made_from", ""), data_dir):
             return None
         shape = described(result).image_shape if run.parent else None
         options = {"seed": run.seed, "held_out": run.held_out, "data_dir": data_dir, "shape": shape, **run.stream_options}

@@ -1,15 +1,19 @@
 """A digest of the files that a run depends on but names only by a path: custom data, networks, methods, weights, and object sets.
 
-It is recorded with each result. A run whose digest has changed is trained again.
+It is recorded with each result. A run whose digest has changed is trained again. Comments and docstrings of Python files do not count.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import inspect
+import io
 import sys
+import tokenize
 from pathlib import Path
 from types import ModuleType
 
@@ -25,8 +29,16 @@ def contents_of(run: Run, data_dir: Path | str | None = None) -> Contents:
     return stream_contents(run.stream, tasks=run.tasks, options=run.stream_options, data_dir=data_dir)
 
 
-def made_from(run: Run, data_dir: Path | str | None = None, contents: Contents | None = None) -> str:
-    """Return the digest; "" if the run depends on no such files, or if its data is not on this machine."""
+def is_made_from(run: Run, digest: str, data_dir: Path | str | None = None, contents: Contents | None = None) -> bool:
+    """Return whether this is the digest of the run; older versions recorded that of the files as they were written."""
+    return digest == made_from(run, data_dir, contents) or digest == made_from(run, data_dir, contents, as_written=True)
+
+
+def made_from(run: Run, data_dir: Path | str | None = None, contents: Contents | None = None, *, as_written: bool = False) -> str:
+    """Return the digest; "" if the run depends on no such files, or if its data is not on this machine.
+
+    as_written   count comments and docstrings of Python files too
+    """
     contents = contents or contents_of(run, data_dir)
     if not contents.is_here:
         return ""
@@ -36,10 +48,47 @@ def made_from(run: Run, data_dir: Path | str | None = None, contents: Contents |
         digest.update(checksum(weights).encode())
     files = [*contents.files, *_network_files(run), *_method_files(run)]
     for file in files:
-        with contextlib.suppress(OSError), open(file, "rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
+        with contextlib.suppress(OSError):
+            digest.update(_file_digest(Path(file), as_written))
     has_sources = bool(files) or contents.listing is not None or weights.is_file()
     return digest.hexdigest()[:16] if has_sources else ""
+
+
+def _file_digest(file: Path, as_written: bool) -> bytes:
+    """Return the digest of a file, of a Python file that of its code."""
+    if file.suffix == ".py" and not as_written:
+        content = file.read_bytes()
+        with contextlib.suppress(SyntaxError, ValueError, tokenize.TokenError):
+            content = code_of(content.decode("utf-8-sig")).encode()
+        return hashlib.sha256(content).digest()
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
+
+
+@functools.lru_cache(maxsize=64)  # the runs of a study share their files
+def code_of(source: str) -> str:
+    """Return the source of Python code without comments, docstrings, blank lines and spaces at the ends of lines."""
+    source = source.replace("\r\n", "\n").replace("\r", "\n")
+    lines = source.encode().split(b"\n")
+    for first, start, last, end in (*_comments(source), *_docstrings(source)):
+        lines[first : last + 1] = [lines[first][:start] + lines[last][end:], *[b""] * (last - first)]
+    return "\n".join(line.decode().rstrip() for line in lines if line.strip())
+
+
+def _comments(source: str) -> list[tuple[int, int, int, int]]:
+    """Return the places of comments: first line, its byte, last line, its byte."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    found = [(token.start[0] - 1, len(token.line[: token.start[1]].encode())) for token in tokens if token.type == tokenize.COMMENT]
+    return [(row, start, row, sys.maxsize) for row, start in found]
+
+
+def _docstrings(source: str) -> list[tuple[int, int, int, int]]:
+    """Return the places of docstrings, as `_comments` does."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    first = [node.body[0] for node in ast.walk(ast.parse(source)) if isinstance(node, kinds) and node.body]
+    values = [one.value for one in first if isinstance(one, ast.Expr)]
+    texts = [value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    return [(t.lineno - 1, t.col_offset, (t.end_lineno or t.lineno) - 1, t.end_col_offset or 0) for t in texts]
 
 
 def _network_files(run: Run) -> list[Path]:

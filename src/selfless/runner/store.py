@@ -22,7 +22,7 @@ from selfless.data.digests import Contents
 from selfless.files import locked, naming, remove_left_over, write_bytes, write_json, write_tensors, write_text
 from selfless.inputs import NotHere, check_seal, seal
 from selfless.runner.archive import NAME, damaged, read_archive, write_archive
-from selfless.runner.sources import contents_of, made_from
+from selfless.runner.sources import contents_of, is_made_from, made_from
 from selfless.spec import Result, Run
 
 __all__ = ["Store", "made_from"]
@@ -150,7 +150,8 @@ class Store:
     # ------------------------------------------------------------------------------------------------------------ sources
     def is_made_from(self, run: Run, digest: str) -> bool:
         """Return whether a run depends on the files of this digest; True if its data is not on this machine: then that is unknown."""
-        return not self._contents_of(run).is_here or digest == self.made_from(run)
+        contents = self._contents_of(run)
+        return not contents.is_here or is_made_from(run, digest, self.data_dir, contents)
 
     def made_from(self, run: Run) -> str:
         """Return the digest of the files that a run depends on, with the data of this store."""
