@@ -11,6 +11,7 @@ The order of a sum is part of its value: `lwf:1+mas:0.1` and `mas:0.1+lwf:1` are
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import re
@@ -94,7 +95,9 @@ class Term:
 
     def neutral(self) -> Term:
         """Return the same term at strength 0, which the members of a fleet have in common; a term with "auto" stays as it is."""
-        return self if self.is_auto else self.with_strength(0.0)
+        same = copy.copy(self)  # `replace` would call `__post_init__`, which may refuse the strength 0
+        vars(same).update({} if self.is_auto else {"strength": 0.0})
+        return same
 
     def __add__(self, other: object) -> Term:
         """Return the sum of two terms of the same role: `LwF(1) + MAS(0.1)`."""
@@ -251,8 +254,7 @@ T = TypeVar("T", bound=Term)
 def parse(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
     """Read `name[:strength[,option=value…]]`, a custom `module:Class[:strength…]`, or a sum of these joined by +."""
     parts = parse_all(text, kinds, what)
-    found: T = parts[0] if len(parts) == 1 else add(parts)
-    return found
+    return parts[0] if len(parts) == 1 else add(parts)
 
 
 def parse_all(text: str, kinds: Mapping[str, type[T]], what: str) -> list[T]:
@@ -272,9 +274,7 @@ def _parse_one(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
         close = difflib.get_close_matches(name.lower(), kinds, n=1, cutoff=0.7)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         if name.lower() == "joint":  # the upper bound in every table, but not a method
-            hint = (
-                " Joint training is a stream: selfless run --stream joint-permuted-mnist --preserve none, or joint- before another stream."
-            )
+            hint = " Joint training is a stream: selfless run --stream joint-permuted-mnist --preserve none; or joint- before another."
         if kind := _kind_of(name):
             field = "sparsify" if kind.role == "sparsifier" else "preserve"
             spelled = text.strip().replace(name, kind.spelling(), 1)

@@ -132,6 +132,10 @@ def test_own_data_and_own_network_from_the_command_line(tmp_path: Path, monkeypa
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["runs"][0]["summary"]["average"] > 0.8
     with (tmp_path / "mynet.py").open("a") as file:
-        file.write("# another version\n")
+        file.write("# a comment changes nothing\n")
+    same = runner.invoke(app, [*words, "--epochs", "15"])
+    assert "1 of 1 run recorded" in same.stderr
+    with (tmp_path / "mynet.py").open("a") as file:
+        file.write("version = 2\n")
     again = runner.invoke(app, [*words, "--epochs", "15"])
     assert "1 recorded run was made from other files (your data, network or method has changed) and will be replaced" in again.stderr

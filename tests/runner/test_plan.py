@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from selfless import Run
+from selfless import MAS, Run
 from selfless.runner.network_traits import network_traits
 from selfless.runner.plan import fleets, parse_pairs, parse_size, plan, split_evenly
 
@@ -17,8 +18,45 @@ def test_fleets_hold_what_differs_in_numbers_only() -> None:
     assert [len(f) for f in fleets(runs)] == [12]
     assert [len(f) for f in fleets([*runs, Run(epochs=3), Run(sparsify="slni:1,sigma=3"), Run(model="mlp-64")])] == [14, 1]
     assert len(fleets([Run(stream="blurred-cifar-100", epochs=e) for e in (3, 4)])) == 2
-    assert len(fleets([Run(preserve="mas:1"), Run(preserve="ewc:1"), Run(preserve="mas:2")])) == 2
     assert [len(f) for f in fleets(runs, most=5)] == [5, 5, 2]
+
+
+@dataclass(frozen=True)
+class Share(MAS):
+    """A method of the user's whose strength is above 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.fixed_strength <= 1:
+            raise ValueError("a share")
+
+
+def test_a_method_may_refuse_the_strength_0() -> None:
+    """Fleets are made without calling `__post_init__` of a method at strength 0."""
+    assert [len(f) for f in fleets([Run(preserve=Share(s)) for s in (0.5, 0.6)])] == [2]
+
+
+@dataclass(frozen=True)
+class Own(MAS):
+    """A method of the user's."""
+
+
+def test_preservers_with_the_same_step_share_a_fleet() -> None:
+    """MAS and EWC pull to θ* by Ω, and differ only in how Ω is measured. Members with the same preserver are neighbours."""
+
+    def sizes(*preservers: str) -> list[int]:
+        return [len(f) for f in fleets([Run(preserve=name) for name in preservers])]
+
+    (fleet,) = fleets([Run(preserve=name) for name in ("mas:1", "ewc:1", "mas:2", "ewc-online:3", "mas:1,estimator=per-batch")])
+    assert [str(run.preserve) for run in fleet] == ["ewc:1", "mas:1,estimator=per-batch", "mas:1", "mas:2", "ewc-online:3"]
+    assert sizes("lwf:1+mas:1", "lwf:1+ewc:1", "lwf:2+mas:2") == [3]
+    assert sizes("mas:1", "ewc:1,mode=per-task") == [1, 1]  # has a constant in its penalty
+    assert sizes("mas:1", "si:1", "rwalk:1") == [1, 1, 1]  # read each step
+    assert sizes("mas:1", "mas-local:1") == [1, 1]  # is measured layer by layer
+    assert sizes("mas:1", "mas:auto", "ewc:auto") == [1, 1, 1]
+    assert sizes("mas:1", "none") == [1, 1]
+    assert sizes("mas:1", "ewc:1,fisher=sampled") == [1, 1]  # draws labels
+    assert [len(f) for f in fleets([Run(preserve=MAS(1.0)), Run(preserve=Own(1.0))])] == [1, 1]  # an error in it ends no other run
 
 
 def test_unbalanced_streams_and_sampled_labels_do_not_share_a_fleet() -> None:

@@ -69,6 +69,13 @@ class FleetData:
         x = self.first.normalise(x)
         return x.view(*index.shape, *x.shape[1:]), self.y.index_select(0, flat).view(index.shape)
 
+    def of(self, members: slice) -> FleetData:
+        """Return the same data for some of the members."""
+        found = copy.copy(self)
+        found.offset = self.offset[members]
+        found.weights = None if self.weights is None else self.weights[members]
+        return found
+
     def _raw(self, index: Tensor, flat: Tensor) -> Tensor:
         """Return the images as stored; `flat` are the rows in the concatenated tensor."""
         if self._x is not None:

@@ -1,8 +1,9 @@
 """A fleet: stacked networks that train one task after another. The training step is in `selfless.engine.step`.
 
-Members differ in numbers (seed, strengths, σ, lr, epochs, ramp) and in the sparsifier; they share all other settings. The loss of a member
-depends only on its own parameters, so the gradient of the summed loss contains the gradient of every member. A member whose epochs are
-over has the learning rate 0 and does not change. A step reads and writes only tensors that outlive it, so a CUDA graph can capture it.
+Members differ in numbers (seed, strengths, σ, lr, epochs, ramp), in the sparsifier, and in preservers whose steps are the same. They share
+all other settings. The loss of a member depends only on its own parameters, so the gradient of the summed loss contains the gradient of
+every member. A member whose epochs are over has the learning rate 0 and does not change. A step reads and writes only tensors that outlive
+it, so a CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from selfless.data import Augment
 from selfless.engine import rng
 from selfless.engine.batches import EVALUATE, FleetData, Numbers
 from selfless.engine.cuda_graph import CannotCapture, capture, copied, undone
-from selfless.engine.importance import measure_fleet
+from selfless.engine.importance import measure_task
 from selfless.engine.inhibition import slots
 from selfless.engine.inputs import add_activity, add_inputs
+from selfless.engine.kinds import kinds_of
 from selfless.engine.memory import fill_memory
 from selfless.engine.part import Part
 from selfless.engine.rates import Rates
@@ -30,7 +32,7 @@ from selfless.engine.step import Step
 from selfless.network.given import network_title
 from selfless.network.wiring import Wiring
 from selfless.preserve import State
-from selfless.preserve.base import measurements, read_states
+from selfless.preserve.base import read_states
 from selfless.preserve.capabilities import Anchored, Freezes, Observes
 from selfless.spec import Run
 
@@ -52,6 +54,7 @@ class Fleet:
             if isinstance(term, Freezes):
                 term.check_network(buffers)
         self.parts = [Part(terms, stack, self.trained) for terms in zip(*(r.preserve.parts for r in runs), strict=True)]
+        self.kinds = kinds_of([r.preserve for r in runs])
         self.slots = slots([r.sparsify for r in runs])
         self.rates = Rates(runs, self.slots, device)
         self.seeds = torch.tensor([r.seed for r in runs], device=device)
@@ -274,20 +277,7 @@ class Fleet:
         head = self.step.head_columns
         # A blurred task samples rows by weight. Its importance is measured on such a sample, not on all rows.
         order = None if data.weights is None else data.order(self.seeds, self.tasks, self.run.epochs)
-        omegas: list[Tensors] = [{} for _ in self.parts]
-        alpha: Tensors = {}
-        for wanted in measurements([part.term for part in self.parts]):
-            if not wanted.users and not self.stack.layers:
-                continue
-            size = self.run.batch if wanted.estimator == "per-batch" else self.at_once(data, self.run.batch, trains=True)
-
-            def batches(size: int = size) -> Iterator[tuple[Tensor, Tensor]]:
-                return ((x.to(self.step.dtype), y) for x, y in data.passes(size, self.still, order))
-
-            omega, found = measure_fleet(self.stack, self.params, self.buffers, batches, wanted, head, data.positive)
-            alpha = found if wanted.neurons else alpha
-            for user in wanted.users:
-                omegas[user] = omega
+        omegas, alpha = measure_task(self, head, order)
         for part, omega in zip(self.parts, omegas, strict=True):
             part.encode(lambda: self._shuffled("encoder"), self.params, self.buffers, head, self.tasks)
             fill_memory(part, self, head, order)
@@ -314,7 +304,7 @@ class Fleet:
 
     def strengths(self, m: int) -> dict[str, float]:
         """Return λ of every term of member m, by name; 0 for "auto" before it is measured."""
-        found = {part.term.name: s for part, s in zip(self.parts, self.rates.preserve, strict=True)}
+        found = {term.name: s for term, s in zip(self.runs[m].preserve.parts, self.rates.preserve, strict=True)}
         found |= {slot.kinds[m].name: self.rates.full(k) for k, slot in enumerate(self.slots)}
         return {name: float(s[m]) for name, s in found.items() if name != "none"}
 

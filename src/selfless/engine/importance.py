@@ -6,12 +6,13 @@ member with `selfless.importance.measure`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from selfless.engine.kinds import join, take
 from selfless.engine.native.forward import forward
 from selfless.engine.native.options import ForwardOptions, Measure
 from selfless.engine.stack import Stack, Tensors
@@ -21,9 +22,42 @@ from selfless.importance.loop import Sums, accumulate, add_sum
 from selfless.importance.objectives import is_by_layer
 from selfless.network.calling import evaluating
 from selfless.network.layers import Tap
-from selfless.preserve.base import Measurement
+from selfless.preserve.base import Measurement, Preserver, measurements
+
+if TYPE_CHECKING:
+    from selfless.engine.fleet import Fleet
 
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]  # returns a new pass over x (F, B, …), y (F, B)
+
+
+def measure_task(fleet: Fleet, head: slice, order: Tensor | None) -> tuple[list[Tensors], Tensors]:
+    """Return Ω of every member for each preserver, and α, measured on the task that ends; `order` (F, n): the samples to read."""
+    found = [_measure_kind(fleet, preserve.parts, members, head, order) for preserve, members in fleet.kinds]
+    return [join([omegas[k] for omegas, _ in found]) for k in range(len(fleet.parts))], join([alpha for _, alpha in found])
+
+
+def _measure_kind(
+    fleet: Fleet, terms: Sequence[Preserver], members: slice, head: slice, order: Tensor | None
+) -> tuple[list[Tensors], Tensors]:
+    """Measure Ω for each of these preservers and α, of the members that have them."""
+    data, stack = fleet.step.data.of(members), fleet.stack
+    params, buffers = take(fleet.params, members), take(fleet.buffers, members)
+    omegas: list[Tensors] = [{} for _ in terms]
+    alpha: Tensors = {}
+    for wanted in measurements(terms):
+        if not wanted.users and not stack.layers:
+            continue
+        size = fleet.run.batch if wanted.estimator == "per-batch" else fleet.at_once(fleet.step.data, fleet.run.batch, trains=True)
+
+        def batches(size: int = size) -> Iterator[tuple[Tensor, Tensor]]:
+            rows = None if order is None else order[members]
+            return ((x.to(fleet.step.dtype), y) for x, y in data.passes(size, fleet.still, rows))
+
+        omega, neurons = measure_fleet(stack, params, buffers, batches, wanted, head, data.positive)
+        alpha = neurons if wanted.neurons else alpha
+        for user in wanted.users:
+            omegas[user] = omega
+    return omegas, alpha
 
 
 def measure_fleet(

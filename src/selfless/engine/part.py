@@ -14,9 +14,8 @@
     consolidate                after a task: compute the new state
     evaluated_parameters       the parameters that a task is evaluated with
 
-The pure functions of the preserver are mapped over the members with vmap. A step writes the state in place, and only the groups with
-`changes_in_step`, because a CUDA graph contains the addresses of these tensors. `begin_epoch` and `consolidate` may replace the state; the
-captured steps must then be deleted.
+The pure functions of the preserver are mapped over the members with vmap. A step writes the state in place, and only its groups with
+`changes_in_step`: a CUDA graph holds their addresses. `begin_epoch` and `consolidate` may replace the state, and end captured steps.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from selfless.engine import rng
+from selfless.engine import kinds, rng
 from selfless.engine.stack import Stack, Tensors, column, each, mapping_error
 from selfless.network.roles import output_layer
 from selfless.network.wiring import Wiring
@@ -58,11 +57,11 @@ from selfless.preserve.groups import check_groups, check_step
 
 
 class Part:
-    """A preserver, its state for all members, and the stack and parameters it acts on."""
+    """A preserver, its state for all members, and the stack and parameters it acts on. Members of other `kinds` have the same step."""
 
     def __init__(self, terms: Sequence[Preserver], stack: Stack, trained: Tensors) -> None:
         term, strengths = terms[0], [one.strength for one in terms]
-        self.term, self.stack, self.trained = term, stack, trained
+        self.term, self.kinds, self.stack, self.trained = term, kinds.kinds_of(terms), stack, trained
         differs = term.reads_strength and len(set(strengths)) > 1
         self.strengths = torch.tensor(strengths, device=next(iter(trained.values())).device) if differs else None
         self.state: State = self._over_members("init")(self.values())
@@ -349,7 +348,8 @@ class Part:
 
     def _consolidate(self, omega: Tensors) -> None:
         if self.state:
-            self.state = self._over_members(consolidated)(self.state, self.values(), omega)
+            new = self._over_members(consolidated) if len(self.kinds) == 1 else partial(kinds.consolidate, self.kinds)
+            self.state = new(self.state, self.values(), omega)
 
     def measure_strength(self) -> None:
         """Measure λ of the strength "auto" from the state, if that was not done before."""

@@ -193,6 +193,16 @@ class Preserver(Term):
         return draws_targets(self.objective)
 
     @property
+    def without_strength(self) -> Term:
+        """The preserver at strength 0; itself if all members of a fleet must have the same strength."""
+        return self if self.same_strength else self.neutral()
+
+    @property
+    def step_kind(self) -> str:
+        """What preservers that train in one fleet have in common: their steps differ in numbers alone. By default all but the strength."""
+        return repr(self.without_strength)
+
+    @property
     def works_on_shards(self) -> bool:
         """True if every function treats each entry of a parameter alone: then each rank can compute on its rows of sharded parameters."""
         by_entry = self.splits == "entries" or type(self).consolidate is Preserver.consolidate

@@ -12,6 +12,7 @@ from torch import Tensor
 from selfless.functional import Anchor
 from selfless.functional.shapes import wide
 from selfless.importance import Estimator, Fisher, FunctionNorm, LayerNorms, LogLikelihood, Objective
+from selfless.importance.objectives import is_by_layer
 from selfless.preserve.base import Group, Preserver, Splits, widened
 from selfless.preserve.capabilities import Anchored, Observes, State, Tensors
 from selfless.terms import Strength, check_choice, check_positive
@@ -32,6 +33,12 @@ class Quadratic(Preserver, Anchored):
                 f"{cls.__name__} has its own penalty, but the implicit anchor of Quadratic would still use Ω(θ − θ*)²: "
                 "subclass selfless.preserve.Preserver, or override anchor() too"
             )
+
+    @property
+    def step_kind(self) -> str:
+        """Preservers that differ only in how Ω is measured, at the end of a task, share a fleet."""
+        is_plain = self.measures and not (self.is_custom() or self.is_auto or isinstance(self, Observes) or is_by_layer(self.objective))
+        return "Ω(θ − θ*)²" if is_plain else super().step_kind
 
     def anchor(self, state: State) -> Anchor:
         return Anchor(state["omega"], state["anchor"])
@@ -140,6 +147,10 @@ class EWC(FisherObjectives, Quadratic):
         check_choice(self, "fisher", ("empirical", "sampled", "exact"))
         check_choice(self, "estimator", ("per-sample", "per-batch"))
         check_positive(self, "decay")
+
+    @property
+    def step_kind(self) -> str:
+        return super().step_kind if self.mode == "online" else repr(self.without_strength)  # `offset` is part of the penalty
 
     @property
     def works_on_shards(self) -> bool:

@@ -68,8 +68,8 @@ def train(  # type: ignore[misc]  # the options of the overloads are those below
 ) -> Result | list[Result]:
     """Train one run or many: return a Result for a Run, a list in the same order for a list.
 
-    Runs that differ only in numbers (seed, strengths, σ, lr, epochs) and in the sparsifier train together as one fleet, or as several
-    fleets if one would not fit into memory.
+    Runs that differ only in numbers (seed, strengths, σ, lr, epochs), in the sparsifier, or in preservers whose steps are the same (MAS and
+    EWC) train together as one fleet, or as several fleets if one would not fit into memory.
 
     stream        the stream of all runs, in place of their own: a name, a Stream, or a list of tasks (train, test)
     model         the network of all runs: a name, a function that makes it, or an nn.Module, whose weights every run starts from

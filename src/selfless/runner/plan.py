@@ -177,13 +177,13 @@ def parse_size(text: str | int | None) -> int | None:
 
 # -------------------------------------------------------------------------------------------------------------------- fleets
 def fleets(runs: Sequence[Run], most: int | None = None) -> list[list[Run]]:
-    """Group runs that can train together, at most `most` in a fleet. Members with the same sparsifier are neighbours."""
+    """Group runs that can train together, at most `most` in a fleet. Members with the same methods are neighbours."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(_shared_settings(run), []).append(run)
     found = []
     for group in groups.values():
-        group.sort(key=lambda r: repr(r.sparsify.neutral()))
+        group.sort(key=lambda r: (repr(_without_strengths(r)), repr(r.sparsify.neutral())))
         size = len(group) if most is None else max(1, most)
         found += [group[i : i + size] for i in range(0, len(group), size)]
     return found
@@ -213,15 +213,21 @@ def spread(groups: Sequence[Sequence[Run]], sizes: Sequence[int], slots: int, *,
     return found
 
 
+def _without_strengths(run: Run) -> list[Term]:
+    terms: tuple[Preserver, ...] = run.preserve.parts
+    return [term.without_strength for term in terms]
+
+
 def _shared_settings(run: Run) -> str:
     """Return the settings that the members of a fleet must share, as text: all but seed, strengths, lr, epochs, ramp and sparsifier.
 
+    Preservers may differ if their steps are the same, as those of MAS and EWC are.
     A stream, network or preserver may require more: the same seed, the same number of epochs, or a fleet of one. Runs with a sparsifier of
     the user's share no fleet with others, so that an error in it ends no other run.
     """
     stream, network = stream_traits(run.stream, run.stream_options), network_traits(run)
     terms: tuple[Preserver, ...] = run.preserve.parts
-    preserve = [repr(term if term.same_strength else term.neutral()) for term in terms]
+    preserve = [term.step_kind for term in terms]
     fields = run.as_dict() | {"preserve": preserve, "sparsify": None, "seed": None, "lr": None, "epochs": None, "ramp": None}
     if own := [term.spelling() for term in run.sparsify.parts if term.is_custom()]:
         fields["sparsify"] = own
