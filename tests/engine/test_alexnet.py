@@ -45,7 +45,7 @@ def test_its_layers_run_on_the_stack_in_their_order() -> None:
     names = [name for name, _ in in_order(model)]
     assert names[0] == "features.0"
     assert names[-4:] == ["classifier.3", "classifier.4", "classifier.5", "head"]
-    assert not is_native(nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Linear(2, 2)))
+    assert not is_native(nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), nn.Linear(2, 2)))
     shared = nn.ReLU()
     assert not is_native(nn.Sequential(nn.Sequential(nn.Linear(2, 2), shared), shared))
 

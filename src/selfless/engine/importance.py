@@ -1,7 +1,7 @@
 """Ω and α of every member of a fleet: the stacked backend of the loop in `selfless.importance.loop`.
 
-A native network is measured for all members at once. Any other network, and an objective that works layer by layer, is measured member by
-member with `selfless.importance.measure`.
+A native network is measured for all members at once. Any other network, one with batch norm, and an objective that works layer by layer,
+are measured member by member with `selfless.importance.measure`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def measure_fleet(
     f is the output in the columns `head`, and labels are counted from its first column. `positive`: no input is below zero.
     """
     with evaluating(stack.module):
-        if stack.native and not is_by_layer(wanted.objective):
+        if stack.native and not stack.normalises and not is_by_layer(wanted.objective):
             return _measure_stacked(stack, params, batches, wanted, head, positive)
         members = range(len(next(iter(params.values()))))
         parts = [_measure_member(stack, m, params, buffers, batches, wanted, head) for m in members]

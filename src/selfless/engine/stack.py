@@ -58,6 +58,7 @@ class Stack:
         self.bound = self.in_turn = self.compiles = False
         self.lanes = Lanes()
         norms = [m for m in self.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.normalises = bool(norms)
         self.mixes_samples = any(norm.running_mean is None for norm in norms)  # True if evaluation, too, uses statistics of the batch
         self._outputs: Tensors = {}  # outputs of the layers in the current forward pass
         self._places: dict[str, Tap] = {}  # layer → its place in the network, as a forward pass shows it
@@ -171,7 +172,9 @@ class Stack:
     ) -> tuple[Tensor, list[Tensor]]:
         """Run all members with these parameters: by kernels, in turn or mapped."""
         if self.native:
-            options = ForwardOptions(self.layers, differentiable=differentiable, inhibit=inhibit, gates=self.gates, draws=draws)
+            options = ForwardOptions(
+                self.layers, differentiable=differentiable, inhibit=inhibit, gates=self.gates, buffers=buffers, draws=draws
+            )
             logits = forward(self.module, params, x, options)
             return logits, self._in_order(options.outputs)
         if self.in_turn:

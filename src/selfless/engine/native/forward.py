@@ -1,8 +1,8 @@
 """The forward pass over stacked parameters.
 
-A linear layer is one batched matmul. Pointwise layers run on the stacked tensor. Pooling treats members as more samples. A convolution
-runs member by member; on a GPU a 3×3 convolution with at most 64 channels runs for all members in one kernel of `selfless.engine.kernels`
-(docs/lab-notes.md compares the two). The backward pass can do two more things:
+A linear layer is one batched matmul. Pointwise layers run on the stacked tensor. Pooling treats members as more samples. Batch norm and
+convolutions run member by member; on a GPU a 3×3 convolution with at most 64 channels runs for all members in one kernel of
+`selfless.engine.kernels` (docs/lab-notes.md compares the two). The backward pass can do two more things:
 
     inhibition   a penalty hᵀSh/M has the gradient 2Sh/M, which a layer adds to the gradient that passes through it (`PairGradient`)
     importance   with a `Measure` the "gradient" of a parameter is Σ_m |∂L_m/∂θ|ᵖ, and that of a probe (F, N) is Σ_m |∂L_m/∂n|, so one
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from selfless.activations import LWTA, Maxout
 from selfless.engine.native.functions import Inhibit, MemberConv, Probe, StackedLinear, TritonConv, TritonPool, apply
 from selfless.engine.native.hardware import is_small_pool, kernels, runs_in_triton
+from selfless.engine.native.norms import NORMS, batch_norm, is_plain_norm
 from selfless.engine.native.options import ForwardOptions, Penalty, Tensors
 
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Dropout)
@@ -32,7 +33,7 @@ def is_native(module: nn.Module) -> bool:
         return False
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.named_parameters())):
         return False  # tied weights: `params` has only one of their names
-    known = (nn.Linear, nn.Conv2d, *_POINTWISE, *_POOLS, nn.Flatten, Maxout, LWTA)
+    known = (nn.Linear, nn.Conv2d, *NORMS, *_POINTWISE, *_POOLS, nn.Flatten, Maxout, LWTA)
     layers = [layer for _, layer in in_order(module)]
     return all(type(layer) in known and _is_plain(layer) for layer in layers) and len(set(layers)) == len(layers)
 
@@ -51,6 +52,8 @@ def _is_plain(layer: nn.Module) -> bool:
         return layer.start_dim == 1 and layer.end_dim == -1
     if isinstance(layer, nn.Conv2d):
         return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    if isinstance(layer, NORMS):
+        return is_plain_norm(layer)
     return set(layer._parameters) <= {"weight", "bias"} and not getattr(layer, "inplace", False)
 
 
@@ -85,6 +88,8 @@ def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptio
             skip = ""
         elif is_small_pool(layer, x):
             x, owed = apply(TritonPool, x, owed), False
+        elif isinstance(layer, NORMS):
+            x, owed = batch_norm(layer, name, params, options.buffers, _rectify(x, owed)), False
         elif isinstance(layer, nn.Dropout) and layer.training and options.draws is not None:
             x, owed = options.draws.by_member(layer, _rectify(x, owed)), False
         else:

@@ -171,4 +171,5 @@ class ForwardOptions:
     resized: Collection[str] = ()  # activations that change the number of neurons (Maxout): the probe is at their output
     positive: bool = False  # no input is below zero
     gates: Mapping[str, Tensor] = field(default_factory=dict)  # layer → factors of its outputs (F, N)
+    buffers: Tensors = field(default_factory=dict)  # running statistics of batch norm
     draws: Draws | None = None  # the random numbers of every member; None: members share one generator
