@@ -64,6 +64,26 @@ def test_code_and_other_texts_count(old: str, new: str, run: Run) -> None:
     assert digest(NETWORK.replace(old, new), run) != digest(NETWORK, run)
 
 
+def test_lines_within_a_string_count() -> None:
+    """Blank lines and spaces at the ends of lines are part of a string, also where it is formatted."""
+    texts = [
+        'x = """a\n\nb"""',
+        'x = """a\nb"""',
+        'x = """a \nb"""',
+        'x = f"""a\n\n{1}"""',
+        'x = f"""a\n{1}"""',
+        'x = """a\n\n"""',
+        'x = """a\n"""',
+    ]
+    assert len({code_of(text) for text in texts}) == len(texts)
+    assert code_of('x = """a\n\nb"""  \n\n\ny = 1') == 'x = """a\n\nb"""\ny = 1'
+    assert code_of("x = 1 \\\n\n-2") != code_of("x = 1 \\\n-2")
+
+
+def test_a_docstring_that_is_read_counts() -> None:
+    assert code_of('"""One."""\nx = __doc__\n') != code_of('"""Two."""\nx = __doc__\n')
+
+
 @pytest.mark.parametrize("broken", ["def f(:\n    pass\n", "x = '''not closed\n", "\x00", "if True:\n        a = 1\n    b = 2\n"])
 def test_of_a_file_that_is_no_python_every_letter_counts(broken: str, run: Run) -> None:
     assert digest(broken, run) != digest(broken + "# more\n", run)

@@ -68,11 +68,22 @@ def _file_digest(file: Path, as_written: bool) -> bytes:
 @functools.lru_cache(maxsize=64)  # the runs of a study share their files
 def code_of(source: str) -> str:
     """Return the source of Python code without comments, docstrings, blank lines and spaces at the ends of lines."""
+    if "__doc__" in source:  # docstrings are read
+        return source
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     lines = source.encode().split(b"\n")
-    for first, start, last, end in (*_comments(source), *_docstrings(source)):
+    docstrings = _docstrings(source)
+    for first, start, last, end in (*_comments(source), *(_place(text) for text in docstrings)):
         lines[first : last + 1] = [lines[first][:start] + lines[last][end:], *[b""] * (last - first)]
-    return "\n".join(line.decode().rstrip() for line in lines if line.strip())
+    strings = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.JoinedStr | ast.Constant)]
+    inside = {line for node in strings for line in range(node.lineno - 1, (node.end_lineno or node.lineno) - 1)}
+    inside -= {line for text in docstrings for line in range(text.lineno - 1, (text.end_lineno or text.lineno) - 1)}
+    kept = list[str]()
+    for number, line in enumerate(lines):
+        after_string, continues = number - 1 in inside, bool(kept) and kept[-1].endswith("\\")
+        if number in inside or after_string or continues or line.strip():
+            kept.append(line.decode() if number in inside else line.decode().rstrip())
+    return "\n".join(kept)
 
 
 def _comments(source: str) -> list[tuple[int, int, int, int]]:
@@ -82,13 +93,17 @@ def _comments(source: str) -> list[tuple[int, int, int, int]]:
     return [(row, start, row, sys.maxsize) for row, start in found]
 
 
-def _docstrings(source: str) -> list[tuple[int, int, int, int]]:
-    """Return the places of docstrings, as `_comments` does."""
+def _docstrings(source: str) -> list[ast.Constant]:
+    """Return the docstrings of a module, its classes and its functions."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     first = [node.body[0] for node in ast.walk(ast.parse(source)) if isinstance(node, kinds) and node.body]
     values = [one.value for one in first if isinstance(one, ast.Expr)]
-    texts = [value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
-    return [(t.lineno - 1, t.col_offset, (t.end_lineno or t.lineno) - 1, t.end_col_offset or 0) for t in texts]
+    return [value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+
+
+def _place(text: ast.Constant) -> tuple[int, int, int, int]:
+    """Return the place of a docstring, as `_comments` does."""
+    return text.lineno - 1, text.col_offset, (text.end_lineno or text.lineno) - 1, text.end_col_offset or 0
 
 
 def _network_files(run: Run) -> list[Path]:
