@@ -43,10 +43,13 @@ class Event:
 
 Report = Callable[[Event], None]
 PAUSE = 0.5  # seconds between two passing events
+FEW, SOON = 10, 5.0  # the time left is not estimated from fewer steps in less time, in seconds
 
 
 class Pace:
     """How far a training is, how fast it is, and how long it will take: from steps done, counted by the clock.
+
+    The first step is not counted: it may take seconds, because threads start, memory is allocated and kernels are compiled.
 
     sizes   steps of one epoch, by task
     """
@@ -57,6 +60,7 @@ class Pace:
         self.done = self.first = 0
         self.started = self._said = time.perf_counter()
         self._epoch = (0, self.started)  # steps and time at the start of this epoch
+        self._is_warm = False
         self.speed: float | None = None
 
     def place(self, task: int, epoch: int) -> None:
@@ -75,6 +79,9 @@ class Pace:
         """Count one step; return True if the last passing event is PAUSE seconds ago."""
         self.done += 1
         now = time.perf_counter()
+        if not self._is_warm:
+            self._is_warm, self.first, self.started = True, self.done, now
+            self._epoch = (self.done, now)
         if now - self._said < PAUSE:
             return False
         self._said = now
@@ -95,8 +102,10 @@ class Pace:
     @property
     def seconds_left(self) -> float | None:
         """(now − start) · steps to do / steps done: evaluations and consolidations count as part of their steps."""
-        done = self.done - self.first
-        return (time.perf_counter() - self.started) * (self.total - self.done) / done if done else None
+        if self.done >= self.total:
+            return 0.0
+        done, spent = self.done - self.first, time.perf_counter() - self.started
+        return spent * (self.total - self.done) / done if done >= FEW or (done > 0 and spent >= SOON) else None
 
 
 @dataclass
