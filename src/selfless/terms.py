@@ -96,7 +96,7 @@ class Term:
     def neutral(self) -> Term:
         """Return the same term at strength 0, which the members of a fleet have in common; a term with "auto" stays as it is."""
         same = copy.copy(self)  # `replace` would call `__post_init__`, which may refuse the strength 0
-        vars(same).update({} if self.is_auto else {"strength": 0.0})
+        object.__setattr__(same, "strength", "auto" if self.is_auto else 0.0)
         return same
 
     def __add__(self, other: object) -> Term:

@@ -42,7 +42,7 @@ def test_the_gradient_of_a_sparing_decov_is_autograds() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 64, 200, 997])
-@pytest.mark.parametrize("neurons", [4, 32, 256, 500, 2048])
+@pytest.mark.parametrize("neurons", [4, 32, 190, 256, 300, 500, 2048])
 def test_the_parts_of_a_covariance_stay_small(samples: int, neurons: int) -> None:
     """All parts together have about a million numbers at most, unless a single one has more; they divide the samples evenly."""
     parts = count_parts(samples, neurons)
@@ -52,6 +52,7 @@ def test_the_parts_of_a_covariance_stay_small(samples: int, neurons: int) -> Non
 
 def test_narrow_layers_are_divided_and_wide_ones_are_not() -> None:
     assert [count_parts(200, n) for n in (32, 256, 2048)] == [8, 8, 1]
+    assert [count_parts(64, n) for n in (181, 190, 220, 256, 300, 500)] == [32, 16, 16, 16, 8, 4]
 
 
 def test_a_switch_turns_it_off() -> None:

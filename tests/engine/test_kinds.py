@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
 import selfless
-from selfless import EWC, MAS, SLNID, DeCov, LwF, NoSparsifier, Run, SparingDeCov
+from selfless import EWC, HAT, MAS, SLNID, DeCov, LwF, NoSparsifier, Run, SparingDeCov
 from selfless.engine.kinds import join, kinds_of, take
 from selfless.engine.learner import Learner
 from selfless.preserve import OnlineEWC
@@ -68,7 +68,11 @@ def assert_members_are_runs_alone(runs: list[Run]) -> None:
         for name, value in its.items():
             if name.startswith(("state.", "alpha.")):
                 assert_close(
-                    mine[name], value, rtol=2e-2, atol=1e-7 + 1e-3 * float(value.abs().max()), msg=lambda text, n=name: f"{n}: {text}"
+                    mine[name],
+                    value,
+                    rtol=2e-2,
+                    atol=1e-7 + 1e-3 * float(value.float().abs().max()),
+                    msg=lambda text, n=name: f"{n}: {text}",
                 )
         assert_allclose(together[m].accuracy, alone.accuracy, atol=0.026)
         for ours, theirs in zip(together[m].capacity, alone.capacity, strict=True):
@@ -87,6 +91,7 @@ def test_each_member_is_the_run_alone(tasks_npz: str) -> None:
         {"schedule": "cosine", "alpha": "mean"},
         {"optimizer": "adamw", "lr": 1e-3},
         {"preservers": [LwF(0.5) + MAS(0.1), LwF(0.5) + EWC(3.0), LwF(0.2) + MAS(0.2, estimator="per-batch")]},
+        {"preservers": [HAT(0.75) + MAS(0.1), HAT(0.75) + EWC(1.0)], "epochs": 2},
         {"sparsify": DeCov(1e-2)},
         {"sparsify": SparingDeCov(1e-2)},
     ],
@@ -134,6 +139,14 @@ def test_a_gpu_computes_what_a_cpu_does(tasks_npz: str, changes: dict[str, Any])
     cpu, gpu = Learner(runs), Learner(runs, device="cuda")
     for a, b in zip(cpu.learn(), gpu.learn(), strict=True):
         assert_allclose(a.accuracy, b.accuracy, atol=0.051)
+
+
+def test_each_preserver_is_warned_about_in_the_class_scenario(tasks_npz: str) -> None:
+    with pytest.warns(UserWarning, match="the class scenario") as said:
+        Learner(mixed(tasks_npz, [MAS(0.1), EWC(1.0)], scenario="class"))
+    text = " ".join(str(one.message) for one in said)
+    assert "MAS" in text
+    assert "EWC" in text
 
 
 def test_a_study_of_several_preservers_is_one_fleet(tasks_npz: str, tmp_path: Path) -> None:

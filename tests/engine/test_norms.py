@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.testing import assert_close
 
 from selfless import MAS, SLNID, DeCov, LwF
@@ -83,6 +84,34 @@ def test_means_over_all_steps_are_left_to_the_module() -> None:
     assert is_plain_norm(nn.BatchNorm2d(3, momentum=None, track_running_stats=False))  # type: ignore[arg-type]
     assert not is_plain_norm(nn.SyncBatchNorm(3))
     assert not is_plain_norm(nn.LayerNorm(3))
+
+
+def test_statistics_that_are_no_longer_tracked_stay_as_they_are() -> None:
+    """`track_running_stats = False` after construction: training uses the batch, evaluation the statistics of before."""
+    modules = nets(running=True)
+    for net in modules:
+        for layer in (net[1], net[5]):
+            layer.track_running_stats = False  # type: ignore[assignment]
+    params, buffers = (stacked([dict(getattr(net, f"named_{kind}")()) for net in modules]) for kind in ("parameters", "buffers"))
+    x = torch.randn(3, 6, 2, 5, 5, generator=torch.Generator().manual_seed(9))
+    for trains in (True, False):
+        y = forward(copy.deepcopy(modules[0]).train(trains), params, x, ForwardOptions(buffers=buffers))
+        for m, net in enumerate(modules):
+            assert_close(y[m], net.train(trains)(x[m]))
+            for name, b in net.named_buffers():
+                assert_close(buffers[name][m], b)
+
+
+def test_layers_that_only_the_module_can_run_are_left_to_it() -> None:
+    def net() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+
+    pruned, hooked, before = net(), net(), net()
+    prune.random_unstructured(pruned[1], "weight", 0.5)  # type: ignore[no-untyped-call]
+    hooked[1].register_forward_hook(lambda _m, _i, output: 2 * output)
+    before.register_forward_pre_hook(lambda _m, inputs: (2 * inputs[0],))
+    assert is_native(net())
+    assert not any(map(is_native, (pruned, hooked, before)))
 
 
 METHODS = [(MAS(0.1, estimator="per-batch"), SLNID(1e-2)), (LwF(0.5), DeCov(1e-2))]

@@ -36,6 +36,15 @@ def test_a_method_may_refuse_the_strength_0() -> None:
     assert [len(f) for f in fleets([Run(preserve=Share(s)) for s in (0.5, 0.6)])] == [2]
 
 
+@dataclass(frozen=True, slots=True)
+class Slotted(MAS):
+    """A method of the user's without a dictionary."""
+
+
+def test_a_method_may_have_slots() -> None:
+    assert Slotted(0.3).neutral().strength == 0.0
+
+
 @dataclass(frozen=True)
 class Own(MAS):
     """A method of the user's."""

@@ -80,6 +80,15 @@ def test_lines_within_a_string_count() -> None:
     assert code_of("x = 1 \\\n\n-2") != code_of("x = 1 \\\n-2")
 
 
+def test_the_encoding_of_a_file_counts(run: Run) -> None:
+    """The same bytes are another text in another encoding."""
+    found = []
+    for first in (b"# coding: latin-1\n", b"# coding: utf-8\n", b"# another comment\n"):
+        Path("nets.py").write_bytes(first + 'text = "ä"\n'.encode())
+        found.append(made_from(run))
+    assert found[0] != found[1] == found[2]
+
+
 def test_a_docstring_that_is_read_counts() -> None:
     assert code_of('"""One."""\nx = __doc__\n') != code_of('"""Two."""\nx = __doc__\n')
 

@@ -53,7 +53,11 @@ def _measure_kind(
             rows = None if order is None else order[members]
             return ((x.to(fleet.step.dtype), y) for x, y in data.passes(size, fleet.still, rows))
 
-        omega, neurons = measure_fleet(stack, params, buffers, batches, wanted, head, data.positive)
+        gates, stack.gates = stack.gates, take(stack.gates, members)
+        try:
+            omega, neurons = measure_fleet(stack, params, buffers, batches, wanted, head, data.positive)
+        finally:
+            stack.gates = gates
         alpha = neurons if wanted.neurons else alpha
         for user in wanted.users:
             omegas[user] = omega

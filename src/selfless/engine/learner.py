@@ -27,6 +27,7 @@ from selfless.engine.build import build_fleet, build_streams
 from selfless.engine.checkpoint import CannotContinue, Checkpoint
 from selfless.engine.continuing import Parent, check, inherit
 from selfless.engine.faults import loss_fault, state_faults
+from selfless.engine.kinds import kinds_of
 from selfless.engine.native.hardware import using
 from selfless.engine.penalties import has_penalty, penalty_tensors, read_penalties
 from selfless.engine.plateaus import STOP, lower
@@ -69,7 +70,8 @@ class Learner:
             check(self.run, parent)
         self.streams = build_streams(self.runs, data_dir, parent)
         if len(self.streams[0].heads) > 1:  # joint training forgets nothing
-            scenario.warn(self.run.preserve, self.run.scenario)
+            for preserve, _ in kinds_of([r.preserve for r in self.runs]):
+                scenario.warn(preserve, self.run.scenario)
         self.epochs = max(r.epochs for r in self.runs)
         self.best: Tensors = {}  # of each member's best epoch of this task; see `engine.selection`
         self._start()

@@ -116,8 +116,8 @@ class Group:
     def remarks(self) -> tuple[str, ...]:
         """Footnotes: chosen on test data, other versions of a user's files, failed runs, what it is told, notes on the data."""
         texts = [ON_TEST] if self.on_test else []
-        if len(versions := {str(r.about.get("made_from", "")) for r in self.results}) > 1:
-            texts.append(f"its seeds were trained with {len(versions)} versions of your data, network or method: train all of them again")
+        if (count := _count_versions([str(r.about.get("made_from", "")) for r in self.results])) > 1:
+            texts.append(f"its seeds were trained with {count} versions of your data, network or method: train all of them again")
         if self.failures:
             seeds = {why: [str(s) for s, w in self.failures.items() if w == why] for why in self.failures.values()}
             reasons = "; ".join(f"seed{'s' * (len(which) > 1)} {', '.join(which)}: {why}" for why, which in seeds.items())
@@ -178,6 +178,12 @@ def _differing(found: Sequence[Group]) -> list[str]:
         "epochs": {g.run.epochs for g in found},
     }
     return [name for name, different in values.items() if len(different) > 1]
+
+
+def _count_versions(digests: Sequence[str]) -> int:
+    """Return how many versions of a user's files these digests show. One with comments and one without cannot be compared."""
+    newer = {digest for digest in digests if digest.startswith("code-")}
+    return max(len(newer), len({*digests} - newer))
 
 
 def _shares_head(result: Result) -> bool:

@@ -1,6 +1,7 @@
 """A digest of the files that a run depends on but names only by a path: custom data, networks, methods, weights, and object sets.
 
-It is recorded with each result. A run whose digest has changed is trained again. Comments and docstrings of Python files do not count.
+It is recorded with each result. A run whose digest has changed is trained again. Comments and docstrings of Python files do not count; a
+digest of an older version, in which they did, has no `CODE` at its start.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import inspect
 import io
 import sys
 import tokenize
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +24,8 @@ from selfless.data.digests import Contents, stream_contents
 from selfless.inputs import is_own_file
 from selfless.network.given import PREFIX as GIVEN
 from selfless.spec import Run
+
+CODE = "code-"  # begins a digest without comments
 
 
 def contents_of(run: Run, data_dir: Path | str | None = None) -> Contents:
@@ -51,15 +55,17 @@ def made_from(run: Run, data_dir: Path | str | None = None, contents: Contents |
         with contextlib.suppress(OSError):
             digest.update(_file_digest(Path(file), as_written))
     has_sources = bool(files) or contents.listing is not None or weights.is_file()
-    return digest.hexdigest()[:16] if has_sources else ""
+    kind = CODE if not as_written and any(Path(file).suffix == ".py" for file in files) else ""
+    return kind + digest.hexdigest()[:16] if has_sources else ""
 
 
 def _file_digest(file: Path, as_written: bool) -> bytes:
     """Return the digest of a file, of a Python file that of its code."""
     if file.suffix == ".py" and not as_written:
         content = file.read_bytes()
-        with contextlib.suppress(SyntaxError, ValueError, tokenize.TokenError):
-            content = code_of(content.decode("utf-8-sig")).encode()
+        with contextlib.suppress(SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's code, as of an invalid escape sequence
+            content = code_of(content.decode(tokenize.detect_encoding(io.BytesIO(content).readline)[0])).encode()
         return hashlib.sha256(content).digest()
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()

@@ -35,7 +35,8 @@ def is_native(module: nn.Module) -> bool:
         return False  # tied weights: `params` has only one of their names
     known = (nn.Linear, nn.Conv2d, *NORMS, *_POINTWISE, *_POOLS, nn.Flatten, Maxout, LWTA)
     layers = [layer for _, layer in in_order(module)]
-    return all(type(layer) in known and _is_plain(layer) for layer in layers) and len(set(layers)) == len(layers)
+    plain = all(type(layer) in known and _is_plain(layer) for layer in layers) and len(set(layers)) == len(layers)
+    return plain and not any(_is_hooked(part) for part in module.modules())
 
 
 def in_order(module: nn.Module, before: str = "") -> list[tuple[str, nn.Module]]:
@@ -52,9 +53,14 @@ def _is_plain(layer: nn.Module) -> bool:
         return layer.start_dim == 1 and layer.end_dim == -1
     if isinstance(layer, nn.Conv2d):
         return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    if isinstance(layer, NORMS):
-        return is_plain_norm(layer)
+    if isinstance(layer, NORMS) and not is_plain_norm(layer):
+        return False
     return set(layer._parameters) <= {"weight", "bias"} and not getattr(layer, "inplace", False)
+
+
+def _is_hooked(layer: nn.Module) -> bool:
+    """Return True if the user has registered a hook, which only the module itself would call."""
+    return any((layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks))
 
 
 def forward(module: nn.Module, params: Tensors, x: Tensor, options: ForwardOptions) -> Tensor:

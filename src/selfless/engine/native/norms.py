@@ -20,9 +20,11 @@ def batch_norm(layer: nn.Module, name: str, params: Mapping[str, Tensor], buffer
     """Return layer(x_f) of every member for x (F, B, …). In training running statistics, which are among the buffers, are updated."""
     assert isinstance(layer, NORMS)
     mean, var = buffers.get(f"{name}.running_mean"), buffers.get(f"{name}.running_var")
-    if layer.training and f"{name}.num_batches_tracked" in buffers:
-        buffers[f"{name}.num_batches_tracked"].add_(1)
     by_batch, momentum = layer.training or mean is None, layer.momentum or 0.0
+    if layer.training and not layer.track_running_stats:  # as the module does: they are kept for evaluation
+        mean = var = None
+    elif layer.training and f"{name}.num_batches_tracked" in buffers:
+        buffers[f"{name}.num_batches_tracked"].add_(1)
     scales = (params.get(f"{name}.{part}") for part in ("weight", "bias"))
     each = zip(x.unbind(), *(_members(t, len(x)) for t in (mean, var, *scales)), strict=True)
     return torch.stack([F.batch_norm(h, m, v, weight, bias, by_batch, momentum, layer.eps) for h, m, v, weight, bias in each])

@@ -136,7 +136,8 @@ def count_parts(samples: int, neurons: int) -> int:
 
     A wide layer fills a GPU alone. Its parts would each be a matrix of N² numbers, written and read once more.
     """
-    return math.gcd(samples, max(1, min(32, 2**20 // neurons**2)))
+    most = max(1, min(32, 2**20 // neurons**2))
+    return math.gcd(samples, 1 << (most.bit_length() - 1))  # a power of two has many divisors in common with a batch
 
 
 def _masked(g: Tensor, h: Tensor, owed: bool) -> Tensor:
