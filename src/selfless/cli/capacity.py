@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from selfless.spec import Result
 
 EXAMPLES = "Examples:  selfless capacity results  ·  selfless capacity results/KEY  ·  selfless capacity results --margin 5"
-FEW = 12  # up to this number of runs all layers are shown, for more runs a summary
+FEW = 3  # up to this number of runs all layers are shown, some seventy lines a run; for more runs a summary
 
 
 def capacity(
