@@ -23,7 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SECONDS = float(os.environ.get("INTEGRATIONS_SECONDS", "200"))  # to install, and again to test; what is not done by then is skipped
+SECONDS = float(os.environ.get("INTEGRATIONS_SECONDS", "300"))  # to install, and again to test; what is not done by then is skipped
 EXTRAS = ("lightning", "transformers", "ray", "tensorboard", "wandb", "mlflow", "avalanche")
 # Avalanche and pytorchcv require torchvision, which has no CPU build for this torch: they are installed without their requirements, and
 # tests/integrations/stubs stands in for torchvision. These are the requirements that Avalanche imports.
