@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import selfless
@@ -19,6 +20,7 @@ from selfless.preserve import OnlineEWC
 from selfless.runner.plan import fleets
 from selfless.testing import small_arrays
 from tests.engine.small_runs import on_gpu, small
+from tests.runner.small_runs import stopping
 
 NETWORKS = """
 from torch import nn
@@ -121,15 +123,18 @@ def test_importance_of_a_sample_of_the_task(tmp_path: Path) -> None:
     assert_members_are_runs_alone(mixed(f"arrays:{tmp_path / 'all.npz'}", KINDS[:4], **blurred))
 
 
-def test_a_stopped_fleet_goes_on(tasks_npz: str) -> None:
-    """The state of a mixed fleet is read again as it was written."""
-    runs = mixed(tasks_npz)
-    first = Learner(runs)
-    first.learn()
-    second = Learner(runs)
-    second.fleet.restore(first.fleet.tensors(), 3)
-    for name, value in first.fleet.tensors().items():
-        assert_close(second.fleet.tensors()[name], value)
+@pytest.mark.parametrize("events", [1, 3])  # within the first task; in the second, when the members have states
+def test_a_stopped_fleet_goes_on_with_the_same_numbers(tasks_npz: str, tmp_path: Path, every_epoch_saved: None, events: int) -> None:
+    runs, how = mixed(tasks_npz, epochs=2), {"workers": 1, "device": "cpu"}
+    whole = selfless.train(runs, out=tmp_path / "whole", **how)
+    with pytest.raises(KeyboardInterrupt):
+        selfless.train(runs, out=tmp_path / "cut", watch=stopping(events), **how)
+    again = selfless.train(runs, out=tmp_path / "cut", **how)
+    for run, a, b in zip(runs, whole, again, strict=True):
+        assert_array_equal(a.accuracy, b.accuracy)
+        one, other = (load_file(tmp_path / place / run.key / "checkpoint.safetensors") for place in ("whole", "cut"))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @on_gpu

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import lzma
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from selfless import Run
+from selfless.data.digests import Contents
 from selfless.experiments import experiment, wide_networks
 from selfless.experiments.wide import BASES
+from selfless.runner.sources import is_made_from
 
 SHAPE = (3, 8, 8)
 
@@ -57,3 +63,12 @@ def test_lora_starts_as_the_frozen_transformer_and_trains_adapters_and_head(no_d
     assert torch.allclose(model(x), plain(x), atol=1e-6)
     trained = {n.rpartition(".")[2] for n, p in model.named_parameters() if p.requires_grad and not n.startswith("head.")}
     assert trained == {"a", "b"}
+
+
+def test_recorded_runs_are_made_from_the_networks_of_today() -> None:
+    """A change of `wide_networks.py`, even of a docstring, would train hours of recorded runs again: their digests count every letter."""
+    with lzma.open(Path(__file__).parents[2] / "results" / "wide" / "runs.jsonl.xz", "rt") as lines:
+        values = [json.loads(line) for line in lines]
+    found = [(Run.from_dict(one["run"]), one["about"]["made_from"]) for one in values if ":" in one.get("run", {}).get("model", "")]
+    assert found
+    assert all(is_made_from(run, digest, contents=Contents()) for run, digest in found)

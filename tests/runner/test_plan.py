@@ -11,6 +11,7 @@ import pytest
 from selfless import MAS, Run
 from selfless.runner.network_traits import network_traits
 from selfless.runner.plan import fleets, parse_pairs, parse_size, plan, split_evenly
+from tests.testing.methods import Share
 
 
 def test_fleets_hold_what_differs_in_numbers_only() -> None:
@@ -19,16 +20,6 @@ def test_fleets_hold_what_differs_in_numbers_only() -> None:
     assert [len(f) for f in fleets([*runs, Run(epochs=3), Run(sparsify="slni:1,sigma=3"), Run(model="mlp-64")])] == [14, 1]
     assert len(fleets([Run(stream="blurred-cifar-100", epochs=e) for e in (3, 4)])) == 2
     assert [len(f) for f in fleets(runs, most=5)] == [5, 5, 2]
-
-
-@dataclass(frozen=True)
-class Share(MAS):
-    """A method of the user's whose strength is above 0."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.fixed_strength <= 1:
-            raise ValueError("a share")
 
 
 def test_a_method_may_refuse_the_strength_0() -> None:
