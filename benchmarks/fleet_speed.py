@@ -7,7 +7,7 @@
 
 To compare two versions, run the same file with PYTHONPATH at each of the two `src` folders; `selfless` is imported from there. The images
 are drawn, so no data is needed and what is learnt means nothing. Sparsifiers act in all layers, with `--layers hidden` in fully-connected
-ones. `--model vgg-slim` has tasks of twenty classes of images of 64×64.
+ones. `--model vgg-slim` has tasks of twenty classes of images of 64×64. GPM's protocol: `--model alexnet-cifar --precision tf32 --batch 64`.
 
 A run is not trained to its end. A step is timed in the first task, in the second (one old head) and in the last one (all others are old),
 and PackNet's also after pruning. Between the second and the last task the time is interpolated. Then
@@ -48,6 +48,7 @@ from selfless.engine.native.options import CovarianceGradient, PairGradient
 from selfless.engine.part import Part
 from selfless.engine.stack import Stack
 from selfless.engine.step import Step
+from selfless.engine.update import Update
 
 ROWS: dict[str, tuple[Any, Any]] = {
     "mas+slnid": (MAS(1.0), SLNID(3e-3)),
@@ -58,14 +59,14 @@ ROWS: dict[str, tuple[Any, Any]] = {
     "ebll": (EBLL(1.0), NoSparsifier()),
 }
 PARTS = {
-    "batch": (Step, "_batch"),
+    "batch": (Step, "batch"),
     "forward": (Stack, "forward"),
     "teacher": (Stack, "outputs"),
     "distillation": (Part, "distillation"),
     "backward": (Stack, "gradients"),
     "pair forms": (PairGradient, "add_to"),
     "covariances": (CovarianceGradient, "add_to"),
-    "update": (Step, "_update"),
+    "update": (Update, "__call__"),
     "project": (Part, "project"),
 }
 TOP = 15
@@ -74,7 +75,7 @@ TOP = 15
 def learner(row: str, augment: str, options: argparse.Namespace, **changes: Any) -> tuple[Learner, Any]:
     """Return the learner of a fleet, and the images, which are forgotten with this value."""
     preserve, sparsify = ROWS[row]
-    chosen = {"schedule": "cosine", "layers": options.layers, "precision": "bf16", "augment": augment, "lr": 1e-3}
+    chosen = {"schedule": "cosine", "layers": options.layers, "precision": options.precision, "augment": augment, "lr": 1e-3}
     settings = {"epochs": options.epochs, "batch": options.batch, **chosen, **changes}
     workload = vgg() if options.model == "vgg-slim" else cnn()
     runs = [Run(workload.stream, options.model, preserve, sparsify, seed=seed, **settings) for seed in range(options.members)]
@@ -271,6 +272,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="cnn-256")
     parser.add_argument("--layers", choices=("all", "hidden"), default="all", help="where the sparsifier acts")
+    parser.add_argument("--precision", choices=("bf16", "tf32"), default="bf16")
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--tasks", type=int, default=10, help="at least 3")
     parser.add_argument("--epochs", type=int, default=50, help="of a task, for the sum; at least 8")

@@ -17,9 +17,12 @@ from selfless.engine.native.options import CovarianceGradient, PairGradient, Swi
 from selfless.sparsify import Sparsifier
 
 
-def test_the_gradient_of_decov_is_autograds() -> None:
-    h = torch.randn(3, 64, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).relu().requires_grad_()
-    weight, g = torch.tensor([0.1, 0.0, 2.0], dtype=torch.float64), torch.ones(3, 64, 5, dtype=torch.float64)
+@pytest.mark.parametrize(("samples", "neurons"), [(64, 5), (5, 64), (8, 16), (1, 7)])
+def test_the_gradient_of_decov_is_autograds(samples: int, neurons: int) -> None:
+    """For many samples and for few, where the products of samples are fewer than those of neurons."""
+    shape = (3, samples, neurons)
+    h = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).relu().requires_grad_()
+    weight, g = torch.tensor([0.1, 0.0, 2.0], dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
     cost = (weight * torch.stack([functional.decov(one) for one in h])).sum()
     assert_close(CovarianceGradient(weight).add_to(g, h.detach()), g + torch.autograd.grad(cost, h)[0])
 

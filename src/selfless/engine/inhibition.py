@@ -43,7 +43,7 @@ class Slot:
         self.by_layer, self._unscaled = {}, {}
         forms = {name: _forms(self.kinds, n, alpha.get(name), like) for name, n in widths.items()}
         members = {m for m in range(len(self.kinds)) if all(rows[m] is not None for rows in forms.values())} if forms else set()
-        decorrelating = {m for m, kind in enumerate(self.kinds) if kind.decorrelates and max(widths.values(), default=0) <= MOST_DENSE}
+        decorrelating = {m for m, kind in enumerate(self.kinds) if kind.decorrelates}
         self.groups = [(kind, group) for kind, group in self.neighbours if group.start not in members | decorrelating]
         self.covariances = {}
         if any(self.kinds[m].is_on for m in decorrelating):

@@ -117,18 +117,43 @@ class CovarianceGradient:
         if fast is not None and fast.is_map(h):
             added: Tensor = fast.add_product(g.contiguous(), h.contiguous(), *self.as_product(h), owed)
             return added
-        members, samples = h.shape[:2]
-        parts = count_parts(samples, h.shape[2]) if h.is_cuda else 1
-        blocks = h.reshape(members * parts, samples // parts, -1)
-        sums = bmm_wide(blocks.new_ones(1, 1, 1).expand(len(blocks), 1, samples // parts), blocks)
-        x = h - (sums.view(members, parts, -1).sum(1, keepdim=True) / samples).to(h.dtype)
-        blocks = x.reshape(blocks.shape)
-        pairs = bmm_wide(blocks.mT, blocks).view(members, parts, *[x.shape[-1]] * 2).sum(1)  # M C
+        x = _centred(h)
+        if self.pairs is None and 2 * h.shape[1] <= h.shape[2]:
+            return _masked(self._add_by_samples(g, x), h, owed)
+        parts = count_parts(*h.shape[1:]) if h.is_cuda else 1
+        pairs = _over_samples(x, parts)  # M C
         pairs.diagonal(dim1=1, dim2=2).zero_()
-        pairs *= (2 / samples**2 * self.weight)[:, None, None]
+        pairs *= self._per_pair(h)
         if self.pairs is not None:
             pairs *= self.pairs
         return _masked(torch.baddbmm(g, x, pairs.to(x.dtype)), h, owed)
+
+    def _add_by_samples(self, g: Tensor, x: Tensor) -> Tensor:
+        """Return g + 2 weight/M² (XXᵀX − X diag XᵀX): the same from the M×M products of samples, for a layer much wider than the batch."""
+        per_pair = self._per_pair(x)
+        products = bmm_wide(x, x.mT) * per_pair
+        own = x.to(products.dtype).square().sum(1, keepdim=True) * per_pair
+        return torch.baddbmm(torch.addcmul(g, x, own.to(x.dtype), value=-1), products.to(x.dtype), x)
+
+    def _per_pair(self, h: Tensor) -> Tensor:
+        """2 weight/M², (F, 1, 1)."""
+        return (2 / h.shape[1] ** 2 * self.weight)[:, None, None]
+
+
+def _centred(h: Tensor) -> Tensor:
+    """Return h − h̄ for h (F, M, N), with the means in float32."""
+    members, samples = h.shape[:2]
+    parts = count_parts(samples, h.shape[2]) if h.is_cuda else 1
+    blocks = h.reshape(members * parts, samples // parts, -1)
+    sums = bmm_wide(blocks.new_ones(1, 1, 1).expand(len(blocks), 1, samples // parts), blocks)
+    return h - (sums.view(members, parts, -1).sum(1, keepdim=True) / samples).to(h.dtype)
+
+
+def _over_samples(x: Tensor, parts: int) -> Tensor:
+    """Return XᵀX (F, N, N) for X (F, M, N), as a sum over so many parts of the samples."""
+    members, samples, neurons = x.shape
+    blocks = x.reshape(members * parts, samples // parts, neurons)
+    return bmm_wide(blocks.mT, blocks).view(members, parts, neurons, neurons).sum(1)
 
 
 def count_parts(samples: int, neurons: int) -> int:
