@@ -253,6 +253,6 @@ def test_a_gpu_trains_a_large_fleet_of_alexnet_cifar(tmp_path: Path) -> None:
     """Fourteen members of the full size fit, and their step is captured."""
     torch.cuda.reset_peak_memory_stats()
     fleet = learned(runs_of(images(tmp_path, (3, 32, 32), 1280, 20), 14, model="alexnet-cifar", batch=64, **DISTILLED), "cuda")
-    assert fleet.stack.in_turn
+    assert fleet.stack.native
     assert fleet.graphs
     assert torch.cuda.max_memory_allocated() < 64 * 2**30
