@@ -7,7 +7,8 @@
 
 To compare two versions, run the same file with PYTHONPATH at each of the two `src` folders; `selfless` is imported from there. The images
 are drawn, so no data is needed and what is learnt means nothing. Sparsifiers act in all layers, with `--layers hidden` in fully-connected
-ones. `--model vgg-slim` has tasks of twenty classes of images of 64×64. GPM's protocol: `--model alexnet-cifar --precision tf32 --batch 64`.
+ones. `--model vgg-slim` has tasks of twenty classes of images of 64×64. In GPM's protocol: `--model alexnet-cifar --precision tf32
+--batch 64`.
 
 A run is not trained to its end. A step is timed in the first task, in the second (one old head) and in the last one (all others are old),
 and PackNet's also after pruning. Between the second and the last task the time is interpolated. Then

@@ -39,7 +39,7 @@ def test_equal_chances_lead_once_they_are_recorded(recorded: list[Record]) -> No
     page = results_page([*recorded, *equal])
     head = next(line for line in page.splitlines() if line.startswith("| claim |"))
     assert head == "| claim | the paper's words | where | published | `equal` | `ours` | `paper` | verdict | what would change it |"
-    assert "The profile shown is [`equal`]" in page.replace("\n", " ")
+    assert "Shown is [`equal`]" in page.replace("\n", " ")
     assert "`equal` and `ours`" in page  # figure 2's table has 128 units in one profile and 64 in the other, and says so
 
 
@@ -59,7 +59,7 @@ def test_the_page_is_in_its_order_and_names_its_profile(recorded: list[Record]) 
     alone = [row for row in counted if row.leading["alone"] != "undecided"]
     assert len(undecided) == len(counted)
     is_ = "is" if len(alone) == 1 else "are"
-    said = f"{len(counted)} claims are undecided: {len(alone)} {is_} decided alone but not after the correction,"
+    said = f"Of the {len(counted)} undecided claims, {len(alone)} {is_} decided alone but not after the correction,"
     assert said in page.replace("\n", " ")
 
 

@@ -16,6 +16,7 @@ from selfless.engine.continuing import Parent, append
 from selfless.engine.draws import draws_in_training
 from selfless.engine.fleet import AUGMENT, Fleet
 from selfless.engine.native.forward import is_native
+from selfless.engine.native.hardware import prepare_backward
 from selfless.engine.stack import Stack
 from selfless.models import build, hidden_activations
 from selfless.network.given import network_title
@@ -70,6 +71,7 @@ def build_fleet(runs: Sequence[Run], streams: Sequence[Stream], data_dir: Path |
     draws = len(modules) > 1 and draws_in_training(modules[0], shape)
     stack = Stack(modules[0], layers, every if gated else (), is_mapped, draws)
     fleet = Fleet(runs, stack, *stack.stack_modules(modules, device), device)
+    prepare_backward(device)
     if any(isinstance(term, Wired) for term in run.preserve.parts):
         fleet.wire(chain(stack.module, {name: stack.module.get_submodule(name) for name in every}))
     if run.scenario == "task":  # in the other scenarios no head belongs to a single task

@@ -122,7 +122,7 @@ def _summary(rows: Sequence[ClaimRow], by_name: Profiles) -> str:
 def _shown(leading: str) -> str:
     """Return a sentence on the profile shown; the page itself has more on `ours`."""
     known = "[`equal`](experiments.md#equal-chances-profile-equal) where it is recorded, else `ours`"
-    return f" The profile shown is {known}." if leading == "equal" else ""
+    return f" Shown is {known}." if leading == "equal" else ""
 
 
 def _in_lines(found: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
@@ -176,14 +176,12 @@ def _undecided(rows: Sequence[ClaimRow]) -> str:
     causes = [row.reason for row in rows if row.verdict == "undecided" and not row.leading.get("repeats")]
     said = {
         "correction": "decided alone but not after the correction",
-        "margin": "within half a point of their margin",
+        "margin": "within half a point of the margin",
         "noise": "too noisy for these seeds",
     }
     counts = {cause: causes.count(cause) for cause in said if cause in causes}
     found = ", ".join(f"{n} {'is' if n == 1 else 'are'} {said[cause]}" for cause, n in counts.items())
-    return (
-        f"In the profile shown {len(causes)} claims are undecided: {found}." if causes else "In the profile shown every claim is decided."
-    )
+    return f"Of the {len(causes)} undecided claims, {found}." if causes else "In the profile shown every claim is decided."
 
 
 def _claims(rows: Sequence[ClaimRow], profiles: Sequence[str]) -> str:

@@ -69,6 +69,12 @@ def using(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def prepare_backward(device: torch.device) -> None:
+    """Let autograd's own thread launch a kernel on a GPU: PyTorch warns of a missing context if a matrix product is its first one."""
+    if device.type == "cuda":
+        torch.ones(1, device=device, requires_grad=True).square().sum().backward()  # type: ignore[no-untyped-call]
+
+
 @cache
 def streams_of(device: torch.device) -> list[torch.cuda.Stream]:
     """Return the streams that members share on a GPU."""
