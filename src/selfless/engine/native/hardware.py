@@ -72,7 +72,7 @@ def using(device: torch.device) -> AbstractContextManager[object]:
 def prepare_backward(device: torch.device) -> None:
     """Let autograd's own thread launch a kernel on a GPU: PyTorch warns of a missing context if a matrix product is its first one."""
     if device.type == "cuda":
-        torch.ones(1, device=device, requires_grad=True).square().sum().backward()  # type: ignore[no-untyped-call]
+        torch.ones(1, device=device, requires_grad=True).square().sum().backward()
 
 
 @cache
