@@ -267,12 +267,12 @@ class Part:
         if isinstance(self.term, Projects) and self.held is None:
             self._set(self._over_members("project")(self.state, self.values()))
 
-    def observe(self, before: Tensors, gradients: Tensors, trains: Tensor) -> None:
-        """Pass a step from `before` to the current parameters to the preserver of the members that still train (F,)."""
+    def observe(self, before: Tensors, gradients: Tensors, lr: Tensor) -> None:
+        """Pass a step from `before` to the current parameters to the preserver of the members that still train: their rate is not 0."""
         if isinstance(self.term, Observes):
             new = self.term.observe(self.state, before, self.trained, gradients)
             check_step(self.term, "observe", self.state, new)
-            self._write_where(trains, new)
+            self._write_where(lr > 0, new)
 
     def _set(self, values: Tensors) -> None:
         """Set parameters to these values."""

@@ -26,7 +26,7 @@ from selfless.engine.stack import Tensors, add_weighted, by_member, column, each
 from selfless.engine.update import Update
 from selfless.functional import measures_curvature
 from selfless.preserve.base import cost_of
-from selfless.preserve.capabilities import Anchored, Encodes, Observes, Replays
+from selfless.preserve.capabilities import Anchored, Encodes, Gated, Observes, Proximal, Replays
 from selfless.sparsify import Sparsifier, size_of
 
 if TYPE_CHECKING:
@@ -133,13 +133,14 @@ class Step:
             before = {n: p.detach().clone() for n, p in fleet.trained.items()} if self.copies else {}
             self.update(grads, self.step_number)
             for part, strength in zip(fleet.parts, fleet.rates.preserve, strict=True):
-                part.proximal_step(fleet.rates.plain_step, strength)
+                if isinstance(part.term, Proximal):
+                    part.proximal_step(fleet.rates.plain_step, strength)
             for part in fleet.parts:
                 part.project_step(before)
             for part in fleet.parts:
                 part.project()
             for part in fleet.parts:
-                part.observe(before, self._task_gradient, fleet.lr > 0)
+                part.observe(before, self._task_gradient, fleet.lr)
             self.clock += self._advance(size)
 
     # ------------------------------------------------------------------------------------------------------------------- data
@@ -191,14 +192,12 @@ class Step:
             head = self.heads[0]
             logits, y = logits[..., head.start : head.stop], y - head.start
         with torch.no_grad():
-            z = logits.float() if self.allowed is None else logits.float().masked_fill(~self.allowed[y], -torch.inf)
-            label = y.unsqueeze(-1)
-            top, best = z.max(-1, keepdim=True)
-            e = (z - top).exp_()
-            norm = e.sum(-1, keepdim=True)
-            self.loss_sum += (norm.log() + top - z.gather(-1, label)).sum((1, 2))
-            self.hits += (best == label).sum((1, 2))
-            grads = e.div_(norm).scatter_add_(-1, label, torch.full_like(norm, -1.0)).mul_((lr / y.shape[1])[:, None, None])
+            z, label = logits.float() if self.allowed is None else logits.float().masked_fill(~self.allowed[y], -torch.inf), y.unsqueeze(-1)
+            self.hits += (z.argmax(-1) == y).sum(1)
+            log_p = z.log_softmax(-1)
+            self.loss_sum -= log_p.gather(-1, label).sum((1, 2))
+            ones = torch.ones_like(label, dtype=log_p.dtype)
+            grads = log_p.exp_().scatter_add_(-1, label, -ones).mul_(column(lr / y.shape[1], log_p))
         return logits, grads.to(logits.dtype)
 
     def _inhibition(self) -> dict[str, list[Any]]:
@@ -244,8 +243,9 @@ class Step:
         terms += [(fleet.lr * fleet.rates.preserve[k] * each(partial(cost_of, p.term), p.state, leaves)).sum() for k, p in held]
         terms += [torch.dot(self._distillation_weights(k), cost) for k, cost in distillations.items()]
         for k, part in enumerate(fleet.parts):
-            rates = fleet.lr * fleet.rates.preserve[k]
-            terms += [cost for cost in (part.gate_cost(rates), self._replay_cost(part, rates)) if cost is not None]
+            if isinstance(part.term, Gated | Replays):
+                rates = fleet.lr * fleet.rates.preserve[k]
+                terms += [cost for cost in (part.gate_cost(rates), self._replay_cost(part, rates)) if cost is not None]
         return torch.stack(terms).sum() if terms else None
 
     def _replay_cost(self, part: Part, rates: Tensor) -> Tensor | None:

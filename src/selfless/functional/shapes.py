@@ -34,3 +34,13 @@ def without_autocast(like: Tensor) -> torch.autocast:
 def is_finite(x: Tensor) -> bool:
     """Return True if no entry is NaN or infinite. The sum tells it without a copy of x; only a sum that overflows needs a closer look."""
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
+def has_mkl() -> bool:
+    """Return True if PyTorch multiplies matrices on the CPU with MKL, which is equally fast for all layouts. OpenBLAS is not."""
+    return bool(torch.backends.mkl.is_available())
+
+
+def transposed(x: Tensor) -> Tensor:
+    """Return xᵀ of the last two axes. On a CPU without MKL it is a copy: OpenBLAS multiplies by a copy faster than by a view."""
+    return x.mT if x.is_cuda or has_mkl() else x.mT.contiguous()

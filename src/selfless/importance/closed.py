@@ -14,7 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from selfless.functional.shapes import transposed
 from selfless.network.roles import is_transposed_linear
+
+CACHE = 8 * 2**20  # bytes of a chunk on a CPU: more would leave the cache, and go back to the system each time it is freed
 
 # Rule: module, input a (M, …), output gradient δ (M, …), power p, memory bound → (parameter name, Σ_m |g_m|ᵖ)
 Rule = Callable[[Any, Tensor, Tensor, int, int], Iterator[tuple[str, Tensor]]]
@@ -26,8 +29,8 @@ def linear(module: nn.Linear, a: Tensor, delta: Tensor, power: int, memory: int)
     if a.shape[1] == 1:
         yield "weight", power_of(delta[:, 0], power).T @ power_of(a[:, 0], power)
     else:
-        size = delta.shape[2] * a.shape[2]
-        yield "weight", sum_in_chunks(lambda s: sum_powers_(delta[s].mT @ a[s], power), len(a), size * a.element_size(), memory)
+        size = delta.shape[2] * a.shape[2] * a.element_size()
+        yield "weight", sum_in_chunks(lambda s: sum_powers_(delta[s].mT @ a[s], power), len(a), size, chunk_memory(a, memory))
     if module.bias is not None:
         yield "bias", sum_powers(delta.sum(1), power)
 
@@ -47,11 +50,10 @@ def conv(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tensor, po
     def part(s: slice) -> Tensor:
         patches = unfold(module, a[s])  # (m, groups·fan_in, positions)
         rows = len(patches) * groups
-        turned = delta[s].reshape(rows, out // groups, positions).mT.contiguous()  # a CPU multiplies this layout twice as fast
-        g = patches.reshape(rows, fan_in, positions) @ turned
+        g = patches.reshape(rows, fan_in, positions) @ transposed(delta[s].reshape(rows, out // groups, positions))
         return sum_powers_(g.view(len(patches), groups, fan_in, -1), power)
 
-    total = sum_in_chunks(part, len(a), size * a.element_size(), memory)  # (groups, fan_in, out/groups)
+    total = sum_in_chunks(part, len(a), size * a.element_size(), chunk_memory(a, memory))  # (groups, fan_in, out/groups)
     yield "weight", total.mT.reshape(module.weight.shape)
     if module.bias is not None:
         yield "bias", sum_powers(delta.flatten(2).sum(2), power)
@@ -145,6 +147,11 @@ def sum_in_chunks(part: Callable[[slice], Tensor], count: int, size: int, memory
     for start in range(step, count, step):
         total += part(slice(start, start + step))
     return total
+
+
+def chunk_memory(a: Tensor, memory: int) -> int:
+    """Return how many bytes a chunk of the samples of a may take: on a CPU no more than the cache holds."""
+    return min(memory, CACHE) if a.device.type == "cpu" else memory
 
 
 def unfold(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.importance.closed import sum_in_chunks, unfold
+from selfless.importance.closed import chunk_memory, sum_in_chunks, unfold
 from selfless.network.calling import evaluating
 from selfless.network.roles import PLAIN
 
@@ -83,7 +83,7 @@ def second_moment(module: nn.Module, x: Tensor) -> Tensor:
         return _gram(patches.movedim(2, -1).reshape(-1, fan_in))
 
     size = 8 * x[0].numel() * module.weight[0, 0].numel()
-    return sum_in_chunks(part, len(x), size, MEMORY)
+    return sum_in_chunks(part, len(x), size, chunk_memory(x, MEMORY))
 
 
 def _gram(rows: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfless.engine.native.hardware import kernels, memory_of, side_by_side, transposed
+from selfless.engine.native.hardware import kernels, memory_of, side_by_side
 from selfless.engine.native.options import Measure, Penalty, bmm_wide
+from selfless.functional.shapes import transposed
 from selfless.importance import closed
 from selfless.importance.reducer import MEMORY
 

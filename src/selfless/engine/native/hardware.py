@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
+from selfless.functional.shapes import has_mkl
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -95,16 +97,6 @@ def is_small_pool(layer: nn.Module, x: Tensor) -> bool:
         return False
     size = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode)
     return size == (2, 2, 0, 1, False)
-
-
-def has_mkl() -> bool:
-    """Return True if PyTorch multiplies matrices on the CPU with MKL, which is equally fast for all layouts. OpenBLAS is not."""
-    return bool(torch.backends.mkl.is_available())
-
-
-def transposed(weight: Tensor) -> Tensor:
-    """Return Wᵀ of every member. On a CPU without MKL it is a copy: OpenBLAS multiplies x by a copy faster than by a view of W."""
-    return weight.mT if weight.is_cuda or has_mkl() else weight.mT.contiguous()
 
 
 def prefers_native(module: nn.Module, device: torch.device) -> bool:
