@@ -80,6 +80,23 @@ def test_choose_train_measure_judge_record(tmp_path: Path) -> None:
         assert json.loads(choosing.read_text())["run"]["held_out"] == 0.1
 
 
+def test_what_test_data_chose_is_not_trained_again(tmp_path: Path) -> None:
+    """The archive of a folder has the reported runs alone; the scores of the others are in the record."""
+    made = small()
+    chosen = next(cell for cell in made.cells if len(cell.candidates) > 1)
+    cell = dataclasses.replace(chosen, choice=Choice("test", (0, 1)))
+    made = dataclasses.replace(made, cells=(cell, *(other for other in made.cells if other is not chosen)))
+    first = reproduce(made, seeds=3, out=tmp_path, train=trainer(score))
+    reported = {run["key"] for one in first["cells"] for run in one["runs"]}
+    losers = [place for place in tmp_path.glob("*/metrics.json") if place.parent.name not in reported]
+    assert losers != []
+    for place in losers:
+        shutil.rmtree(place.parent)
+    again = reproduce(made, seeds=3, out=tmp_path, train=trainer(score), recorded=recorded_scores(tmp_path))
+    assert not [place for place in losers if place.exists()]
+    assert (again["choices"], again["cells"]) == (first["choices"], first["cells"])
+
+
 def test_more_seeds_without_the_runs_that_chose(tmp_path: Path) -> None:
     """The scores in a record are enough; runs on custom files that have changed since, and with --force all, choose again."""
     first = reproduce(small(), seeds=3, out=tmp_path, train=trainer(score))

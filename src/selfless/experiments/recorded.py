@@ -13,7 +13,7 @@ from selfless.spec import Run
 
 
 def recorded_scores(out: Path) -> dict[str, RecordedScore]:
-    """Return the held-out score of every run that chose a strength, by key, from the records of a folder of results.
+    """Return the score of every run that chose a strength, by key, from the records of a folder of results.
 
     Runs that failed are left out, because a failure may have been the machine's; so are runs with different scores in two records.
     """
@@ -32,7 +32,7 @@ def recorded_scores(out: Path) -> dict[str, RecordedScore]:
 def _scores(record: Mapping[str, Any]) -> dict[str, RecordedScore]:
     found: dict[str, RecordedScore] = {}
     about = {name: tuple(record["about"].get(name, ())) for name in ("hardware", "torch", "commit")}
-    for one in (one for choice in record["choices"] if choice["by"] != "test" for one in choice["candidates"]):
+    for one in (one for choice in record["choices"] for one in choice["candidates"]):
         times = one.get("seconds") or [None] * len(one["keys"])
         for key, score, seconds in zip(one["keys"], one["scores"], times, strict=True):
             if score is not None:

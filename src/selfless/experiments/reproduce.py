@@ -86,7 +86,7 @@ def reproduce(
 ) -> dict[str, Any]:
     """Train what is missing, judge the claims, write the record, and return it.
 
-    recorded   scores of earlier records, by key (`recorded_scores`): these runs on held-out data are not trained again
+    recorded   scores of earlier records, by key (`recorded_scores`): these runs are not trained again to choose
     """
     cells, reported = experiment.cells, range(first_seed, first_seed + seeds)
 
@@ -208,7 +208,7 @@ def _choose_all(
         waiting = [cell for cell in cells if cell.choice.on_test is on_test]
         while needs := [(cell, runs) for cell in waiting if (runs := next_trials(cell, scored))]:
             wanted = list(dict.fromkeys(run for _, runs in needs for run in runs))
-            scored |= take(wanted, {} if on_test else recorded, Store(place, data_dir))
+            scored |= take(wanted, recorded, Store(place, data_dir))
             scored |= train([run for run in wanted if run not in scored], place)
             waiting = [cell for cell in waiting if all(run in scored for other, runs in needs if other is cell for run in runs)]
         ready += waiting

@@ -116,6 +116,7 @@ def _claims() -> tuple[Claim, ...]:
         Claim(
             "SLNID with 64 units does better than No-Reg with 128",
             (more(("SLNID", "pMNIST 64"), ("No-Reg", "pMNIST 128"), 0, 1.22),),
+            repeats="fig-2-64",
         ),
         Claim("Joint training is the upper bound", tuple(above("joint", "SLNID", column) for column in (*MNIST, *CIFAR))),
     )

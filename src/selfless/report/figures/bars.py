@@ -14,12 +14,15 @@ from selfless.report.wording import text
 
 
 def bars(record: Record) -> dict[str, Figure]:
-    """Draw one figure per column: accuracy on each task after the last one, one bar per method."""
+    """Draw one figure per column: accuracy on each task after the last one, one bar per method.
+
+    A column with one method beside columns with several is in the record for a claim, and is not drawn.
+    """
     _, columns = rows_and_columns(record)
-    made = {}
-    for column in columns:
-        drawn = [c for c in record["cells"] if c["column"] == column and c["value"] == "average" and details(c)]
-        if drawn:
+    found = {n: [c for c in record["cells"] if c["column"] == n and c["value"] == "average" and details(c)] for n in columns}
+    most, made = max(map(len, found.values()), default=0), {}
+    for column, drawn in found.items():
+        if drawn and (len(drawn) > 1 or most == 1):
             made[f"{column}: accuracy on each task after the last one; averages in the legend."] = _bars(drawn)
     return made
 
