@@ -120,7 +120,8 @@ tables: $(STAMP) ## tables and figures of the recorded reproduction, from its JS
 	@$(BIN)/selfless report $(RECORDED) --against results/again > results/again/against.md
 	@if test -d results/equal; then cd results/equal && \
 	  ../../$(BIN)/selfless report . --format md > tables.md && ../../$(BIN)/selfless report . --format claims > claims.md && \
-	  ../../$(BIN)/selfless report . --format values > values.md && ../../$(BIN)/selfless report . --figures figures && rm figures/*.pdf; fi
+	  ../../$(BIN)/selfless report . --format values > values.md && ../../$(BIN)/selfless report . --figures figures && rm figures/*.pdf && \
+	  (../../$(BIN)/selfless report . --split 10 && echo && ../../$(BIN)/selfless report . --split 60) > again.md; fi
 	@$(BIN)/python -m selfless.report.results $(RECORDED) results/equal --again ours=results/again/against.md equal=results/equal/again.md > docs/results.md
 	@$(BIN)/python docs/recommended.py
 

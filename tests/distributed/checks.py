@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
@@ -166,6 +166,19 @@ def fsdp_transformer(rank: int, size: int) -> None:
     alone = selfless.importance.mas(net, [x])
     batches = [x[:4], x[4:6]] if rank == 0 else [x[6 + rank - 1 :: size - 1]]
     sharded = selfless.importance.mas(shard(net), batches, ranks=selfless.distributed.find_ranks())
+    for (name, omega), p in zip(sharded.items(), net.parameters(), strict=True):
+        assert_close(selfless.distributed.shards.like(omega, p).full_tensor(), alone[name])
+
+
+@check
+def fsdp_rank_without_gradients(rank: int, size: int) -> None:
+    """The whole network is one shard, and on the first rank no gradient reaches it: all ranks still add their sums in one order."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False), nn.ReLU(), nn.Linear(4, 3, bias=False)]
+    net, x = nn.Sequential(*layers).double(), torch.randn(4 * size, 6).double()
+    x[:4] = 0
+    alone = selfless.importance.mas(net, [x])
+    sharded = selfless.importance.mas(fully_shard(net), [x[4 * rank : 4 * rank + 4]], ranks=selfless.distributed.find_ranks())
     for (name, omega), p in zip(sharded.items(), net.parameters(), strict=True):
         assert_close(selfless.distributed.shards.like(omega, p).full_tensor(), alone[name])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from selfless import MAS, SLNID, DeCov, Run, SparingDeCov, functional
-from selfless.engine.inhibition import Slot
+from selfless.engine.inhibition import MOST_DENSE, Slot
 from selfless.engine.learner import Learner
 from selfless.engine.native.options import CovarianceGradient, PairGradient, Switch, count_parts
 from selfless.sparsify import Sparsifier
@@ -42,6 +42,18 @@ def test_the_gradient_of_a_sparing_decov_is_autograds() -> None:
     ((_, gradient),) = slot.gradients()
     zero = torch.zeros_like(h)
     assert_close(gradient.add_to(zero, h.detach()), torch.autograd.grad(cost, h)[0])
+
+
+def test_pairs_of_a_wide_layer_are_weighed_by_the_formula_alone() -> None:
+    """A matrix of weights for each member would be as large as the layer squared; a plain DeCov beside it needs none."""
+    kinds, h = [SparingDeCov(0.1), DeCov(0.1)], torch.zeros(2, 4, MOST_DENSE + 1)
+    slot, alpha = Slot(kinds), {"fc1": torch.rand(2, MOST_DENSE + 1)}
+    slot.prepare({"fc1": MOST_DENSE + 1}, alpha, h)
+    assert [members for _, members in slot.groups] == [slice(0, 1)]
+    assert slot.covariances["fc1"].pairs is None
+    assert slot._decorrelates.tolist() == [0.0, 1.0]
+    slot.prepare({"fc1": MOST_DENSE}, {"fc1": torch.rand(2, MOST_DENSE)}, h)
+    assert slot.groups == []
 
 
 @pytest.mark.parametrize("samples", [1, 64, 200, 997])
@@ -75,6 +87,9 @@ def test_the_mask_of_a_relu_that_is_owed() -> None:
     weight = torch.ones(2)
     for penalty in (PairGradient(matrix=s), factored, CovarianceGradient(weight), CovarianceGradient(weight, off)):
         assert_close(penalty.add_to(g.clone(), h, True), torch.where(h > 0, penalty.add_to(g.clone(), h), 0.0))
+    wide = h.mT.contiguous()  # more neurons than samples
+    added = CovarianceGradient(weight).add_to(g.mT.clone(), wide)
+    assert_close(CovarianceGradient(weight).add_to(g.mT.clone(), wide, True), torch.where(wide > 0, added, 0.0))
 
 
 @dataclass(frozen=True)

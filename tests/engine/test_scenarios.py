@@ -50,6 +50,21 @@ def test_columns_and_labels_are_those_of_the_scenario(tasks_npz: str, scenario: 
         assert result.accuracy[-1, u] == pytest.approx(hits / len(x), abs=1e-6)
 
 
+def test_joint_training_gives_no_gradient_to_the_heads_of_other_tasks(tasks_npz: str) -> None:
+    """However large their outputs are: a sample is classified among the columns of its own head."""
+    learner = Learner([small(f"joint-{tasks_npz}", preserve=NoPreserver())])
+    task = learner.streams[0].tasks[0]
+    learner.fleet.begin_task(learner.load([task.train]), task.heads, 6)
+    z = torch.full((1, 3, 6), 50.0)
+    z[0, :, 2:4] = torch.tensor([[0.0, 0.0], [1.0, -1.0], [-90.0, -90.0]])
+    learner.fleet.step.begin_epoch(0, 0)
+    _, grads = learner.fleet.step._task_loss(z, torch.tensor([[2, 3, 2]]))
+    p = z[0, :, 2:4].softmax(-1) - F.one_hot(torch.tensor([0, 1, 0]), 2)
+    assert_close(grads[0, :, 2:4], 0.05 / 3 * p)
+    assert grads[0, :, [0, 1, 4, 5]].abs().max() == 0
+    assert_close(learner.fleet.step.loss_sum, -z[0, :, 2:4].log_softmax(-1)[[0, 1, 2], [0, 1, 0]].sum()[None])
+
+
 def test_class_is_evaluated_among_the_classes_seen_so_far_and_trained_among_them(tasks_npz: str) -> None:
     made = arrange(stream(tasks_npz), "class")
     assert [task.heads for task in made.tasks] == [(range(2),), (range(4),), (range(6),)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import SI, SLNID, SNI, importance
+from selfless.importance import closed
 from tests import oracles
 from tests.small_nets import Net, made, mlp, rand
 
@@ -140,6 +143,48 @@ def test_keyword_calls_sparse_embeddings_and_images_of_labels() -> None:
         loss = F.cross_entropy(pixels(batch[0][m : m + 1]), batch[1][m : m + 1], reduction="sum")
         total += torch.autograd.grad(loss, pixels[0].bias)[0].square() / 4
     assert_close(importance.ewc(pixels, [batch])["0.bias"], total, **CLOSE)
+
+
+class Centred(Net):
+    """Samples depend on each other. Where all are the same, no gradient reaches `fc1`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc1(x)
+        return self.fc2(torch.relu(h - h.mean(0)))
+
+
+class Falling(Net):
+    """Samples depend on each other. All gradients at the output of `fc2` are negative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.fc2(torch.tanh(self.fc1(x)))
+        return F.softplus(-out - out.mean(0))
+
+
+@pytest.mark.parametrize("kind", [Centred, Falling])
+def test_what_a_check_must_not_take_for_exact(kind: type[nn.Module]) -> None:
+    """A gradient of zero fits every closed form, and a check must not look at positive entries alone."""
+    model, first = (
+        made(kind, dtype=torch.float64),
+        torch.ones(5, 6, dtype=torch.float64) if kind is Centred else rand(5, 6, dtype=torch.float64),
+    )
+    other = rand(7, 6, dtype=torch.float64)
+    want = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for value in (v for x in (first, other) for v in model(x).square().sum(1)):
+        for name, g in zip(want, torch.autograd.grad(value, list(model.parameters()), retain_graph=True), strict=True):
+            want[name] += g.abs() / 12
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is slow, sample by sample
+        got = importance.mas(model, [first, other])
+    for name in want:
+        assert_close(got[name], want[name], **CLOSE)
+
+
+def test_parts_on_a_cpu_fit_the_cache() -> None:
+    a = torch.zeros(4, 2)
+    assert closed.chunk_memory(a, 10 * closed.CACHE) == closed.CACHE
+    assert closed.chunk_memory(a, 100) == 100
+    assert closed.chunk_memory(a.to("meta"), 10 * closed.CACHE) == 10 * closed.CACHE
 
 
 def test_what_is_refused() -> None:

@@ -248,6 +248,8 @@ def test_arguments_of_a_wrong_kind() -> None:
 
 
 def test_a_wrong_name_of_a_head_is_found_before_training() -> None:
+    with pytest.raises(ValueError, match=r"heads= names '1', but a ReLU has no parameters; name the output layer"):
+        selfless.attach(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), MAS(1.0), heads=["1"])
     with pytest.raises(ValueError, match=r"heads= names 'haeds\.0', but the model has no module 'haeds' to hold it; did you mean 'head'"):
         selfless.attach(seeded(), MAS(0.1), heads=["haeds.0"])
     model, (x, _) = seeded(), batches()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from selfless.cli import app
 from selfless.report.against import against, records
+from selfless.report.records import read
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +34,7 @@ def test_the_same_is_nothing_to_tell() -> None:
     said = against([_record(61.5)], [_record(61.5)], ("a", "b"))
     assert "1 values" in said
     assert "0 of another choice, 0 moved by more than two standard errors" in said
-    assert "1 of 1 verdicts are the same." in said
+    assert "1 of 1 verdicts are the same, 0 opposite." in said
     assert "|" not in said
 
 
@@ -91,3 +93,20 @@ def test_the_second_run_is_compared_as_it_is() -> None:
     done = CliRunner().invoke(app, ["report", str(ROOT / "results/reproduction"), "--against", str(ROOT / "results/again")])
     assert done.exit_code == 0
     assert done.stdout == (ROOT / "results/again/against.md").read_text(encoding="utf-8"), "run make tables: against.md is old"
+
+
+def test_the_seeds_of_a_folder_are_split(tmp_path: Path) -> None:
+    """Every value by the first seeds stands beside that by the next, and claims without seeds in one half are left out."""
+    said = CliRunner().invoke(app, ["report", str(ROOT / "results/equal"), "--split", "60"])
+    assert said.exit_code == 0
+    assert said.output.startswith("# Seeds 0–59 against seeds 60–119\n\n3 experiments in both.")
+    cells = {(c["row"], c["column"]): c for c in read(ROOT / "results/equal/experiments/fig-2-equal.json")["cells"]}
+    moved = re.findall(r"^\| fig-2 \| ([^,|]+), ([^|]+) \| (\S+) ± \S+ \| (\S+) ±", said.output, re.MULTILINE)
+    for row, column, *means in moved:
+        for half, mean in enumerate(means):
+            values = [run["value"] for run in cells[row, column]["runs"] if run["seed"] // 60 == half]
+            assert float(mean) == pytest.approx(sum(values) / 60, abs=0.006)
+    refused = CliRunner().invoke(app, ["report", str(ROOT / "results/reproduction"), "--split", "10"])
+    assert refused.exit_code != 0
+    assert "no experiment in" in refused.output
+    assert "has 20 seeds" in refused.output

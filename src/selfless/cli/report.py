@@ -13,7 +13,7 @@ from selfless.cli.results import load_results
 
 EXAMPLES = (
     "Examples:  selfless report results  ·  selfless report results --format latex  ·  selfless report results --figures figures"
-    "  ·  selfless report mine --against results/reproduction"
+    "  ·  selfless report mine --against results/reproduction  ·  selfless report results/equal --split 10"
 )
 Record = dict[str, Any]
 
@@ -26,6 +26,10 @@ def report(
     other: Annotated[
         Path | None, typer.Option("--against", metavar="DIR", help="Compare with the experiments recorded there instead, as Markdown.")
     ] = None,
+    split: Annotated[
+        int | None,
+        typer.Option("--split", metavar="N", min=2, help="Compare the first N seeds of each experiment with the next N instead."),
+    ] = None,
 ) -> None:
     """Make one self-contained HTML page of everything recorded in DIR, or its tables. Experiments come first."""
     with reporting_errors():
@@ -36,6 +40,9 @@ def report(
 
         if other is not None:
             typer.echo(_comparison(folder, other))
+            return
+        if split is not None:
+            typer.echo(_halves(folder, split))
             return
         found = sorted(correct(experimental.load(folder)), key=_place)
         records = [experimental.marked(record, *declared_today(record)) for record in found]
@@ -73,6 +80,24 @@ def _comparison(folder: Path, other: Path) -> str:
     mine, theirs = (sorted(against.records(one), key=_place) for one in (folder, other))
     names = (folder.resolve().name, other.resolve().name)
     return against.against(mine, theirs, names if names[0] != names[1] else (str(folder), str(other)))
+
+
+def _halves(folder: Path, size: int) -> str:
+    """The verdicts and values by the first seeds of every experiment beside those by as many others, as Markdown."""
+    from selfless.experiments import EXPERIMENTS, experiment
+    from selfless.experiments.reproduce import of_seeds
+    from selfless.report import against
+
+    halves: tuple[list[Record], list[Record]] = [], []
+    for record in sorted(against.records(folder), key=_place):
+        if record["name"] in EXPERIMENTS and len(record["seeds"]) >= 2 * size:
+            made = experiment(record["name"], record["profile"], quick=record["quick"], record=record)
+            first = record["seeds"][0]
+            for half, start in zip(halves, (first, first + size), strict=True):
+                half.append(of_seeds(record, made, range(start, start + size)))
+    if not halves[0]:
+        raise ValueError(f"no experiment in {folder} has {2 * size} seeds; choose a smaller number than {size}, or add seeds")
+    return against.against(*halves, (f"Seeds 0–{size - 1}", f"seeds {size}–{2 * size - 1}"))
 
 
 def _write_figures(records: Sequence[Record], folder: Path, figures: Path) -> None:

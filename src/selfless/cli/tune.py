@@ -102,6 +102,13 @@ def tune(
             stream_options={} if limit is None else {"limit": limit},
         )
         grid, anchors = _parse_strengths(strengths), _parse_strengths(preserve_strengths, "--preserve-strengths")
+        if plot is not None and plot.suffix.lower() != ".png":
+            raise ValueError(f"--plot draws a PNG, but {plot.name!r} is not named so; try --plot {plot.stem}.png")
+        if base.sparsify.name == "none":
+            raise ValueError(
+                "tune chooses the strength of a sparsifier first, so --sparsify none leaves nothing to choose; name one, such as slnid. "
+                "selfless.tune(..., sparsify=None) in Python chooses that of a preserver alone"
+            )
         if preserve is not None:
             check_tunable(base.replace(preserve=preserve).preserve)
         cell = tuning(base, grid, Choice("rule-largest", tuple(range(seeds)), tolerance=tolerance))

@@ -43,7 +43,7 @@ class Slot:
         self.by_layer, self._unscaled = {}, {}
         forms = {name: _forms(self.kinds, n, alpha.get(name), like) for name, n in widths.items()}
         members = {m for m in range(len(self.kinds)) if all(rows[m] is not None for rows in forms.values())} if forms else set()
-        decorrelating = {m for m, kind in enumerate(self.kinds) if kind.decorrelates}
+        decorrelating = _decorrelating(self.kinds, widths, alpha)
         self.groups = [(kind, group) for kind, group in self.neighbours if group.start not in members | decorrelating]
         self.covariances = {}
         if any(self.kinds[m].is_on for m in decorrelating):
@@ -142,6 +142,19 @@ def _forms(kinds: Sequence[Sparsifier], n: int, alpha: Tensor | None, like: Tens
         dense = [None if f is None else (f.matrix(like), None) for f in found]
         return dense
     return wide
+
+
+def _decorrelating(kinds: Sequence[Sparsifier], widths: Mapping[str, int], alpha: Mapping[str, Tensor]) -> set[int]:
+    """Return the members whose covariances are penalised in the backward pass: all, except those that weigh pairs of a wide layer.
+
+    Such weights are an N×N matrix for each member.
+    """
+
+    def weighs_wide(m: int, kind: Sparsifier) -> bool:
+        wide = [(n, alpha.get(name)) for name, n in widths.items() if n > MOST_DENSE]
+        return any(kind.covariance_form(n, None if a is None else a[m]) is not None for n, a in wide)
+
+    return {m for m, kind in enumerate(kinds) if kind.decorrelates and not weighs_wide(m, kind)}
 
 
 def _covariance_pairs(kinds: Sequence[Sparsifier], members: set[int], n: int, alpha: Tensor | None, like: Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ from selfless.experiments.grids import reachable
 from selfless.experiments.record import describe_runs, fill_cell, judge_claims, list_choices, list_notes
 from selfless.experiments.recorded import take
 from selfless.files import write_json
+from selfless.metrics import spread
 from selfless.runner import Store, TrainOptions
 from selfless.runner.checks import problems, refuse
 from selfless.runner.machine import resolve_device
@@ -154,6 +155,18 @@ def check_together(experiments: Sequence[Experiment], options: TrainOptions) -> 
 def judge_again(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     """Return the record with the claims that the experiment makes now, judged by the recorded values."""
     return record | {"claims": judge_claims(experiment, record["cells"])}
+
+
+def of_seeds(record: dict[str, Any], experiment: Experiment, seeds: range) -> dict[str, Any]:
+    """Return the record as if these seeds alone had been reported; without the claims about cells that have none of them."""
+    cells = []
+    for cell in record["cells"]:
+        runs = [run for run in cell["runs"] if run["seed"] in seeds]
+        values = [run["value"] for run in runs if run["value"] is not None]
+        mean, std = spread(values) if values else (None, None)
+        cells.append(cell | {"runs": runs, "mean": mean, "std": std if len(values) > 1 else None})
+    claims = [claim for claim in judge_claims(experiment, cells) if claim["verdict"] != "missing"]
+    return record | {"seeds": list(seeds), "looks": [len(seeds)], "cells": cells, "claims": claims}
 
 
 def train_together(

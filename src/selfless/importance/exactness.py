@@ -33,18 +33,17 @@ class Exactness:
     layouts: dict[tuple[str, str, int], str] = field(default_factory=dict)  # (parameter, operation, argument) → layout of the samples
     refused: set[str] = field(default_factory=set)  # parameters whose uses have no exact closed form
 
-    def exact_modules(self, values: Tensor, edges: Mapping[str, GradientEdge]) -> dict[str, Tensor | None]:
-        """Return the modules whose closed form is exact; with δ if the check computed it, so that nobody computes it again."""
-        known: dict[str, Tensor] = {}
+    def exact_modules(self, values: Tensor, edges: Mapping[str, GradientEdge]) -> set[str]:
+        """Return the modules whose closed form is exact."""
         unknown = {name: edge for name, edge in edges.items() if name not in self.modules}
         if unknown and len(values) > 1:
             deltas, weighted_deltas, w = _two_gradients(values, list(unknown.values()))
             for name, delta, weighted in zip(unknown, deltas, weighted_deltas, strict=True):
                 if delta is not None and weighted is not None and len(delta) == len(w) and 0 < _largest(delta) < math.inf:
-                    self.modules[name], known[name] = _is_weighted(delta, weighted, w), delta
+                    self.modules[name] = _is_weighted(delta, weighted, w)
                 elif delta is not None and len(delta) != len(w):
                     self.modules[name] = False
-        return {name: known.get(name) for name in edges if self.modules.get(name, True)}
+        return {name for name in edges if self.modules.get(name, True)}
 
     def exact_uses(self, values: Tensor, uses: Mapping[str, Sequence[Use]]) -> Layouts:
         """Return the layouts of the parameters all of whose uses have an exact closed form."""

@@ -42,7 +42,6 @@ class _Call:
 
     a: Tensor | None  # None once it was used
     edge: GradientEdge | None  # None if the output needs no gradient
-    delta: Tensor | None = None  # the gradient, if it is known already
 
 
 @dataclass
@@ -183,14 +182,7 @@ class Reducer:
         shared = [self._shared(name, uses, layouts, now, omega) for name, uses, layouts in self._exact_uses(graph, values, others)]
         rest = [name for name in others if name not in {s.name for s in shared}]
         self.reduction.check_names(rest or [*done, *others], closed=not rest)
-        places: list[Place] = []
-        for name, call in modules.items():
-            edge, receive = self._module_place(name, call, now, omega)
-            if call.delta is None:
-                places.append((edge, receive))
-            else:
-                receive(call.delta)
-                call.delta = None
+        places = [self._module_place(name, call, now, omega) for name, call in modules.items()]
         places += [place for one in shared for place in one.places()]
         found: dict[int, Tensor] = {}
         places += self._tap_places(found) if alpha is not None else []
@@ -226,9 +218,7 @@ class Reducer:
             if is_single and calls[0].a is not None and calls[0].a.dim() and len(calls[0].a) == len(values):
                 once[name] = calls[0]
         exact = self._exactness.exact_modules(values, {n: c.edge for n, c in once.items() if c.edge is not None})
-        for name, delta in exact.items():
-            once[name].delta = delta
-        return {name: once[name] for name in exact}
+        return {name: call for name, call in once.items() if name in exact}
 
     def _own(self, name: str) -> list[str]:
         """Return the names of the parameters that a module holds itself."""

@@ -9,6 +9,8 @@ from torch import nn
 
 from selfless.network.roles import within
 
+_NO_HEADS = tuple(f"torch.nn.modules.{name}" for name in ("activation", "dropout", "flatten", "pooling"))
+
 
 def check_heads(heads: Sequence[str], model: nn.Module) -> tuple[str, ...]:
     """Return the names of the heads. A head may be added to the model later, but the module that will contain it must be there."""
@@ -22,6 +24,9 @@ def check_heads(heads: Sequence[str], model: nn.Module) -> tuple[str, ...]:
         if parent not in dict(model.named_modules()):
             raise ValueError(f"heads= names {name!r}, but the model has no module {parent!r} to hold it{_hint(parent, model)}")
         _check_one(name, model, len(names) == 1)
+        found = dict(model.named_modules()).get(name)
+        if found is not None and type(found).__module__ in _NO_HEADS and next(found.parameters(), None) is None:
+            raise ValueError(f"heads= names {name!r}, but a {type(found).__name__} has no parameters; name the output layer of the task")
     return names
 
 

@@ -35,12 +35,13 @@ def against(ours: Sequence[Record], theirs: Sequence[Record], names: tuple[str, 
     cells = [(a["name"], *both) for a, b in pairs for both in _cells(a, b)]
     claims = [(a["name"], *both) for a, b in pairs for both in _claims(a, b)]
     changed = [line for line in claims if line[2] != line[3]]
+    opposite = sum({"holds", "fails"} == set(line[2:]) for line in claims)
     apart = [abs(b["mean"] - a["mean"]) for _, a, b in cells] or [0.0]
     summary = (
         f"{len(pairs)} experiments in both. {len(cells)} values, half of them within {text(median(apart))}, "
         f"{sum(_otherwise(a, b) for _, a, b in cells)} of another choice, "
         f"{sum(_moved(a, b) for _, a, b in cells)} moved by more than two standard errors; what experiments share counts in each. "
-        f"{len(claims) - len(changed)} of {len(claims)} verdicts are the same."
+        f"{len(claims) - len(changed)} of {len(claims)} verdicts are the same, {opposite} opposite."
     )
     parts = [f"# {names[0]} against {names[1]}\n\n{summary}\n"]
     if changed:

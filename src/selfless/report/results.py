@@ -291,9 +291,11 @@ def second_runs(given: Sequence[str], root: Path) -> dict[str, tuple[str, str]]:
 
 
 def _same_verdicts(said: str) -> str:
-    """Return the sentence on verdicts of a comparison, with the number of experiments that it compares where that is given."""
-    patterns = (r"\d+ of \d+ verdicts are the same", r"\d+ experiments(?= in both)")
-    return ", ".join(found.group() for pattern in patterns if (found := re.search(pattern, said)))
+    """Return what the comparisons in a file say of verdicts, each with the number of experiments that it compares where that is given."""
+    patterns = (r"^Seeds .* against .*", r"\d+ of \d+ verdicts are the same(?:, \d+ opposite)?", r"\d+ experiments(?= in both)")
+    parts = re.split(r"^# ", said.replace(" against seeds ", " against "), flags=re.MULTILINE)
+    told = [", ".join(found.group() for pattern in patterns if (found := re.search(pattern, part))) for part in parts]
+    return ";\n".join(one[0].lower() + one[1:] for one in told if one)
 
 
 def relative_to(records: Sequence[Record], root: Path) -> list[Record]:

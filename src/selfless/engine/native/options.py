@@ -129,7 +129,10 @@ class CovarianceGradient:
         return _masked(torch.baddbmm(g, x, pairs.to(x.dtype)), h, owed)
 
     def _add_by_samples(self, g: Tensor, x: Tensor) -> Tensor:
-        """Return g + 2 weight/M² (XXᵀX − X diag XᵀX): the same from the M×M products of samples, for a layer much wider than the batch."""
+        """Return g + 2 weight/M² (XXᵀX − X diag XᵀX), by the M×M products of samples, for a layer much wider than the batch.
+
+        The difference is that of rounded numbers: a neuron far larger than all others loses digits, as in the formula of the keeper.
+        """
         per_pair = self._per_pair(x)
         products = bmm_wide(x, x.mT) * per_pair
         own = x.to(products.dtype).square().sum(1, keepdim=True) * per_pair
