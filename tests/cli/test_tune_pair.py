@@ -44,7 +44,7 @@ def test_tune_chooses_both_strengths_draws_and_writes(stream: str, tmp_path: Pat
         (["--preserve", "packnet"], "tune cannot choose the strength of packnet"),
         (["--preserve", "mass"], "mass"),
         (["--plot", "tune.pdf"], "try --plot tune.png"),
-        (["--preserve", "none"], "there is no strength of a preserver to choose"),
+        (["--preserve", "none"], "tune cannot choose the strength of none; leave the preserver out"),
         (["--preserve", "mas", "--sparsify", "none"], "tune chooses the strength of a sparsifier first"),
         (["--preserve", "mas", "--preserve-strengths", "a"], "--preserve-strengths is 'a'"),
         (["--preserve", "mas", "--preserve-strengths", "1,inf"], "every strength must be a finite number above 0"),

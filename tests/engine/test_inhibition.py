@@ -51,7 +51,8 @@ def test_pairs_of_a_wide_layer_are_weighed_by_the_formula_alone() -> None:
     slot.prepare({"fc1": MOST_DENSE + 1}, alpha, h)
     assert [members for _, members in slot.groups] == [slice(0, 1)]
     assert slot.covariances["fc1"].pairs is None
-    assert slot._decorrelates.tolist() == [0.0, 1.0]
+    slot.scale(torch.ones(2))
+    assert slot.covariances["fc1"].weight.tolist() == [0.0, 1.0]
     slot.prepare({"fc1": MOST_DENSE}, {"fc1": torch.rand(2, MOST_DENSE)}, h)
     assert slot.groups == []
 

@@ -58,7 +58,7 @@ def test_joint_training_gives_no_gradient_to_the_heads_of_other_tasks(tasks_npz:
     z = torch.full((1, 3, 6), 50.0)
     z[0, :, 2:4] = torch.tensor([[0.0, 0.0], [1.0, -1.0], [-90.0, -90.0]])
     learner.fleet.step.begin_epoch(0, 0)
-    _, grads = learner.fleet.step._task_loss(z, torch.tensor([[2, 3, 2]]))
+    _, grads = learner.fleet.step.task_loss(z, torch.tensor([[2, 3, 2]]))
     p = z[0, :, 2:4].softmax(-1) - F.one_hot(torch.tensor([0, 1, 0]), 2)
     assert_close(grads[0, :, 2:4], 0.05 / 3 * p)
     assert grads[0, :, [0, 1, 4, 5]].abs().max() == 0

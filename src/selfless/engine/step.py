@@ -115,7 +115,7 @@ class Step:
             fleet.refresh_shares()
         if fleet.rates.auto.is_open:  # after the rates: a member whose rate is 0 does not train
             self._measure_scales(hidden)
-        head_logits, logit_grads = self._task_loss(logits, y)
+        head_logits, logit_grads = self.task_loss(logits, y)
         costs = {
             k: d
             for k, p in enumerate(fleet.parts)
@@ -180,7 +180,7 @@ class Step:
         return self.fleet.run.precision == "bf16" and self.fleet.device.type == "cuda"
 
     # --------------------------------------------------------------------------------------------------------------- the loss
-    def _task_loss(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def task_loss(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return (logits, their gradient) for Σ_f lr_f mean CE within the head. The gradient is lr_f/B (softmax − 1_y).
 
         Also add to the sums of losses and of correct predictions.

@@ -43,7 +43,7 @@ class Decay:
 def check_tunable(preserve: Term) -> None:
     """Raise ValueError for a preserver whose strength is a share or a threshold: a larger one does not hold more."""
     if preserve.name == "none":
-        raise ValueError("there is no strength of a preserver to choose; leave it out to choose that of the sparsifier alone")
+        raise ValueError("tune cannot choose the strength of none; leave the preserver out to choose that of the sparsifier alone")
     if odd := [part.name for part in preserve.parts if part.name in NO_WEIGHTS]:
         raise ValueError(
             f"tune cannot choose the strength of {odd[0]}: a larger one does not keep more of the old tasks. It tunes mas, ewc, si, lwf "
