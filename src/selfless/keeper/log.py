@@ -6,7 +6,7 @@
     penalty                         any other penalty on θ
     drift, drift/relative           ‖θ − θ*‖ now, and divided by ‖θ*‖
     active, active/LAYER            the share of activations above 0 in the last step, mean over layers and by layer
-    free/parameters, free/neurons   the free share, as in `capacity()`
+    free/parameters, free/neurons   the free share by the paper's threshold, as `capacity().free_neurons`
     tasks                           the number of tasks that have ended
 
 The values of a step are tensors. Only `floats` waits for the device.
