@@ -99,7 +99,7 @@ def test_the_seeds_of_a_folder_are_split(tmp_path: Path) -> None:
     """Every value by the first seeds stands beside that by the next, and claims without seeds in one half are left out."""
     said = CliRunner().invoke(app, ["report", str(ROOT / "results/equal"), "--split", "60"])
     assert said.exit_code == 0
-    assert said.output.startswith("# Seeds 0–59 against seeds 60–119\n\n3 experiments in both.")
+    assert said.output.startswith("# The first 60 seeds against the next 60\n\n3 experiments in both.")
     cells = {(c["row"], c["column"]): c for c in read(ROOT / "results/equal/experiments/fig-2-equal.json")["cells"]}
     moved = re.findall(r"^\| fig-2 \| ([^,|]+), ([^|]+) \| (\S+) ± \S+ \| (\S+) ±", said.output, re.MULTILINE)
     for row, column, *means in moved:

@@ -89,7 +89,7 @@ def test_the_program_prints_the_page(monkeypatch: pytest.MonkeyPatch, capsys: py
         sys, "argv", ["results", "results/reproduction", str(tmp_path / "none"), "--again", f"ours={tmp_path / 'against.md'}"]
     )
     main()
-    told = "3 of 4 verdicts are the same, 2 experiments;\n5 of 6 verdicts are the same, 1 opposite"
+    told = "2 experiments, 3 of 4 verdicts are the same;\n5 of 6 verdicts are the same, 1 opposite"
     assert f"**Repeated**, `ours`: {told}" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["results", "results/reproduction", "--again", str(tmp_path / "against.md")])
     with pytest.raises(SystemExit):

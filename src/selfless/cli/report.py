@@ -97,7 +97,7 @@ def _halves(folder: Path, size: int) -> str:
                 half.append(of_seeds(record, made, range(start, start + size)))
     if not halves[0]:
         raise ValueError(f"no experiment in {folder} has {2 * size} seeds; choose a smaller number than {size}, or add seeds")
-    return against.against(*halves, (f"Seeds 0–{size - 1}", f"seeds {size}–{2 * size - 1}"))
+    return against.against(*halves, (f"The first {size} seeds", f"the next {size}"))
 
 
 def _write_figures(records: Sequence[Record], folder: Path, figures: Path) -> None:

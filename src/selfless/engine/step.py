@@ -192,7 +192,8 @@ class Step:
             head = self.heads[0]
             logits, y = logits[..., head.start : head.stop], y - head.start
         with torch.no_grad():
-            z, label = logits.float() if self.allowed is None else logits.float().masked_fill(~self.allowed[y], -torch.inf), y.unsqueeze(-1)
+            z = logits.float() if self.allowed is None else logits.float().masked_fill(~self.allowed[y], -torch.inf)
+            label = y.unsqueeze(-1)
             self.hits += (z.argmax(-1) == y).sum(1)
             log_p = z.log_softmax(-1)
             self.loss_sum -= log_p.gather(-1, label).sum((1, 2))

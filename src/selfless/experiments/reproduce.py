@@ -164,7 +164,8 @@ def of_seeds(record: dict[str, Any], experiment: Experiment, seeds: range) -> di
         runs = [run for run in cell["runs"] if run["seed"] in seeds]
         values = [run["value"] for run in runs if run["value"] is not None]
         mean, std = spread(values) if values else (None, None)
-        cells.append(cell | {"runs": runs, "mean": mean, "std": std if len(values) > 1 else None})
+        apart = None if mean is None or cell["published"] is None else mean - cell["published"]
+        cells.append(cell | {"runs": runs, "mean": mean, "std": std if len(values) > 1 else None, "difference": apart})
     claims = [claim for claim in judge_claims(experiment, cells) if claim["verdict"] != "missing"]
     return record | {"seeds": list(seeds), "looks": [len(seeds)], "cells": cells, "claims": claims}
 

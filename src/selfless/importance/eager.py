@@ -82,7 +82,7 @@ def measure(
     parameters        measure Ω too
     estimator         "per-sample" (exact) or "per-batch" (the authors' estimate)
     forward           forward(model, batch) → output, for models that take more than x (such as a task id); default: `run_batch`
-    memory            bytes that per-sample gradients may take at a time
+    memory            bytes that per-sample gradients may take at a time; on a CPU those of layers never take more than 8 MB
     lenient           leave out layers that do not run or get no gradient, instead of raising an error
     finite            raise an error if an importance is NaN or infinite
     ranks             the processes whose samples count, `selfless.distributed.find_ranks()`; each of them must call this function

@@ -291,9 +291,9 @@ def second_runs(given: Sequence[str], root: Path) -> dict[str, tuple[str, str]]:
 
 
 def _same_verdicts(said: str) -> str:
-    """Return what the comparisons in a file say of verdicts, each with the number of experiments that it compares where that is given."""
-    patterns = (r"^Seeds .* against .*", r"\d+ of \d+ verdicts are the same(?:, \d+ opposite)?", r"\d+ experiments(?= in both)")
-    parts = re.split(r"^# ", said.replace(" against seeds ", " against "), flags=re.MULTILINE)
+    """Return what the comparisons in a file say of verdicts: of which halves of the seeds, or of how many experiments where that is given."""
+    patterns = (r"^The first .* against .*|\d+ experiments(?= in both)", r"\d+ of \d+ verdicts are the same(?:, \d+ opposite)?")
+    parts = re.split(r"^# ", said, flags=re.MULTILINE)
     told = [", ".join(found.group() for pattern in patterns if (found := re.search(pattern, part))) for part in parts]
     return ";\n".join(one[0].lower() + one[1:] for one in told if one)
 
