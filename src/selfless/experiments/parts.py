@@ -37,7 +37,7 @@ EPOCH = {  # seconds of an epoch of one task: by stream, and by the beginning of
     ("split-cifar-100", "cnn"): 0.006,
     ("joint-split-cifar-100", "cnn"): 0.007,
     ("blurred-cifar-100", "cnn"): 0.07,
-    ("split-tiny-imagenet", "vgg"): 0.12,
+    ("split-tiny-imagenet", "vgg"): 0.10,
     ("objects", "alexnet"): 0.35,
 }
 OTHER = 0.5  # of a stream or network that is not in the table
