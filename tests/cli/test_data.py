@@ -69,7 +69,8 @@ def test_list_reads_well_at_80_columns(tmp_path: Path, put_mnist: Callable[[Path
     assert not rows["mnist"].endswith("not here")
     assert rows["cifar-100"].endswith("not here")
     put_mnist(tmp_path / "cache" / "selfless" / "data")
-    elsewhere = run("list", "--data-dir", str(tmp_path / "empty")).splitlines()
+    note, *elsewhere = run("list", "--data-dir", str(tmp_path / "empty")).splitlines()
+    assert note.startswith(f"note: there is no folder {tmp_path / 'empty'}")
     assert elsewhere[0] == f"data folder: {tmp_path / 'empty'}; in cache: {tmp_path / 'cache' / 'selfless' / 'data'}"
     assert next(line for line in elsewhere if line.startswith("mnist")).endswith("in cache")
 

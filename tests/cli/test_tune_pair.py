@@ -57,6 +57,13 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_trained(flags: list[
     assert not list(tmp_path.iterdir())
 
 
+def test_a_strength_that_is_not_tried_is_said(tmp_path: Path) -> None:
+    flags = ["--sparsify", "slnid:0.5", "--preserve", "packnet", "--out", str(tmp_path)]  # refused after the note
+    assert "note: tune tries the strengths of --strengths, and slnid:0.5 is not among them" in runner.invoke(app, ["tune", *flags]).output
+    for text in ("slnid", "slnid:0.03", "slnid:0.5+decov:0.1"):
+        assert "not among them" not in runner.invoke(app, ["tune", "--sparsify", text, *flags[2:]]).output
+
+
 def test_strengths_that_are_all_alike_choose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfless.cli.tune_pair.train_with_progress", lambda runs, *_, **__: [result(run, 0.1) for run in runs])
     with pytest.raises(

@@ -180,6 +180,12 @@ def test_batches_and_models_that_cannot_be_used_again_are_refused() -> None:
         selfless.tune(build, (train, held_out), sparsify=None)
 
 
+@pytest.mark.parametrize(("pair", "words"), [(([1], []), "task 2 has no held-out batches"), (([], [1]), "task 2 has no training batches")])
+def test_an_empty_list_of_batches_is_refused(pair: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        selfless.tune(lambda: nn.Linear(2, 2), [([1], [1]), pair])
+
+
 class Heads(nn.Module):
     """A head for each task; the model needs to know which."""
 

@@ -116,6 +116,12 @@ def test_notes_of_a_killed_process_do_not_count_for_long(tasks_npz: str, tmp_pat
     note.write(event())
     assert states(StudyReader(tmp_path)) == {0: "running"}
     values = json.loads(note.path.read_text()) | {"process": 2**22 + 7}  # no such process
+    note.path.write_text(json.dumps(values | {"processes": "pid:[1]"}))
+    assert states(StudyReader(tmp_path)) == {0: "running"}, "in another container of the same name it may be one that we do not see"
+    if values["processes"]:  # on Linux
+        note.path.write_text(json.dumps(values))
+        assert states(StudyReader(tmp_path)) == {}, "at once"
+    values |= {"processes": "pid:[1]"}
     old = time.time() - live.SILENT - 1
     note.path.write_text(json.dumps(values | {"updated": old}))
     os.utime(note.path, (old, old))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +16,23 @@ from selfless.spec import Run
 
 HOW = "How it runs"
 Out = Annotated[Path | None, typer.Option(help="Folder in which results are recorded.", show_default="results", rich_help_panel=HOW)]
+
+
+def _tell_missing(folder: Path | None) -> Path | None:
+    """Say that a named folder is not there. Data in the cache are read without it, so that a wrong name would never be noticed."""
+    if folder is not None and not os.path.isdir(os.path.expanduser(folder)):
+        typer.echo(f"note: there is no folder {folder}; data are read from the cache, and what is fetched goes into that folder", err=True)
+    return folder
+
+
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder with the data sets.", show_default="$SELFLESS_DATA, else the user's cache", rich_help_panel=HOW)
+    Path | None,
+    typer.Option(
+        help="Folder with the data sets.",
+        show_default="$SELFLESS_DATA, else the user's cache",
+        rich_help_panel=HOW,
+        callback=_tell_missing,
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.", show_default="auto", rich_help_panel=HOW)]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU.", show_default="one per core", rich_help_panel=HOW)]

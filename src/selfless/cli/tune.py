@@ -17,6 +17,7 @@ from selfless.cli.training import train_with_progress
 
 if TYPE_CHECKING:
     from selfless.spec import Result, Run
+    from selfless.terms import Term
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -109,8 +110,10 @@ def tune(
                 "tune chooses the strength of a sparsifier first, so --sparsify none leaves nothing to choose; name one, such as slnid. "
                 "selfless.tune(..., sparsify=None) in Python chooses that of a preserver alone"
             )
+        _tell_unused(base.sparsify, grid, "--strengths")
         if preserve is not None:
             check_tunable(base.replace(preserve=preserve).preserve)
+            _tell_unused(base.replace(preserve=preserve).preserve, anchors, "--preserve-strengths")
         cell = tuning(base, grid, Choice("rule-largest", tuple(range(seeds)), tolerance=tolerance))
         runs = list(dict.fromkeys(trials(cell)))
         options = TrainOptions(
@@ -147,6 +150,13 @@ def _some_tasks(base: Run, data_dir: Path | None) -> int:
     from selfless.data import stream
 
     return min(3, len(stream(base.stream, data_dir=data_dir, **base.stream_options).tasks))
+
+
+def _tell_unused(term: Term, grid: Sequence[float], flag: str) -> None:
+    """Say that a strength which was written with a method, as in slnid:0.5, is not tried. That of a sum is its ratio."""
+    default = type(term).__dataclass_fields__["strength"].default
+    if len(term.parts) == 1 and term.strength not in (*grid, default):
+        typer.echo(f"note: tune tries the strengths of {flag}, and {term} is not among them", err=True)
 
 
 def _parse_strengths(text: str, flag: str = "--strengths") -> tuple[float, ...]:
@@ -217,11 +227,17 @@ def show_tuning(
     console = open_console()
     console.print(table)
     if any(kept[1:]):
-        advice = nothing_to_suggest(scores, held_out) or f"Suggested: --sparsify {candidates[largest].sparsify}"
+        suggested = f"Suggested: --sparsify {candidates[largest].sparsify}{caution(len(scores[0]))}"
+        advice = nothing_to_suggest(scores, held_out) or suggested
     else:
         advice = f"No strength keeps the accuracy within {tolerance:g} points; the weakest is {candidates[smallest].sparsify}"
     if advise:
         console.print(advice, highlight=False)
+
+
+def caution(seeds: int) -> str:
+    """Return what to add to a suggestion that few seeds made."""
+    return " (by one seed; --seeds 3 shows how much of this is chance)" if seeds == 1 else ""
 
 
 def nothing_to_suggest(scores: Sequence[Sequence[float]], held_out: tuple[int, int]) -> str:

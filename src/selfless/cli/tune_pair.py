@@ -108,6 +108,7 @@ def _show(stage: Stage, found: Decay | None, best: Run, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from selfless.cli.tune import caution
     from selfless.metrics import spread
 
     table = Table(title=f"Held-out accuracy on tasks 1 to {stage.seen} (%), with {best.sparsify}", title_justify="left")
@@ -122,7 +123,7 @@ def _show(stage: Stage, found: Decay | None, best: Run, as_json: bool) -> None:
         table.add_row(str(run.preserve), *cells, mark if i == found.index else "")
     console = Console()
     console.print(table)
-    console.print(f"Suggested: --preserve {best.preserve} --sparsify {best.sparsify}", highlight=False)
+    console.print(f"Suggested: --preserve {best.preserve} --sparsify {best.sparsify}{caution(len(stage.seeds))}", highlight=False)
     end = {1: "smallest that was tried; smaller", len(found.candidates) - 1: "largest that was tried; larger"}.get(found.index or 0)
     if end is not None:
         console.print(f"{best.preserve} is the {end} ones may be as good or better: --preserve-strengths", highlight=False)

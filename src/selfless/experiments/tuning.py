@@ -14,7 +14,7 @@ import contextlib
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -129,6 +129,10 @@ def tune(
         raise TypeError("tune takes a function that makes a new model for each strength, not a model; write lambda: MyModel(…)")
     if any(isinstance(batches, Iterator) for pair in tasks for batches in pair):
         raise TypeError("tune reads the batches of a task for each strength, but a generator can be read once; pass lists or DataLoaders")
+    for number, pair in enumerate(tasks):
+        for batches, what in zip(pair, ("training", "held-out"), strict=True):
+            if isinstance(batches, Sized) and not len(batches):
+                raise ValueError(f"task {number + 1} has no {what} batches: its list is empty; split its data into both")
     keep = parse(preserve, PRESERVERS, "preserve") if isinstance(preserve, str) else preserve
     spare = NoSparsifier() if sparsify is None else parse(sparsify, SPARSIFIERS, "sparsify") if isinstance(sparsify, str) else sparsify
     if len(tasks) > 1:

@@ -267,6 +267,7 @@ def _check_data(data: dict[str, Any]) -> None:
 NOTE: Schema = {
     "host": str,
     "process": count,
+    "processes?": str,
     "updated": float,
     "started?": float,
     "ended?": str,

@@ -53,7 +53,8 @@ def chain(model: nn.Module, gated: Mapping[str, nn.Module]) -> Wiring:
             size += width
         elif any(True for _ in module.parameters(recurse=False)):
             raise ValueError(
-                f"neurons are followed through linear layers and convolutions only; {name!r} ({type(module).__name__}) has parameters too"
+                f"neurons are followed through linear layers and convolutions only; {name!r} ({type(module).__name__}) has parameters too. "
+                "Leave such layers out, or take a method that follows no neurons, such as LwF or PackNet"
             )
     gates = [gate for *_, gate in ends]
     for k, (name, *_, gate) in enumerate(ends):

@@ -291,7 +291,7 @@ def second_runs(given: Sequence[str], root: Path) -> dict[str, tuple[str, str]]:
 
 
 def _same_verdicts(said: str) -> str:
-    """Return what the comparisons in a file say of verdicts: of which halves of the seeds, or of how many experiments where that is given."""
+    """Return what the comparisons in a file say of verdicts, each after its halves of the seeds or its number of experiments if given."""
     patterns = (r"^The first .* against .*|\d+ experiments(?= in both)", r"\d+ of \d+ verdicts are the same(?:, \d+ opposite)?")
     parts = re.split(r"^# ", said, flags=re.MULTILINE)
     told = [", ".join(found.group() for pattern in patterns if (found := re.search(pattern, part))) for part in parts]

@@ -30,22 +30,32 @@ from selfless.spec import Run
 
 PAUSE = 1.0  # seconds between two notes of a fleet, at least
 WRITING = 0.05  # the share of the time that writing notes may take
-SILENT = 30.0  # seconds without a sign after which a process of this machine counts as ended if it does not exist
+SILENT = 30.0  # seconds without a sign after which a process counts as ended if it does not exist here, where it may be invisible
 LOST = 900.0  # the same for a process of another machine
 _numbers = itertools.count()
 
 
 def where() -> dict[str, Any]:
     """Return who writes a note, and when."""
-    return {"host": socket.gethostname(), "process": os.getpid(), "updated": time.time()}
+    return {"host": socket.gethostname(), "processes": _processes(), "process": os.getpid(), "updated": time.time()}
+
+
+def _processes() -> str:
+    """Return a name for the processes that this one can see: two containers may have one host name and different ones; "" if unknown."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def is_alive(note: dict[str, Any], changed: float) -> bool:
     """Return whether the writer of a note still runs. `changed` is when the note, or another of the same writer, was last written."""
     silent = time.time() - changed
-    if note["host"] != socket.gethostname() or silent < SILENT:
-        return silent < LOST
-    return is_running(note["process"])
+    is_here = note["host"] == socket.gethostname()
+    is_visible = is_here and note.get("processes", "") == _processes() != ""
+    if is_visible or (is_here and silent >= SILENT):
+        return is_running(note["process"])
+    return silent < LOST
 
 
 class FleetNote:
