@@ -196,8 +196,7 @@ def add(terms: list[Any]) -> Any:
     """Return the sum of terms of one role. `none` is left out, and the sum of a single term is that term."""
     if len({term.role for term in terms}) > 1:
         raise TypeError(
-            f"{' + '.join(map(str, terms))}: preservers and sparsifiers do not add up; pass them separately: preserve= and sparsify= in "
-            "Python, --preserve and --sparsify in commands, two arguments of selfless check"
+            f"{' + '.join(map(str, terms))}: preservers and sparsifiers do not add up; give each by itself, as preserve= and sparsify="
         )
     active = [term for term in terms if term.name != "none"] or terms[:1]
     for i, one in enumerate(active):
