@@ -34,7 +34,7 @@ class Sparsifier(Term):
     is_mean: ClassVar[bool] = False  # True if R is a mean over samples; over several ranks it then needs no other rank's activations
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Take what is said of the parent's formula from a subclass that overrides `penalty`."""
+        """Reset `pair_form`, `decorrelates` and `is_mean` in a subclass that overrides `penalty`: they describe the parent's."""
         super().__init_subclass__(**options)
         if "penalty" in cls.__dict__:
             _check_arguments(cls)

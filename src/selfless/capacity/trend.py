@@ -6,7 +6,7 @@
 
 b is the least-squares slope over all tasks and seeds, and its interval is Student's: b ± q s / √Σ(t − t̄)²; that of k follows from it.
 It is a straight line: it says how the trend goes on, not when it breaks. Tasks that differ in difficulty widen the interval; subtract from
-each accuracy what the task reaches alone, if you know it. docs/capacity.md shows how such forecasts turned out.
+each accuracy what the task reaches alone, if you know it. docs/lab-notes/capacity.md shows how such forecasts turned out.
 """
 
 from __future__ import annotations

@@ -21,14 +21,18 @@ Record = dict[str, Any]
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results.")] = Path("results"),
     to: Annotated[Path | None, typer.Option("--to", help="The page to write.", show_default="DIR/report.html")] = None,
-    form: Annotated[str, typer.Option("--format", help="html, or to standard output md, csv, latex; claims, values.")] = "html",
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the experiments' figures there instead, PNG and PDF.")] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="html writes a page; md, csv, latex, claims, values print to standard output.")
+    ] = "html",
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write only the figures of experiments (PNG, PDF) into DIR, and no page.")
+    ] = None,
     other: Annotated[
-        Path | None, typer.Option("--against", metavar="DIR", help="Compare with the experiments recorded there instead, as Markdown.")
+        Path | None, typer.Option("--against", metavar="DIR", help="Print only a comparison with the experiments in DIR, as Markdown.")
     ] = None,
     split: Annotated[
         int | None,
-        typer.Option("--split", metavar="N", min=2, help="Compare the first N seeds of each experiment with the next N instead."),
+        typer.Option("--split", metavar="N", min=2, help="Print only a comparison of each experiment's first N seeds with the next N."),
     ] = None,
 ) -> None:
     """Make one self-contained HTML page of everything recorded in DIR, or its tables. Experiments come first."""

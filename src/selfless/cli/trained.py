@@ -44,7 +44,7 @@ def predict(
 ) -> None:
     """Classify pictures with a trained network: the most probable classes and their probabilities.
 
-    A picture of another size is scaled and cropped at the centre, as training does with pictures of several sizes, and this is said.
+    A picture of another size is scaled and cropped at the centre, as training does with pictures of several sizes; the output shows both.
     """
     with reporting_errors(as_json):
         from selfless.runner import load

@@ -77,8 +77,8 @@ def tune(
     λ: the largest that keeps the accuracy on the first task. λ_Ω, at that λ: the one with the best accuracy over all --seen tasks, or the
     largest within --drop points of it. No test data are used.
 
-    The paper asks for the smallest λ that keeps the accuracy, but means the λ that leaves most room, the largest one. Both are shown;
-    the largest is suggested.
+    The paper asks for the smallest λ that keeps the accuracy, and for the λ that leaves most room, which is the largest one. Both are
+    shown; the largest is suggested.
     """
     with reporting_errors(as_json):
         from selfless.experiments.base import Choice

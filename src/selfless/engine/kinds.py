@@ -29,7 +29,7 @@ def take(tensors: Tensors, members: slice) -> Tensors:
 
 
 def join(parts: Sequence[Tensors]) -> Tensors:
-    """Return stacked tensors of some members each as those of all."""
+    """Concatenate the stacked tensors of each group of members into those of all members."""
     return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -382,7 +382,7 @@ def _at(term: Preserver, strength: Tensor) -> Preserver:
 
 
 def _fill(value: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the value in the shape of `like` and in its type, or in another, contiguous."""
+    """Return `value` expanded to the shape of `like`, contiguous, as `dtype` or in the type of `like`."""
     return value.to(dtype or like.dtype).expand(like.shape).contiguous()
 
 

@@ -2,7 +2,7 @@
 
     Ω = 1/M Σ_m |∂L_m/∂θ|ᵖ        α = 1/M Σ_m |∂L_m/∂n|
 
-`estimator="per-batch"` is the authors' estimate, Σ_batches |∂ Σ_{m∈batch} L_m/∂θ|ᵖ / M: smaller and noisier.
+`estimator="per-batch"` is the authors' estimate, Σ_batches |∂ Σ_{m∈batch} L_m/∂θ|ᵖ / M: noisier, smaller if p = 1, often larger if p = 2.
 """
 
 from __future__ import annotations

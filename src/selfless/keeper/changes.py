@@ -1,6 +1,6 @@
-"""Changes of a model between tasks that no call tells: frozen parameters that train later, replaced layers, a copy that trains instead.
+"""Find changes of a model that no call reports: frozen parameters that train later, replaced layers, a copy that trains instead.
 
-Each of them leaves old tasks without protection, so each is found and said.
+Each leaves old tasks without protection, so the keeper warns of it.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Notices:
         self.once(
             "epochs again",
             "epoch 0 begins again, but no task has ended since. If a new task begins here, call keeper.consolidate() first, else the old "
-            "one is not protected; if the same task goes on, count its epochs on",
+            "one is not protected. If the same task goes on, continue its numbers: keeper.begin_epoch(epochs so far, all epochs)",
             stacklevel=5,
         )
 
@@ -280,8 +280,8 @@ class Notices:
             some, others = (", ".join(names[:3]) + (" …" if len(names) > 3 else "") for names in (unknown, new))
             self.once(
                 "names",
-                f"the state has {some}, which the model has not, and the model has {others}, which the state has not: these are not "
-                "protected. If modules were renamed, rename the keys of the state too",
+                f"the model has no {some}, which are in the state; the state has no {others}, so these are not protected. If modules "
+                "were renamed, rename the keys of the state too",
                 stacklevel=5,
             )
 

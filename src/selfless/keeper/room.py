@@ -54,7 +54,7 @@ class Room:
 
 
 def most_pairs(model: nn.Module, layers: int) -> int:
-    """Return of how many neurons of a layer pairs are summed, 32 to 1024: together one number for 16 parameters of the model."""
+    """Return how many neurons of a layer enter the sums over pairs, 32 to 1024: about one sum for 16 parameters of the model."""
     size = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return min(MOST_PAIRS, max(32, math.isqrt(size // (16 * max(layers, 1)))))
 

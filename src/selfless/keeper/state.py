@@ -179,9 +179,9 @@ def check(learned: Learned, terms: Sequence[Preserver], shapes: Mapping[str, tor
 
 
 def unmatched(learned: Learned, terms: Sequence[Preserver], keeper: Keeper) -> tuple[list[str], list[str]]:
-    """Return the parameters of the state that the model has not, and those of the model that the state has not; heads may differ.
+    """Return names: parameters in the state but not in the model, and in the model but not in the state; heads are left out.
 
-    Only methods that hold a value of every parameter tell; others hold some in another form.
+    Only anchors and distillation are asked, because they store a value of every parameter.
     """
     whole = [state for term, state in zip(terms, learned.states, strict=True) if isinstance(term, Anchored | Distils)]
     saved = {name for state in whole for name in state.get("anchor", {})}

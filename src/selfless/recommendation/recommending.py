@@ -95,8 +95,8 @@ def recommend(
         raise ValueError(f"memory is {memory!r}; write how many copies of the parameters may be held beside the model, 0 or more")
     if heads == "own" and not task_known:
         raise NotMeasured(
-            "not measured: new classes, and the task is not known. Methods without old data then keep the newest task alone; the nearest "
-            "is der:1, which keeps old samples (docs/choosing.md, With old data)"
+            "not measured: new classes, and the task is not known. Methods without old data then remember only the newest task; the "
+            "nearest is der:1, which keeps old samples (docs/choosing.md, With old data)"
         )
     cases = [c for c in CASES if (c.inputs, c.heads, c.augment) == (inputs, heads, augment)]
     if not cases:
