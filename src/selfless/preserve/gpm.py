@@ -99,10 +99,10 @@ class GPM(Preserver, ProjectsSteps):
 class SGP(GPM):
     """Scaled Gradient Projection (Saha and Roy, AAAI 2023): GPM in which a step may also go along the directions of old tasks, a little.
 
-        ΔW ← ΔW − ΔW M diag(λ) Mᵀ
-        λᵢ ← min(1, λᵢ + (α + 1) sᵢ / (α sᵢ + max s))   after each task, s = √diag(MᵀCM) the size of its inputs along each direction
+        ΔW ← ΔW − ΔW M diag(s) Mᵀ
+        sᵢ ← min(1, sᵢ + (α + 1) σᵢ / (α σᵢ + max σ))   after each task, σ = √diag(MᵀCM) the size of its inputs along each direction
 
-    λ of a new direction starts from 0. `alpha` is the paper's α: at 0 λ follows the size of the inputs, and α → ∞ is GPM.
+    s of a new direction starts from 0. `alpha` is the paper's α: at 0 s follows the size of the inputs, and α → ∞ is GPM.
     """
 
     name: ClassVar[str] = "sgp"
