@@ -80,7 +80,7 @@ def test_a_head_that_is_not_trained_is_named_when_the_task_ends() -> None:
     model = seeded()
     keeper = selfless.attach(model, LwF(1.0), heads=["head"])
     model.head.requires_grad_(False)
-    with pytest.raises(ValueError, match="'head' for task 1, but no trainable parameter of the model is in it"):
+    with pytest.raises(ValueError, match="the head 'head' of task 1 is frozen, or parameters= leaves it out"):
         keeper.consolidate(batches())
 
 

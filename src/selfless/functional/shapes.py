@@ -26,6 +26,13 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def classes_last(output: Tensor, labels: Tensor) -> Tensor:
+    """Return outputs (M, C, H, W) with labels (M, H, W), as F.cross_entropy takes them, as (M, H, W, C); others are (M, …, C) already."""
+    if (output.dim() > 2 and output.shape[:-1] != labels.shape) or (output.dim() > 3 and output.shape[2:] == labels.shape[1:]):
+        return output.movedim(1, -1)
+    return output
+
+
 def without_autocast(like: Tensor) -> torch.autocast:
     """Switch autocast off: the formulas subtract large sums, and half precision would lose the difference."""
     return torch.autocast(like.device.type, enabled=False)

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from selfless.network.calling import IGNORED, check_labels, labels_of
+from selfless.functional.shapes import classes_last
+from selfless.network.calling import IGNORED, check_labels, check_shape, labels_of
 
 Fisher = Literal["empirical", "sampled", "exact"]
 Loss = Callable[[Any, Any], Tensor]  # (output, batch) → one loss per sample, (M,)
@@ -93,7 +94,12 @@ class LogLikelihood:
                     "classes (regression, several labels), pass the loss: consolidate(…, loss=lambda output, batch: <one loss per sample>)"
                 )
             return [(labels, None)]
-        p = output.detach().softmax(-1)
+        if self.fisher == "sampled" and output.dim() > 3 and labels is None:
+            raise ValueError(
+                f"fisher='sampled' cannot tell which axis of the outputs {tuple(output.shape)} has the classes; yield (x, y) pairs, whose "
+                "labels have the shape of the other axes"
+            )
+        p = (output if labels is None or self.fisher == "exact" else classes_last(output, labels)).detach().softmax(-1)
         if self.fisher == "sampled":
             flat = torch.multinomial(p.flatten(0, -2), 1, generator=self.generator)
             return [(flat.view(p.shape[:-1]), None)]
@@ -104,21 +110,16 @@ class LogLikelihood:
     def value(self, output: Tensor, target: Tensor | None) -> Tensor:
         """log p(y_m|x_m), summed over positions, (M,)."""
         assert target is not None
-        output = _classes_last(output, target)
+        output = classes_last(output, target)
         losses = F.cross_entropy(output.flatten(0, -2), target.flatten().long(), reduction="none", ignore_index=IGNORED)
         return -losses.view(len(output), -1).sum(1)
 
     def check_target(self, output: Tensor, target: Tensor) -> None:
         """Raise ValueError for a label of the data that is no column of the output."""
         if self.fisher == "empirical":
-            check_labels(target, _classes_last(output, target).shape[-1])
-
-
-def _classes_last(output: Tensor, target: Tensor) -> Tensor:
-    """Return outputs (M, C, H, W) with labels (M, H, W), as F.cross_entropy takes them, as (M, H, W, C); others are (M, …, C) already."""
-    if (output.dim() > 2 and output.shape[:-1] != target.shape) or (output.dim() > 3 and output.shape[2:] == target.shape[1:]):
-        return output.movedim(1, -1)
-    return output
+            output = classes_last(output, target)
+            check_shape(target, output)
+            check_labels(target, output.shape[-1])
 
 
 @dataclass(frozen=True)

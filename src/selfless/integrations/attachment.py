@@ -71,9 +71,13 @@ class Attachment:
         for optimizer in found if self.anchor == "implicit" else ():
             self.keeper.anchor_with(optimizer)
 
-    def begin_epoch(self, epoch: int, epochs: float | None, batches: float | None) -> None:
-        """Begin an epoch of the trainer, which counts over all tasks. `epochs`: where it will stop; None if it does not know."""
-        self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
+    def begin_epoch(self, epoch: int, epochs: float | None, batches: float | None, first: int | None = None) -> None:
+        """Begin an epoch of the trainer.
+
+        epochs   where it will stop; None if it does not know
+        first    the epoch in which the task began; None if it begins with the first call, as a trainer may count over all tasks
+        """
+        self._first_epoch = self._first_epoch if self._first_epoch is not None else epoch if first is None else first
         if epochs is not None and math.isfinite(epochs) and epochs > epoch:
             count = int(batches) if batches is not None and math.isfinite(batches) else None
             self.keeper.begin_epoch(epoch - self._first_epoch, int(epochs) - self._first_epoch, batches=count)

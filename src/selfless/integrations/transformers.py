@@ -12,6 +12,7 @@ penalty is in the loss instead, so that the Trainer reports it:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -112,7 +113,9 @@ class SelflessTrainerCallback(TrainerCallback):
         batches = _length(found["train_dataloader"])
         steps = -(-batches // args.gradient_accumulation_steps) if batches else None
         self._steps = state.global_step % steps if steps else 0
-        self.attachment.begin_epoch(round(state.epoch or 0), state.num_train_epochs or None, steps)
+        epoch = state.epoch or 0.0
+        epoch = math.floor(epoch + 0.5 / steps) if steps else round(epoch)  # a fraction, if training goes on within an epoch
+        self.attachment.begin_epoch(epoch, state.num_train_epochs or None, steps, first=0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the steps of an epoch."""

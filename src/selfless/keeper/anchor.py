@@ -6,7 +6,8 @@ The explicit penalty adds G = 2λΩ(θ − θ*) to the gradient. After many iter
     SGD with momentum μ          lr · (1 − dampening)/(1 − μ) · G        (Nesterov: the same)
     Adam, AdamW (also NAdam …)   lr / (√v̂ + ε) · G, per entry, with v̂ the second-moment estimate of the optimizer
     RMSprop, Adagrad             lr / (√v + ε) · G, per entry (RMSprop with momentum: divided by 1 − μ)
-    any other                    lr · G, which is only a guess for optimizers that rescale steps differently (Rprop, Adadelta, Adamax)
+    Adadelta                     lr √(u + ε) / √(v + ε) · G, per entry, with u its average of squared steps
+    any other                    lr · G, which is only a guess for optimizers that rescale steps differently (Rprop, Adamax)
 
 The implicit anchor takes this step once per iteration. With Adam the explicit gradient would also increase v̂ and so weaken itself. The
 implicit anchor does not enter v̂, so the two agree only as λ → 0.
@@ -289,6 +290,12 @@ def _step(group: Mapping[str, Any], state: Mapping[str, Any], parameter: Tensor,
         if "betas" in group:
             steps = torch.as_tensor(state["step"], dtype=torch.float32, device=parameter.device)
             second = second / (1 - torch.as_tensor(group["betas"][1], dtype=torch.float32) ** steps)
-        lr = lr / (second.float().sqrt() + group.get("eps", 1e-8))
+        epsilon = group.get("eps", 1e-8)
+        if "acc_delta" in state:  # Adadelta
+            moved = state["acc_delta"]
+            moved = moved if part is None else moved.index_select(0, part) if isinstance(part, Tensor) else piece_of(moved, part)
+            lr = lr * ((moved.float() + epsilon) / (second.float() + epsilon)).sqrt()
+        else:
+            lr = lr / (second.float().sqrt() + epsilon)
     momentum = float(group.get("momentum") or 0.0)
     return lr * (1 - float(group.get("dampening") or 0.0)) / (1 - momentum) if momentum else lr

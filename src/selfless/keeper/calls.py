@@ -37,8 +37,9 @@ class Calls:
     optimizers  those that did, with the number of their parameters
     stepped     the ids of these parameters
     epoch       the epoch and the number of epochs of the last keeper.begin_epoch(); None if there was none
+    resumed     the epoch in which a loaded state was saved, until keeper.begin_epoch(); None if no epoch had begun
     ended       the data with which the last task ended (`reference_to`); None before
-    sums        Σα of each layer on that data: the same data in another loader have the same
+    sums        Σα of each layer on that data, or ΣΩ if no layer was measured: the same data in another loader have the same
     follows     the task before had steps of an optimizer
     loaded      a state was loaded in this task, so that it may have had steps before
     evaluations how many blocks of keeper.evaluating() are open
@@ -56,6 +57,7 @@ class Calls:
     sums: list[float] = field(default_factory=list)
     follows: bool = False
     loaded: bool = False
+    resumed: tuple[int, int] | None = None
     evaluations: int = 0
 
     @property
@@ -95,12 +97,17 @@ class Calls:
         """Return the new parameters that got a gradient, but belong to no optimizer that took a step."""
         return [name for name, p in parameters.items() if p.grad is not None and id(p) not in self.stepped and changes.is_new(name, p)]
 
-    def begin_epoch(self, epoch: int, epochs: int, keeper: Keeper) -> None:
-        """Note the epoch that begins; warn if it is the first one again, after the last one. A task may be tried again from its start."""
+    def begin_epoch(self, epoch: int, epochs: int, keeper: Keeper) -> bool:
+        """Note the epoch that begins; return True if it goes on, because a state that was saved in it was loaded.
+
+        Warn if it is the first one again, after the last one. A task may be tried again from its start.
+        """
+        goes_on, self.resumed = self.resumed == (epoch, epochs), None
         comes_again = epoch == 0 and self.step and self.epoch is not None and self.epoch[0] + 1 == self.epoch[1]
         if comes_again and not keeper.changes.is_untouched(keeper.model):
             keeper.notices.warn_of_epochs()
         self.epoch = (epoch, epochs)
+        return goes_on
 
     def check_training(self, what: str) -> None:
         """Raise RuntimeError inside `evaluating`, where that changes the model; "": nothing trains."""
@@ -120,6 +127,7 @@ class Calls:
     ) -> None:
         """Warn, when a task ends with the data `ended`, of calls and steps that it did not have."""
         keeper.notices.check_read(keeper, self.step)
+        keeper.notices.note_forward(keeper.tasks, forward)
         if self.step:
             needed = [part for part in keeper.parts if needs_penalty(part, keeper.tasks, keeper.implicit)] if not self.penalty else None
             keeper.notices.check_calls(keeper.parts, needed, keeper.tasks, forward, self.epoch)

@@ -14,7 +14,16 @@ from torch.utils._pytree import tree_map
 from selfless.distributed import ALONE, Ranks
 from selfless.distributed.reduction import NO_BATCHES
 from selfless.keeper.hook import Hook
-from selfless.network.calling import Forward, call_with, check_labels, evaluating, labels_of, run_batch, to_device
+from selfless.network.calling import (
+    Forward,
+    call_with,
+    check_labels,
+    check_shape,
+    evaluating,
+    labels_of,
+    run_batch,
+    to_device,
+)
 from selfless.preserve.base import widened
 from selfless.preserve.capabilities import Distils, Encodes, Features, State
 
@@ -26,14 +35,18 @@ def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequen
             f"{type(term).__name__} compares outputs on the current batch: write keeper.penalty((x, y)), not keeper.penalty()"
         )
     batch = to_device(batch, model)
+    labels = labels_of(batch)
     costs: list[Tensor] = []
     watched = model if isinstance(term, Encodes) else None
     for forward in dict.fromkeys(forwards):
         with torch.no_grad(), evaluating(model), HeadInput(watched) as before:
             teacher = call_with(model, term.teacher(state), batch, forward)
+            if not len(teacher):
+                raise ValueError(f"{type(term).__name__} got no samples, so its penalty is not defined; skip empty batches")
+            teacher = term.classes_last(teacher, labels)
             term.check_outputs(teacher)
         with HeadInput(watched) as now, _frozen_statistics(model):
-            costs.append(term.distil(run_batch(model, batch, forward), teacher))
+            costs.append(term.distil(term.classes_last(run_batch(model, batch, forward), labels), teacher))
         if isinstance(term, Encodes) and len(costs) == 1:  # only once, as all heads read the same features
             costs.append(term.code_drift(state, now.features, before.features))
     return torch.stack(costs).sum()
@@ -52,7 +65,9 @@ def task_features(
         if labels is None:
             raise ValueError(f"{type(term).__name__} needs labels: call consolidate() with (x, y) pairs or dicts with 'labels'")
         with torch.no_grad(), evaluating(model), HeadInput(model) as head_input:
-            check_labels(labels, run_batch(model, batch, forward).shape[-1])
+            output = run_batch(model, batch, forward)
+            check_shape(labels, output)
+            check_labels(labels, output.shape[-1])
         yield widened(head_input.features).unsqueeze(0), _loss_of_features(model, batch, labels, head_input.head, forward)
 
 

@@ -77,6 +77,14 @@ def finish_step(
         part.observe()
 
 
+def project_again(keeper: Keeper) -> None:
+    """Reset what must not change, after an optimizer that wraps another one has changed parameters once more."""
+    for part in keeper.parts:
+        if part.corrects:
+            parameters = keeper.preserved()
+            write(parameters, part.project(parameters))
+
+
 @torch.no_grad()
 def write(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> bool:
     """Set parameters to values, in place; return True if there are some."""

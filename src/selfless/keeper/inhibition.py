@@ -137,7 +137,8 @@ def _check_found(collector: Collector, found: Mapping[str, Tensor]) -> None:
         raise RuntimeError(
             f"found no forward pass since the last penalty() or step, so the activations of no layer ({names}) were read. Call penalty() "
             "once after model(x), in training mode and with gradients on; passes in eval mode, under no_grad or in reentrant "
-            "checkpoints do not count. A layer must return a tensor, not a tuple, and the forward pass must use it. In a compiled model "
+            "checkpoints do not count. If you call parts of the model, as model.head(model.body(x)), use activation modules. A layer "
+            "must return a tensor, not a tuple, and the forward pass must use it. In a compiled model "
             f"only activation modules can be read, and only if it was not run before attach(): {BEFORE_COMPILING}"
         )
     unreached = [name for name in collector.taps if name not in collector.reached]

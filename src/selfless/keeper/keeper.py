@@ -175,7 +175,7 @@ class Keeper(OldNames):
         """Begin the penalty of one backward pass: start a new log, follow the model; return the preserved parameters."""
         parameters = self._preserved_of(trainable)
         if not self._calls.penalty:
-            check_head(self.heads, self.model, self.tasks)
+            check_head(self.heads, self.model, self.tasks, parameters if any(isinstance(p.term, KnowsHeads) for p in self.parts) else None)
             self.notices.check_changes(self.changes, self, self._calls.is_fresh)
         self.follow_device()
         self._check_ranks()
@@ -219,7 +219,7 @@ class Keeper(OldNames):
             activity, batches = look(self.model, self.collector, batches, forward)
             omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
-        sums = [float(t.sum()) for t in alpha.values()]
+        sums = [float(t.sum()) for t in alpha.values()] or [sum(float(t.sum()) for o in omegas for t in o.values())]
         self._calls.check_end(self, parameters, forward, ended, sums)
         for end in ends:
             end()
@@ -259,10 +259,10 @@ class Keeper(OldNames):
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
         self.follow_model()
         parameters = self.preserved()
-        self._calls.begin_epoch(epoch, epochs, self)
+        goes_on = self._calls.begin_epoch(epoch, epochs, self)
         for part in self.parts:
             part.place_heads(parameters)
-            changed = part.begin_epoch(parameters, epoch, epochs, batches)
+            changed = part.begin_epoch(parameters, epoch, epochs, batches, goes_on)
             if write(parameters, changed) and not self._calls.step:
                 self.changes.note_written(parameters, changed)
 
@@ -306,7 +306,7 @@ class Keeper(OldNames):
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the keeper as flat named tensors, which safetensors can save."""
         self.follow_model()
-        return saving.save(self)
+        return saving.save(self, self._calls.epoch)
 
     def load_state_dict(self, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None = None) -> None:
         """Load a `state_dict`. It is checked first; if it does not fit this model, an error is raised and nothing changes.
@@ -315,8 +315,8 @@ class Keeper(OldNames):
         """
         with torch.inference_mode(False):  # else no later task could change the loaded tensors
             self.follow_model()
-            saving.load(self, state, forwards)
-            self._calls, self.changes = Calls(loaded=True), Changes(self.model)
+            epoch = saving.load(self, state, forwards)
+            self._calls, self.changes = Calls(loaded=True, epoch=epoch, resumed=epoch), Changes(self.model)
 
     def detach(self) -> None:
         """Remove every hook. The model and its optimizers are then as before `attach`."""

@@ -15,8 +15,9 @@ from selfless.keeper.anchor import distances
 from selfless.keeper.changes import Changes
 from selfless.keeper.log import floats
 from selfless.keeper.part import Part
-from selfless.network.calling import Forward
-from selfless.preserve.capabilities import Anchored, Phased, Replays
+from selfless.network.calling import Forward, variables_of
+from selfless.network.roles import within
+from selfless.preserve.capabilities import Anchored, Distils, Phased, Replays
 from selfless.sparsify import Sparsifier
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Notices:
         self._looked_in = -1  # the task in which running statistics were checked last
         self._active: dict[str, deque[float]] = {}  # active neurons per sample in the last steps, by layer
         self._unsigned: set[str] = set()  # layers whose sign was looked at
+        self._reads: dict[int, dict[str, object]] = {}  # task → the variables that its forward= read when it ended
 
     def once(self, key: str, message: str, stacklevel: int = 4) -> None:
         """Warn, if this key has not been warned of."""
@@ -246,6 +248,9 @@ class Notices:
         """
         if not keeper.tasks or not any(part.is_on and not isinstance(part.term, Replays) for part in keeper.parts):
             return
+        self._check_renamed(keeper)
+        for task, reads in self._reads.items():
+            self._check_late(keeper, task, reads)
         thawed = changes.thawed(keeper.preserved(), keeper.heads)
         if thawed:
             names = ", ".join(thawed[:3]) + (" …" if len(thawed) > 3 else "")
@@ -273,6 +278,41 @@ class Notices:
                 "if you reset a head for each task, leave it out with parameters=",
                 stacklevel=5,
             )
+
+    def _check_renamed(self, keeper: Keeper) -> None:
+        """Warn of parameters that have other names than in the tasks before: nothing protects them."""
+        held = {name for part in keeper.parts if part.is_on for name in part.star()[0]}
+        there = dict(keeper.model.named_parameters())
+        gone, new = (
+            sorted(name for name in names if not any(within(name, head) for head in keeper.heads))
+            for names in (held - there.keys(), (there.keys() - held) & keeper.preserved().keys())
+        )
+        if held and gone and new:
+            some, others = (", ".join(names[:3]) + (" …" if len(names) > 3 else "") for names in (gone, new))
+            self.once(
+                f"renamed {gone[0]}",
+                f"the model has no {some} any more, which earlier tasks need, but {others} instead, which nothing protects. Keep the names "
+                "of parameters (wrapping a layer, or weight_norm, changes them): make such changes before attach()",
+                stacklevel=6,
+            )
+
+    def note_forward(self, task: int, forward: Forward | None) -> None:
+        """Note which variables outside of it a forward= reads, and their values, at the end of its task."""
+        self._reads[task] = {} if forward is None else variables_of(forward)
+
+    def _check_late(self, keeper: Keeper, task: int, reads: Mapping[str, object]) -> None:
+        """Warn if a variable that the forward= of an old task reads has changed: it would run the head of another task."""
+        forward = keeper.forwards[task] if task < len(keeper.forwards) else None
+        uses = any(part.is_on and isinstance(part.term, Distils | Replays) for part in keeper.parts)
+        now = variables_of(forward) if forward is not None and uses else {}
+        for name, value in reads.items():
+            if name in now and now[name] != value:
+                self.once(
+                    f"late {name}",
+                    f"the forward= of task {task + 1} reads the variable {name!r}, which was {value!r} and is {now[name]!r} now, so old "
+                    f"tasks are run as if they were others. Bind its value: forward=lambda m, b, {name}={name}: …",
+                    stacklevel=6,
+                )
 
     def check_names(self, unknown: Sequence[str], new: Sequence[str]) -> None:
         """Warn of a state with parameters that the model has not, if the model also has some that are not in the state."""

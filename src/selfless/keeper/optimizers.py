@@ -6,6 +6,7 @@ while an optimizer step iterates over its hooks.
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from functools import cache
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from selfless.keeper.evaluation import project_again
 
 
 class StepListener(Protocol):
@@ -26,6 +29,15 @@ class StepListener(Protocol):
 
 
 _LISTENERS: weakref.WeakSet[Any] = weakref.WeakSet()
+_LOCAL = threading.local()  # .steps: of each optimizer whose step has begun its id, and the parameters of the steps inside of it
+
+
+def _open_steps() -> list[tuple[int, set[int]]]:
+    """Return the optimizers of this thread whose step has begun and not ended, the outermost first."""
+    if not hasattr(_LOCAL, "steps"):
+        _LOCAL.steps = []
+    found: list[tuple[int, set[int]]] = _LOCAL.steps
+    return found
 
 
 def watch_optimizers(keeper: StepListener) -> None:
@@ -56,11 +68,28 @@ def _register_once() -> None:
 
 
 def _before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    steps = _open_steps()
+    while any(number == id(optimizer) for number, _ in steps):  # a step that raised an error has left its entry
+        steps.pop()
+    steps.append((id(optimizer), set()))
     for keeper in list(_LISTENERS):
         for part in keeper.parts:
             part.before_step(optimizer)
 
 
 def _after_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    steps = _open_steps()
+    done = set[int]()
+    while steps and (entry := steps.pop()):
+        if entry[0] == id(optimizer):
+            done = entry[1]
+            break
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]} if done or steps else set[int]()
+    if steps:
+        steps[-1][1].update(own)
+    if done & own:  # it wraps an optimizer: keepers have followed the step of that one, whose state has the step sizes
+        for keeper in list(_LISTENERS):
+            project_again(keeper)
+        return
     for keeper in list(_LISTENERS):
         keeper.after_step(optimizer)

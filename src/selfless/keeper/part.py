@@ -44,7 +44,7 @@ from selfless.preserve.capabilities import (
     Replays,
     WeighsNodes,
 )  # fmt: skip
-from selfless.preserve.groups import check_groups
+from selfless.preserve.groups import check_groups, check_real, warn_of_strength
 
 Parameters = Mapping[str, nn.Parameter]
 Tensors = Mapping[str, Tensor]
@@ -94,6 +94,7 @@ class Part:
             self.drops = DroppedNodes(model, term, heads)
             self.drops.share = lambda numbers: find_ranks().first(numbers)
         check_groups(term, self.state, parameters)
+        check_real(term, parameters)
 
     @property
     def state(self) -> State:
@@ -200,8 +201,8 @@ class Part:
         return (self.term.teacher(self.state), None) if isinstance(self.term, Distils) else ({}, None)
 
     # ---------------------------------------------------------------------------------------------------------------- an epoch
-    def begin_epoch(self, parameters: Parameters, epoch: int, epochs: int, batches: int | None) -> dict[str, Tensor]:
-        """Start gates and phases; return the new values of the parameters that change."""
+    def begin_epoch(self, parameters: Parameters, epoch: int, epochs: int, batches: int | None, goes_on: bool) -> dict[str, Tensor]:
+        """Start gates and phases; return the new values of the parameters that change. A phase that `goes_on` has begun before."""
         term, changed = self.term, dict[str, Tensor]()
         if self.gates is not None and isinstance(term, Gated):
             if batches is None or batches < 1:
@@ -213,7 +214,7 @@ class Part:
                 noise = self.draw_noise(term.gate_count(self.state)).to(next(self.model.parameters()).device)
                 self.state = term.start_gates(self.state, self.ranks.first(noise))
             self.gates.follow(self.state)
-        if isinstance(term, Phased) and term.starts_phase(epoch, epochs):
+        if isinstance(term, Phased) and term.starts_phase(epoch, epochs) and not goes_on:
             self.distilled = 0
             self.state, changed = term.begin_phase(self.loaded, _values(parameters), epoch, epochs)
         return changed
@@ -317,8 +318,8 @@ class Part:
         self.path_started, self.distilled = False, 0
         self.state = {g: {n: like(t, parameters[n]) if n in parameters else t for n, t in ts.items()} for g, ts in state.items()}
         if self.term.is_auto and self.measured is None:
-            found = self.term.auto_strength(self.state)
-            self.measured = float(place_like(found, torch.empty(0)))
+            self.measured = float(place_like(self.term.auto_strength(self.state), torch.empty(0)))
+            warn_of_strength(self.term, self.measured)
 
     def restart(self, parameters: Parameters) -> dict[str, Tensor]:
         """Return the values that the next task starts from; only those that may differ from the current ones."""

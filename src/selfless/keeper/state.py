@@ -22,7 +22,7 @@ from selfless.sparsify import Sparsifier
 if TYPE_CHECKING:
     from selfless.keeper.keeper import Keeper
 
-PLAIN = ("tasks", "method", "begun", "called", "distilled")
+PLAIN = ("tasks", "method", "begun", "called", "distilled", "epoch")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Learned:
     `begun` is True if the current task has started. `called` says for each task if consolidate() had a forward=, which cannot be saved;
     None if no preserver needs it. `scales` and `measured` are those of the strength "auto": of each sparsifier by its number, and λ of each
     preserver, None if it has none. `room` are the counts of tasks by neuron, if they were saved. `distilled` is how often each preserver
-    distilled in the current task: its curvature is measured in some of these steps.
+    distilled in the current task: its curvature is measured in some of these steps. `epoch` is the epoch that was begun last in the current
+    task, and of how many.
     """
 
     states: list[State]
@@ -44,10 +45,11 @@ class Learned:
     measured: list[float | None]
     room: dict[str, Tensor]
     distilled: list[int]
+    epoch: tuple[int, int] | None
 
 
-def save(keeper: Keeper) -> dict[str, Tensor]:
-    """Return the state of a keeper as flat named tensors."""
+def save(keeper: Keeper, epoch: tuple[int, int] | None = None) -> dict[str, Tensor]:
+    """Return the state of a keeper, in this epoch of its current task, as flat named tensors."""
     terms = [part.term for part in keeper.parts]
     calls = any(isinstance(term, Distils | Replays) for term in terms)
     called = [forward is not None for forward in keeper.forwards] if calls and keeper.tasks else None
@@ -55,11 +57,11 @@ def save(keeper: Keeper) -> dict[str, Tensor]:
     measured = [part.measured for part in keeper.parts]
     scales, room = keeper.sparsifiers.found, keeper.room.tensors()
     distilled = [part.distilled for part in keeper.parts]
-    return flatten(terms, Learned(keeper.states, keeper.alpha, keeper.tasks, begun, called, scales, measured, room, distilled))
+    return flatten(terms, Learned(keeper.states, keeper.alpha, keeper.tasks, begun, called, scales, measured, room, distilled, epoch))
 
 
-def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None) -> None:
-    """Let a keeper use a state that `save` returned, if it fits the model."""
+def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None) -> tuple[int, int] | None:
+    """Let a keeper use a state that `save` returned, if it fits the model. Return the epoch that was begun last, if there was one."""
     terms = [part.term for part in keeper.parts]
     new = unflatten(state, terms)
     check(new, terms, {n: p.shape for n, p in keeper.model.named_parameters()}, keeper.taps)
@@ -82,6 +84,7 @@ def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward
     keeper.follow_device()
     keeper.notices.check_names(*unmatched(new, terms, keeper))
     keeper.notices.check_distance(keeper.parts, keeper.trainable())
+    return new.epoch
 
 
 def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
@@ -103,6 +106,8 @@ def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
         plain["called"] = torch.tensor(learned.called)
     if any(learned.distilled):
         plain["distilled"] = torch.tensor(learned.distilled)
+    if learned.epoch is not None:
+        plain["epoch"] = torch.tensor(learned.epoch)
     return {n: t.detach().contiguous().clone() for n, t in found.items()} | plain
 
 
@@ -139,7 +144,9 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
     called = [bool(c) for c in flat["called"].tolist()] if "called" in flat else None
     begun = "begun" in flat and bool(int(flat["begun"]))
     distilled = flat["distilled"].tolist() if "distilled" in flat else [0 for _ in terms]
-    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured, room, distilled)
+    first, count = flat["epoch"].tolist() if "epoch" in flat else (-1, 0)
+    epoch = (int(first), int(count)) if count else None
+    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured, room, distilled, epoch)
 
 
 def _method(terms: Sequence[Preserver]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,6 +58,19 @@ def _check_forward(forward: Any) -> None:
     raise TypeError(f"forward= must be a function of (model, batch), {wrong}; write forward=lambda model, batch: model(batch[0])")
 
 
+def variables_of(function: Forward) -> dict[str, object]:
+    """Return the numbers and texts outside of a function that it reads, by name: of its closure and of its module."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    module = getattr(function, "__globals__", {})
+    found: dict[str, object] = {name: module[name] for name in code.co_names if name in module}
+    for name, cell in zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            found[name] = cell.cell_contents
+    return {name: value for name, value in found.items() if isinstance(value, (int, float, str))}
+
+
 def check_labels(labels: Tensor, classes: int, *, ignored: int | None = IGNORED) -> None:
     """Raise ValueError for a label that is no column of an output with so many `classes`; labels of `ignored` do not count."""
     kept = labels if ignored is None else labels[labels != ignored]
@@ -67,7 +81,17 @@ def check_labels(labels: Tensor, classes: int, *, ignored: int | None = IGNORED)
         wrong, many = int(low if int(low) < 0 else high), f"{classes} column{'s' * (classes != 1)}"
         raise ValueError(
             f"a label of these batches is {wrong}, but the model's output has {many}, so labels are 0 … {classes - 1}; number the classes "
-            "of each head from 0, or pass forward=lambda model, batch: <the output over all classes>"
+            "of each head from 0, or pass forward=lambda model, batch: <the output over all classes>. A label other than −100 that marks "
+            "samples without one needs consolidate(…, loss=…)"
+        )
+
+
+def check_shape(labels: Tensor, output: Tensor) -> None:
+    """Raise ValueError unless there is one label for each row of an output whose last axis has the classes."""
+    if labels.numel() * output.shape[-1] != output.numel():
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} do not fit an output of shape {tuple(output.shape)}: write one class number for each "
+            "sample or position (one-hot labels: y.argmax(-1)), or pass the loss: consolidate(…, loss=…)"
         )
 
 

@@ -93,6 +93,10 @@ class Distils(ABC):
     def distil(self, outputs: Tensor, teacher: Tensor) -> Tensor:
         """Return the penalty on the outputs (M, C) of one old head, given those of the teacher; without the strength."""
 
+    def classes_last(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
+        """Return the outputs of a head in a user's loop as `distil` takes them; `labels` are those of the batch, if it has some."""
+        return outputs
+
     def check_outputs(self, outputs: Tensor) -> None:  # noqa: B027
         """Raise ValueError if the outputs (M, C) of a head in a user's loop cannot be compared."""
 

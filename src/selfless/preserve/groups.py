@@ -6,11 +6,16 @@ be lost without a word, so keeper and engine check when a preserver is attached,
 
 from __future__ import annotations
 
-from collections.abc import Container
+import warnings
+from collections.abc import Container, Mapping
+
+from torch import Tensor
 
 from selfless.preserve.base import Preserver
 from selfless.preserve.capabilities import Observes, State
 from selfless.preserve.deprecated import adopt_groups
+
+MOST_AUTO = 1e6  # a larger measured strength means that Ω is rounding errors
 
 
 def check_groups(term: Preserver, state: State, parameters: Container[str]) -> None:
@@ -26,6 +31,26 @@ def check_groups(term: Preserver, state: State, parameters: Container[str]) -> N
         raise ValueError(
             f"the state of {label} has the group {unknown[0]!r}, which is not declared; "
             f'add Group("{unknown[0]}") to its groups, with changes_in_step=True if a training step changes it'
+        )
+
+
+def check_real(term: Preserver, parameters: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for a complex parameter: importances and penalties are defined for real ones."""
+    for name, p in parameters.items() if term.name != "none" else ():
+        if p.is_complex():
+            raise ValueError(
+                f"{name!r} is complex, and {type(term).__name__} preserves real parameters only: keep its real and imaginary part as one "
+                "real parameter (torch.view_as_real, view_as_complex in forward), or leave it out with parameters="
+            )
+
+
+def warn_of_strength(term: Preserver, strength: float) -> None:
+    """Warn of a measured strength that says that nothing was important."""
+    if strength > MOST_AUTO:
+        warnings.warn(
+            f"the strength of {term} is {strength:.1g}, because Ω is nearly 0: no weight changes what {type(term).__name__} measures. If "
+            "the model normalises its output (F.normalize), pass consolidate a forward= that returns it before that",
+            stacklevel=6,
         )
 
 

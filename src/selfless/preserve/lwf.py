@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from selfless.functional.shapes import wide
+from selfless.functional.shapes import classes_last, wide
 from selfless.preserve.base import COUNT, CURVATURE, HEAD, Group, Preserver, Splits, count_tasks, widened
 from selfless.preserve.capabilities import Distils, Holds, KnowsHeads, Phased, State, Tensors
 from selfless.terms import Strength, check_count, check_positive
@@ -52,6 +52,24 @@ class LwF(Preserver, Distils, Holds, KnowsHeads, Phased):
     def teacher(self, state: State) -> Tensors:
         """θ*, the network before the task."""
         return state["anchor"]
+
+    def classes_last(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
+        """Move the classes of (M, C, H, W) to the last axis if labels are (M, H, W). Refuse what has no classes, or does not say where."""
+        name = type(self).__name__
+        if labels is not None and labels.is_floating_point() and labels.shape == outputs.shape and outputs.shape[-1] > 1:
+            sums = labels.sum(-1)
+            if not torch.allclose(sums, torch.ones_like(sums), atol=1e-3):  # labels may be probabilities
+                raise ValueError(
+                    f"{name} compares the probabilities of classes, but these labels are numbers of the shape of the output, and no "
+                    "probabilities. For regression or several labels use a method that holds weights, such as MAS"
+                )
+        has_classes = labels is not None and not labels.is_floating_point() and labels.dim() == outputs.dim() - 1
+        if outputs.dim() > 3 and not has_classes:
+            raise ValueError(
+                f"{name} cannot tell which axis of the output {tuple(outputs.shape)} has the classes; write keeper.penalty((x, y)) with "
+                "labels that have the shape of the other axes"
+            )
+        return classes_last(outputs, labels) if labels is not None and has_classes else outputs
 
     def check_outputs(self, outputs: Tensor) -> None:
         """Refuse one output: its softmax is always 1."""

@@ -1,0 +1,369 @@
+"""What a stranger's loop does that no example does: other layouts of outputs, wrapped optimizers, renamed layers, a loop variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+
+import selfless
+from selfless import EBLL, EWC, MAS, SI, LwF, PackNet
+
+Batch = tuple[Tensor, Tensor]
+
+
+def data(seed: int = 0, count: int = 3) -> list[Batch]:
+    torch.manual_seed(seed)
+    return [(torch.randn(8, 5), torch.randint(3, (8,))) for _ in range(count)]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+def train(model: nn.Module, keeper: selfless.Keeper, batches: list[Batch], optimizer: torch.optim.Optimizer | None = None) -> None:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y) + keeper.penalty((x, y))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# ------------------------------------------------------------------------------------------------------------ layouts of outputs
+class Pixels(nn.Module):
+    """The class of each pixel; classes on axis 1, as F.cross_entropy takes them, or on the last one."""
+
+    def __init__(self, last: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.net, self.last = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Conv2d(8, 3, 1)), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).movedim(1, -1) if self.last else self.net(x)
+
+
+@pytest.mark.parametrize("preserve", [LwF(2.0), LwF(2.0, damped=False)], ids=str)
+def test_distillation_finds_the_classes_of_pixels(preserve: Any) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 4, 2, 5), torch.randint(3, (6, 2, 5))
+    found = []
+    for last in (False, True):
+        model = Pixels(last)
+        keeper = selfless.attach(model, preserve)
+        keeper.consolidate([(x, y)])
+        with torch.no_grad():
+            model.net[2].bias.add_(torch.tensor([0.0, 1.0, 2.0]))
+        found.append(keeper.penalty((x, y)).detach())
+    assert found[0] > 0.1
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_distillation_asks_for_labels_where_they_are_needed() -> None:
+    model = Pixels()
+    keeper = selfless.attach(model, LwF(1.0))
+    x = torch.randn(6, 4, 2, 5)
+    keeper.consolidate([(x, torch.randint(3, (6, 2, 5)))])
+    with pytest.raises(ValueError, match=r"cannot tell which axis of the output \(6, 3, 2, 5\) has the classes"):
+        keeper.penalty((x,))
+
+
+@pytest.mark.parametrize("method", [LwF(1.0), EBLL(1.0)], ids=str)
+def test_distillation_is_refused_for_labels_that_are_no_classes(method: Any) -> None:
+    model = network()
+    keeper = selfless.attach(model, method)
+    x, y = data()[0]
+    keeper.consolidate([(x, y)])
+    for wrong in (torch.randn(8, 3), torch.ones(8, 3)):
+        with pytest.raises(ValueError, match="compares the probabilities of classes, but these labels are numbers"):
+            keeper.penalty((x, wrong))
+    keeper.penalty((x, torch.randn(8, 3).softmax(1)))  # labels may be probabilities, as after mixup
+    with pytest.raises(ValueError, match="got no samples"):
+        keeper.penalty((x[:0], y[:0]))
+
+
+def test_the_sampled_fisher_finds_the_classes_of_pixels() -> None:
+    x, y = torch.randn(300, 4, 2, 5), torch.randint(3, (300, 2, 5))
+    sums = []
+    for last in (False, True):
+        torch.manual_seed(3)
+        keeper = selfless.attach(Pixels(last), EWC(1.0, fisher="sampled"))
+        keeper.consolidate([(x, y)])
+        sums.append(float(keeper.state["omega"]["net.2.bias"].sum()))
+    assert sums[0] == pytest.approx(sums[1], rel=0.3)
+    with pytest.raises(ValueError, match="cannot tell which axis"):
+        selfless.attach(Pixels(), EWC(1.0, fisher="sampled")).consolidate([x])
+
+
+@pytest.mark.parametrize("method", [EWC(1.0), EBLL(1.0)], ids=str)
+def test_labels_of_another_shape_are_named(method: Any) -> None:
+    x, y = data()[0]
+    with pytest.raises(ValueError, match=r"labels of shape \(8, 3\) do not fit an output of shape \(8, 3\): .*argmax"):
+        selfless.attach(network(), method).consolidate([(x, F.one_hot(y, 3))])
+
+
+# --------------------------------------------------------------------------------------------------------------------- optimizers
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer that lets another one take the step, as SAM does; `after` changes parameters once more, as Lookahead does."""
+
+    def __init__(self, inner: torch.optim.Optimizer, after: Callable[[Tensor], object] = lambda p: None) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner, self.param_groups, self.after = inner, inner.param_groups, after
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.after(p)
+
+
+def drift_left(wrap: Callable[[torch.optim.Optimizer], torch.optim.Optimizer]) -> Tensor:
+    """How much of a drift from θ* one step with the implicit anchor leaves."""
+    model, batches = network(), data()
+    keeper = selfless.attach(model, MAS(1.0))
+    keeper.consolidate(batches)
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    keeper.anchor_with(inner)
+    with torch.no_grad():
+        model[0].weight.add_(0.01)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    wrap(inner).step()
+    return (model[0].weight - keeper.state["anchor"]["0.weight"]).detach()
+
+
+def test_the_anchor_pulls_once_if_one_optimizer_wraps_another() -> None:
+    once = drift_left(lambda inner: inner)
+    assert 0 < float(once.abs().max()) < 0.01 + 1e-7
+    assert torch.equal(drift_left(Wrapper), once)
+    assert torch.equal(drift_left(lambda inner: Wrapper(Wrapper(inner))), once)
+
+
+def test_a_step_that_failed_does_not_hide_the_next_ones() -> None:
+    def fail(_: Tensor) -> None:
+        raise RuntimeError("out of memory")
+
+    def after_a_failure(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        p = nn.Parameter(torch.zeros(1))
+        p.grad = torch.zeros(1)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            Wrapper(torch.optim.SGD([p], 0.1), fail).step()
+        return inner
+
+    assert torch.equal(drift_left(after_a_failure), drift_left(lambda inner: inner))
+
+
+def test_frozen_weights_stay_if_a_wrapper_moves_them_after_the_step() -> None:
+    model, batches = network(), data()
+    keeper = selfless.attach(model, PackNet(0.5))
+    keeper.begin_epoch(0, 1)
+    train(model, keeper, batches)
+    keeper.consolidate(batches)
+    held = keeper.state["owner"]["0.weight"] > 0
+    before = model[0].weight[held].clone()
+    keeper.begin_epoch(0, 1)
+    train(model, keeper, batches, Wrapper(torch.optim.SGD(model.parameters(), 0.1), lambda p: p.add_(0.1)))
+    assert torch.equal(model[0].weight[held], before)
+
+
+def test_the_step_size_of_adadelta_is_that_of_its_steps() -> None:
+    from selfless.keeper.anchor import step_sizes
+
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0, rho=0.9)
+    for _ in range(20):
+        model.weight.grad = torch.ones_like(model.weight)
+        model.bias.grad = torch.ones_like(model.bias)
+        before = model.weight.detach().clone()
+        expected = step_sizes(optimizer, {model.weight: "weight"})["weight"] if optimizer.state else None
+        optimizer.step()
+    moved = before - model.weight.detach()
+    torch.testing.assert_close(torch.as_tensor(expected).expand_as(moved), moved, rtol=0.1, atol=0)
+
+
+# ----------------------------------------------------------------------------------------------------------------- save and go on
+@pytest.mark.parametrize("method", [PackNet(0.5), LwF(1.0, warmup=1)], ids=str)
+def test_an_epoch_that_goes_on_after_loading_does_not_begin_its_phase_again(method: Any) -> None:
+    model, batches = network(), data()
+    keeper = selfless.attach(model, method)
+    keeper.begin_epoch(0, 2)
+    train(model, keeper, batches)
+    keeper.begin_epoch(1, 2)
+    keeper.consolidate(batches)
+    keeper.begin_epoch(0, 2)
+    train(model, keeper, data(1))
+    weights, state = {n: t.clone() for n, t in model.state_dict().items()}, keeper.state_dict()
+
+    again = network()
+    again.load_state_dict(weights)
+    resumed = selfless.attach(again, method)
+    resumed.load_state_dict(state)
+    resumed.begin_epoch(0, 2)
+    assert all(torch.equal(t, weights[n]) for n, t in again.state_dict().items())
+    assert resumed.parts[0].distilled == keeper.parts[0].distilled
+    if isinstance(method, PackNet):
+        resumed.begin_epoch(0, 2)  # a second time it is the task that begins again
+        assert not all(torch.equal(t, weights[n]) for n, t in again.state_dict().items())
+        resumed.begin_epoch(1, 2)
+        assert any(bool(mask.any()) for mask in resumed.state["pruned"].values()), "the next phase begins"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_task_that_was_loaded_in_its_last_epoch_had_its_phases() -> None:
+    model, batches = network(), data()
+    keeper = selfless.attach(model, PackNet(0.5))
+    for epoch in range(2):
+        keeper.begin_epoch(epoch, 2)
+        train(model, keeper, batches)
+    resumed = selfless.attach(network(), PackNet(0.5))
+    resumed.model.load_state_dict(model.state_dict())
+    resumed.load_state_dict(keeper.state_dict())
+    train(resumed.model, resumed, batches)
+    resumed.consolidate(batches)
+
+
+# ------------------------------------------------------------------------------------------------------------- changes of a model
+@contextmanager
+def no_warning() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("method", [MAS(0.1), LwF(1.0)], ids=str)
+def test_parameters_with_other_names_are_said(method: Any) -> None:
+    model, batches = network(), data()
+    weight_norm(model[0])
+    keeper = selfless.attach(model, method)
+    train(model, keeper, batches)
+    keeper.consolidate(batches)
+    with no_warning():
+        train(model, keeper, batches)
+    keeper.consolidate(batches)
+    parametrize.remove_parametrizations(model[0], "weight")
+    with pytest.warns(UserWarning, match=r"the model has no 0\.parametrizations.* any more.* but 0\.weight instead"):
+        train(model, keeper, batches)
+
+
+def test_a_new_head_is_no_renamed_layer() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.heads, self.task = nn.Linear(5, 6), nn.ModuleList([nn.Linear(6, 3)]), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            head: nn.Module = self.heads[self.task]
+            return head(self.body(x).relu())
+
+    model, batches = Heads(), data()
+    keeper = selfless.attach(model, MAS(0.1), heads=["heads.0", "heads.1"])
+    train(model, keeper, batches)
+    keeper.consolidate(batches)
+    model.heads.append(nn.Linear(6, 3))
+    model.task = 1
+    with no_warning():
+        train(model, keeper, batches)
+
+
+class Tasks(nn.Module):
+    """One body, three heads; the task is an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.body, self.heads = nn.Linear(5, 6), nn.ModuleList([nn.Linear(6, 3) for _ in range(3)])
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        head: nn.Module = self.heads[task]
+        return head(self.body(x).relu())
+
+
+def train_tasks(keeper: selfless.Keeper, model: Tasks, make: Callable[[int], Any]) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for t in range(3):
+        for x, y in data(t):
+            loss = F.cross_entropy(model(x, t), y) + keeper.penalty((x, y))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        keeper.consolidate(data(t), forward=make(t))
+
+
+def test_a_forward_that_reads_the_loop_variable_is_said() -> None:
+    model, now = Tasks(), 0
+
+    def late(t: int) -> Any:
+        nonlocal now
+        now = t
+        return lambda m, b: m(b[0], now)
+
+    keeper = selfless.attach(model, LwF(1.0), heads=["heads.0", "heads.1", "heads.2"])
+    with pytest.warns(UserWarning, match=r"the forward= of task 1 reads the variable 'now', which was 0 and is 1 now"):
+        train_tasks(keeper, model, late)
+
+
+@pytest.mark.parametrize("make", [lambda t: lambda m, b, t=t: m(b[0], t), lambda t: lambda m, b: m(b[0], t)], ids=["bound", "own"])
+def test_a_forward_that_keeps_its_task_is_not_said(make: Callable[[int], Any]) -> None:
+    model = Tasks()
+    keeper = selfless.attach(model, LwF(1.0), heads=["heads.0", "heads.1", "heads.2"])
+    with no_warning():
+        train_tasks(keeper, model, make)
+
+
+def test_a_frozen_head_is_refused_at_the_first_penalty() -> None:
+    model, batches = network(), data()
+    keeper = selfless.attach(model, LwF(1.0), heads=["2", "2"])
+    keeper.consolidate(batches)
+    model[2].requires_grad_(False)
+    with pytest.raises(ValueError, match="the head '2' of task 2 is frozen"):
+        train(model, keeper, batches)
+
+
+@pytest.mark.parametrize("method", [MAS(1.0), SI(1.0), LwF(1.0)], ids=str)
+def test_complex_parameters_are_refused(method: Any) -> None:
+    model = nn.Linear(2, 2)
+    model.spectrum = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="'spectrum' is complex"):
+        selfless.attach(model, method)
+    selfless.attach(model, method, parameters=["weight", "bias"])
+
+
+# ------------------------------------------------------------------------------------------------------------- nothing is measured
+class Embedding(nn.Module):
+    """An embedding of length 1, as metric learning has it: ‖f‖² does not depend on any weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.net = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(self.net(x), dim=1)
+
+
+def test_a_strength_that_was_measured_on_rounding_errors_is_said() -> None:
+    model = Embedding()
+    with pytest.warns(UserWarning, match=r"the strength of mas:auto is .*, because Ω is nearly 0"):
+        selfless.attach(model, MAS("auto")).consolidate(data())
+    with no_warning():
+        selfless.attach(Embedding(), MAS("auto")).consolidate(data(), forward=lambda m, b: m.net(b[0]))
+
+
+def test_a_task_that_ends_twice_is_said_without_hidden_linear_layers() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(5, 3))
+    keeper = selfless.attach(model, MAS(0.1))
+    train(model, keeper, data())
+    keeper.consolidate(data())
+    with pytest.warns(UserWarning, match="twice with the same data"):
+        keeper.consolidate(data())
