@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import selfless
-from selfless import EWC, MAS, SI, SLNID
+from selfless import EWC, MAS, SI, SLNID, PackNet
 from tests.example_files import load_example
 
 transformers: Any = pytest.importorskip("transformers", reason="Transformers is not installed; make test-integrations installs it")
@@ -140,15 +140,22 @@ def test_lora_keeps_the_adapters_alone(tmp_path: Path) -> None:
     assert callback.keeper.log()["anchor"] == 0  # θ is θ* now
 
 
+@pytest.mark.parametrize("step", [3, 7])
+@pytest.mark.parametrize("method", [SI(1.0), PackNet(0.5)], ids=str)
 @pytest.mark.parametrize("kind", [transformers.Trainer, Trainer], ids=["callback", "mix-in"])
-def test_a_checkpoint_in_the_middle_of_a_task(kind: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_middle_of_an_epoch(kind: Any, method: Any, step: int, tmp_path: Path) -> None:
     first, second = sentences(0), sentences(1)
-    one, callback = classifier(), SelflessTrainerCallback(SI(1.0), SLNID(0.1, absolute=True), LAYERS)
+    one, callback = classifier(), SelflessTrainerCallback(method, SLNID(0.1, absolute=True), LAYERS)
     train(tmp_path / "0", one, callback, first, kind)
-    train(tmp_path / "1", one, callback, second, kind, save_strategy="steps", save_steps=7)
-    other, resumed = classifier(), SelflessTrainerCallback(SI(1.0), SLNID(0.1, absolute=True), LAYERS)
-    train(tmp_path / "1", other, resumed, second, kind, resume=str(tmp_path / "1" / "checkpoint-7"))
+    train(tmp_path / "1", one, callback, second, kind, save_strategy="steps", save_steps=step)
+    other, resumed = classifier(), SelflessTrainerCallback(method, SLNID(0.1, absolute=True), LAYERS)
+    train(tmp_path / "1", other, resumed, second, kind, resume=str(tmp_path / "1" / f"checkpoint-{step}"))
     assert_same(other, one, resumed.keeper, callback.keeper)
+
+
+def test_a_checkpoint_without_the_state_of_the_callback(tmp_path: Path) -> None:
+    kind, second = transformers.Trainer, sentences(1)
+    train(tmp_path / "1", classifier(), SelflessTrainerCallback(SI(1.0)), second, kind, save_strategy="steps", save_steps=7)
     (tmp_path / "1" / "checkpoint-7" / "selfless.safetensors").unlink()
     again = SelflessTrainerCallback(SI(1.0))
     with pytest.raises(ValueError, match="is missing; call"):
