@@ -56,8 +56,8 @@ def check_head(heads: Sequence[str], model: nn.Module, task: int, trained: Itera
     if trained is not None and not any(within(name, heads[task]) for name in trained):
         if any(within(name, heads[task]) for name, _ in model.named_parameters()):
             raise ValueError(
-                f"the head {heads[task]!r} of task {task + 1} is frozen, or parameters= leaves it out; let it train, or take a preserver that "
-                "does not treat heads differently"
+                f"the head {heads[task]!r} of task {task + 1} is frozen, or parameters= leaves it out; let it train, or take a preserver "
+                "that does not treat heads differently"
             )
         what = "no trainable parameter of the model is in it"
     elif not any(within(name, heads[task]) for name, _ in model.named_parameters()):
