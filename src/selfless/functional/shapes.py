@@ -27,10 +27,15 @@ def wide(x: Tensor) -> Tensor:
 
 
 def classes_last(output: Tensor, labels: Tensor) -> Tensor:
-    """Return outputs (M, C, H, W) with labels (M, H, W), as F.cross_entropy takes them, as (M, H, W, C); others are (M, …, C) already."""
-    if (output.dim() > 2 and output.shape[:-1] != labels.shape) or (output.dim() > 3 and output.shape[2:] == labels.shape[1:]):
-        return output.movedim(1, -1)
-    return output
+    """Return outputs (M, C, H, W) with class numbers (M, H, W), as F.cross_entropy takes them, as (M, H, W, C); others unchanged."""
+    fits = not labels.is_floating_point() and labels.dim() == output.dim() - 1 > 1 and output.shape[2:] == labels.shape[1:]
+    return output.movedim(1, -1) if fits and (output.dim() > 3 or output.shape[:-1] != labels.shape) else output
+
+
+def has_known_classes(output: Tensor, labels: Tensor | None) -> bool:
+    """Return True if it is known which axis of an output has the classes: the last one, unless labels say that it is axis 1."""
+    rows = None if labels is None else labels.shape
+    return output.dim() < 4 or rows in (output.shape, output.shape[:-1], output.shape[:1] + output.shape[2:])
 
 
 def without_autocast(like: Tensor) -> torch.autocast:

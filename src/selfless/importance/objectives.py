@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from selfless.functional.shapes import classes_last
+from selfless.functional.shapes import classes_last, has_known_classes
 from selfless.network.calling import IGNORED, check_labels, check_shape, labels_of
 
 Fisher = Literal["empirical", "sampled", "exact"]
@@ -94,10 +95,11 @@ class LogLikelihood:
                     "classes (regression, several labels), pass the loss: consolidate(…, loss=lambda output, batch: <one loss per sample>)"
                 )
             return [(labels, None)]
-        if self.fisher == "sampled" and output.dim() > 3 and labels is None:
-            raise ValueError(
-                f"fisher='sampled' cannot tell which axis of the outputs {tuple(output.shape)} has the classes; yield (x, y) pairs, whose "
-                "labels have the shape of the other axes"
+        if self.fisher == "sampled" and not has_known_classes(output, labels):
+            warnings.warn(
+                f"fisher='sampled' takes the last axis of the outputs {tuple(output.shape)} as the classes; if they are on axis 1, yield "
+                "(x, y) pairs, whose labels have the shape of the other axes",
+                stacklevel=2,
             )
         p = (output if labels is None or self.fisher == "exact" else classes_last(output, labels)).detach().softmax(-1)
         if self.fisher == "sampled":

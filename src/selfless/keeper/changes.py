@@ -75,7 +75,7 @@ class Changes:
             if is_same or p.dim() < 2 or any(within(name, head) for head in later_heads):
                 continue
             for star, omega in stars:
-                if name in star and (omega is None or bool(local(omega[name]).any())) and _is_far(p, star[name]):
+                if name in star and (omega is None or bool(local(omega[name]).any())) and is_far(p, star[name]):
                     return name
         return ""
 
@@ -129,6 +129,7 @@ def _is_frozen(module: nn.Module) -> bool:
     return not all(trains) and (not any(trains) or type(module).__module__.startswith("torch."))
 
 
-def _is_far(parameter: Tensor, star: Tensor) -> bool:
+def is_far(parameter: Tensor, star: Tensor) -> bool:
+    """Return True if a parameter has the shape of θ* and is far from it, as another one would be."""
     near, far = local(parameter.detach()).float(), local(star).to(parameter.device).float()
     return near.shape == far.shape and bool((near - far).norm() > FAR * far.norm())

@@ -175,7 +175,7 @@ class Keeper(OldNames):
         """Begin the penalty of one backward pass: start a new log, follow the model; return the preserved parameters."""
         parameters = self._preserved_of(trainable)
         if not self._calls.penalty:
-            check_head(self.heads, self.model, self.tasks, parameters if any(isinstance(p.term, KnowsHeads) for p in self.parts) else None)
+            check_head(self.heads, self.model, self.tasks)
             self.notices.check_changes(self.changes, self, self._calls.is_fresh)
         self.follow_device()
         self._check_ranks()

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from selfless.keeper.anchor import distances
-from selfless.keeper.changes import Changes
+from selfless.keeper.changes import Changes, is_far
 from selfless.keeper.log import floats
 from selfless.keeper.part import Part
 from selfless.network.calling import Forward, variables_of
-from selfless.network.roles import within
 from selfless.preserve.capabilities import Anchored, Distils, Phased, Replays
 from selfless.sparsify import Sparsifier
 
@@ -281,20 +280,21 @@ class Notices:
 
     def _check_renamed(self, keeper: Keeper) -> None:
         """Warn of parameters that have other names than in the tasks before: nothing protects them."""
-        held = {name for part in keeper.parts if part.is_on for name in part.star()[0]}
-        there = dict(keeper.model.named_parameters())
-        gone, new = (
-            sorted(name for name in names if not any(within(name, head) for head in keeper.heads))
-            for names in (held - there.keys(), (there.keys() - held) & keeper.preserved().keys())
-        )
-        if held and gone and new:
-            some, others = (", ".join(names[:3]) + (" …" if len(names) > 3 else "") for names in (gone, new))
-            self.once(
-                f"renamed {gone[0]}",
-                f"the model has no {some} any more, which earlier tasks need, but {others} instead, which nothing protects. Keep the names "
-                "of parameters (wrapping a layer, or weight_norm, changes them): make such changes before attach()",
-                stacklevel=6,
-            )
+        there, stars = dict(keeper.model.named_parameters()), [part.star()[0] for part in keeper.parts if part.is_on]
+        gone = {name: t for star in stars for name, t in star.items() if name not in there}
+        held = {name for star in stars for name in star}
+        new = {name: p for name, p in keeper.preserved().items() if name not in held} if gone else {}
+        for old, star in gone.items():
+            same = [name for name, p in new.items() if p.dim() > 1 and p.shape == star.shape and not is_far(p, star)]
+            if same:
+                self.once(
+                    f"renamed {old}",
+                    f"the model has no {old!r} any more, which earlier tasks need, but {same[0]!r} with nearly the same values, which "
+                    "nothing protects. Keep the names of parameters (wrapping a layer, or weight_norm, changes them): make such "
+                    "changes before attach()",
+                    stacklevel=6,
+                )
+                return
 
     def note_forward(self, task: int, forward: Forward | None) -> None:
         """Note which variables outside of it a forward= reads, and their values, at the end of its task."""

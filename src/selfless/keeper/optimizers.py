@@ -28,6 +28,7 @@ class StepListener(Protocol):
     def after_step(self, optimizer: torch.optim.Optimizer) -> None: ...
 
 
+MOST_OPEN = 16  # steps inside of steps
 _LISTENERS: weakref.WeakSet[Any] = weakref.WeakSet()
 _LOCAL = threading.local()  # .steps: of each optimizer whose step has begun its id, and the parameters of the steps inside of it
 
@@ -69,8 +70,7 @@ def _register_once() -> None:
 
 def _before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     steps = _open_steps()
-    while any(number == id(optimizer) for number, _ in steps):  # a step that raised an error has left its entry
-        steps.pop()
+    del steps[:-MOST_OPEN]  # steps that raised an error have left their entries
     steps.append((id(optimizer), set()))
     for keeper in list(_LISTENERS):
         for part in keeper.parts:
@@ -87,9 +87,10 @@ def _after_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     own = {id(p) for group in optimizer.param_groups for p in group["params"]} if done or steps else set[int]()
     if steps:
         steps[-1][1].update(own)
-    if done & own:  # it wraps an optimizer: keepers have followed the step of that one, whose state has the step sizes
+    if done and own <= done:  # it wraps optimizers: keepers have followed the steps of those, whose state has the step sizes
         for keeper in list(_LISTENERS):
-            project_again(keeper)
+            if any(id(p) in own for p in keeper.model.parameters() if p.requires_grad):
+                project_again(keeper)
         return
     for keeper in list(_LISTENERS):
         keeper.after_step(optimizer)

@@ -210,7 +210,7 @@ class Part:
                     f"{type(term).__name__} anneals its gates over an epoch: write keeper.begin_epoch(epoch, epochs, batches=its steps)"
                 )
             self.gates.begin_epoch(batches)
-            if epoch == 0:
+            if epoch == 0 and not goes_on:
                 noise = self.draw_noise(term.gate_count(self.state)).to(next(self.model.parameters()).device)
                 self.state = term.start_gates(self.state, self.ranks.first(noise))
             self.gates.follow(self.state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -59,16 +60,18 @@ def _check_forward(forward: Any) -> None:
 
 
 def variables_of(function: Forward) -> dict[str, object]:
-    """Return the numbers and texts outside of a function that it reads, by name: of its closure and of its module."""
+    """Return the whole numbers and texts outside of a function that it reads, by name: of its closure and of its module."""
     code = getattr(function, "__code__", None)
     if code is None:
         return {}
-    module = getattr(function, "__globals__", {})
-    found: dict[str, object] = {name: module[name] for name in code.co_names if name in module}
+    module, loads, stores = getattr(function, "__globals__", {}), set[str](), set[str]()
+    for step in dis.get_instructions(code):
+        (loads if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else stores if step.opname == "STORE_GLOBAL" else set[str]()).add(step.argval)
+    found: dict[str, object] = {name: module[name] for name in loads - stores if name in module}
     for name, cell in zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False):
         with contextlib.suppress(ValueError):  # not assigned yet
             found[name] = cell.cell_contents
-    return {name: value for name, value in found.items() if isinstance(value, (int, float, str))}
+    return {name: value for name, value in found.items() if type(value) in (int, str)}
 
 
 def check_labels(labels: Tensor, classes: int, *, ignored: int | None = IGNORED) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Container, Mapping
 
 from torch import Tensor
 
+from selfless.importance.objectives import FunctionNorm
 from selfless.preserve.base import Preserver
-from selfless.preserve.capabilities import Observes, State
+from selfless.preserve.capabilities import Anchored, Distils, Observes, State
 from selfless.preserve.deprecated import adopt_groups
 
 MOST_AUTO = 1e6  # a larger measured strength means that Ω is rounding errors
@@ -36,7 +37,8 @@ def check_groups(term: Preserver, state: State, parameters: Container[str]) -> N
 
 def check_real(term: Preserver, parameters: Mapping[str, Tensor]) -> None:
     """Raise ValueError for a complex parameter: importances and penalties are defined for real ones."""
-    for name, p in parameters.items() if term.name != "none" else ():
+    computes = term.measures or isinstance(term, Anchored | Distils | Observes)
+    for name, p in parameters.items() if computes and term.is_on else ():
         if p.is_complex():
             raise ValueError(
                 f"{name!r} is complex, and {type(term).__name__} preserves real parameters only: keep its real and imaginary part as one "
@@ -45,8 +47,8 @@ def check_real(term: Preserver, parameters: Mapping[str, Tensor]) -> None:
 
 
 def warn_of_strength(term: Preserver, strength: float) -> None:
-    """Warn of a measured strength that says that nothing was important."""
-    if strength > MOST_AUTO:
+    """Warn of a measured strength that says that nothing was important. The likelihood of a network that is sure has no such scale."""
+    if strength > MOST_AUTO and isinstance(term.objective, FunctionNorm):
         warnings.warn(
             f"the strength of {term} is {strength:.1g}, because Ω is nearly 0: no weight changes what {type(term).__name__} measures. If "
             "the model normalises its output (F.normalize), pass consolidate a forward= that returns it before that",
