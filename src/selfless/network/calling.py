@@ -84,8 +84,8 @@ def check_labels(labels: Tensor, classes: int, *, ignored: int | None = IGNORED)
         wrong, many = int(low if int(low) < 0 else high), f"{classes} column{'s' * (classes != 1)}"
         raise ValueError(
             f"a label of these batches is {wrong}, but the model's output has {many}, so labels are 0 … {classes - 1}; number the classes "
-            "of each head from 0, or pass forward=lambda model, batch: <the output over all classes>. A label other than −100 that marks "
-            "samples without one needs consolidate(…, loss=…)"
+            "of each head from 0, or pass forward=lambda model, batch: <the output over all classes>"
+            + ("" if ignored is None else f". Mark what has no label by {ignored}")
         )
 
 
@@ -94,7 +94,7 @@ def check_shape(labels: Tensor, output: Tensor) -> None:
     if labels.numel() * output.shape[-1] != output.numel():
         raise ValueError(
             f"labels of shape {tuple(labels.shape)} do not fit an output of shape {tuple(output.shape)}: write one class number for each "
-            "sample or position (one-hot labels: y.argmax(-1)), or pass the loss: consolidate(…, loss=…)"
+            "sample or position (one-hot labels: y.argmax(-1)); a method that takes another loss gets it by consolidate(…, loss=…)"
         )
 
 
