@@ -1,6 +1,6 @@
 """Train an experiment outside of the paper within a limit of time, the most promising rows first: `beyond`, `wide`, `rivals-projection`.
 
-    python benchmarks/beyond.py --plan                                   # rows, runs and estimated seconds; trains nothing
+    python benchmarks/beyond.py --plan                                   # runs and estimated seconds of rows that are not recorded
     python benchmarks/beyond.py --seconds 540 --out build/beyond         # call it again to go on
     python benchmarks/beyond.py --only pmnist --only "cifar-aug:LwF + DeCov" --seconds 540 --out build/beyond
     python benchmarks/beyond.py --experiment wide --only ViT --seeds 5 --out build/wide
@@ -131,10 +131,13 @@ def complete(made: Experiment, cells: Sequence[Cell]) -> Experiment:
     return dataclasses.replace(made, cells=tuple(cells), claims=claims)
 
 
-def show_plan(cells: Sequence[Cell], seeds: int) -> None:
-    """Print each batch with its runs and estimated seconds, and the sum so far."""
-    total = 0.0
+def show_plan(cells: Sequence[Cell], study: Study) -> None:
+    """Print each batch that is not recorded yet with its runs and estimated seconds, and the sum so far."""
+    total, seeds = 0.0, study.options.seeds
     for batch in batches(cells):
+        if all(study.is_recorded(cell) for cell in batch):
+            print(f"{batch[0].column}, {', '.join(cell.row for cell in batch)}: recorded")
+            continue
         first = [run for cell in batch for run in trials(cell)]
         second = [(cell, later_trials(cell)) for cell in batch if len(cell.candidates) > 1]
         last = [run for cell in batch for run in cell.candidates[:1] for _ in range(seeds)]
@@ -165,7 +168,7 @@ def main() -> int:
     if not cells:
         parser.error(f"--only {' '.join(options.only)} names no row; --plan lists them")
     if options.plan:
-        show_plan(cells, options.seeds)
+        show_plan(cells, Study(options))
         return 0
     study = Study(options)
     with holding():

@@ -6,10 +6,14 @@ import subprocess
 import sys
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 
 from tests.warm import WarmProcess
+
+hypothesis.settings.register_profile("here", deadline=None)  # a machine that pauses is no fault of the code
+hypothesis.settings.load_profile("here")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,7 +6,8 @@ import collections
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from selfless.cli import app
 from selfless.cli.parts import train_part
 from selfless.experiments import PAPER, experiment
 from selfless.experiments.base import EQUAL, Experiment
-from selfless.experiments.choosing import trials
+from selfless.experiments.choosing import RecordedScore, trials
+from selfless.experiments.left import left
 from selfless.experiments.parts import MOST, completed, partition, plan, read_part, seconds, units
-from selfless.experiments.reproduce import count, reproduce, train_together
+from selfless.experiments.recorded import recorded_scores
+from selfless.experiments.reproduce import CHOOSING, count, reproduce, train_together
 from selfless.runner.merge import merge_results
 from selfless.runner.store import Store
 from selfless.spec import Result, Run
@@ -163,6 +166,34 @@ def test_the_plan_on_the_command_line() -> None:
     assert done.exit_code == 0, done.output
     assert "2 parts, 2 seeds; estimated seconds on one H200" in done.stdout
     assert "2/2" in done.stdout
+
+
+def test_a_plan_says_what_is_left(tmp_path: Path) -> None:
+    """Before anything is recorded, after one of three rows, after choosing alone, and after everything; a failed run is not left."""
+    made = small(profile="equal")
+    made = dataclasses.replace(made, cells=tuple(dataclasses.replace(cell, choice=EQUAL) for cell in made.cells))
+    parts = partition([made], 3, 1)
+
+    def seconds_left(out: Path, recorded: Mapping[str, RecordedScore] | None = None) -> float:
+        return left(parts[0].cells, range(3), out, recorded or {})
+
+    whole = seconds_left(tmp_path / "new")
+    assert whole == pytest.approx(sum(unit.seconds for unit in parts[0].units))
+    assert not (tmp_path / "new").exists()
+    train_together(made.cells[:1], seeds=3, out=tmp_path / "row", train=trainer(score))
+    assert 0 < seconds_left(tmp_path / "row") < whole
+    reproduce(made, seeds=3, out=tmp_path / "all", train=trainer(score, fails=lambda run: run.seed == 2))
+    assert seconds_left(tmp_path / "all") == 0
+    fourth = left(parts[0].cells, range(4), tmp_path / "all", {})
+    assert fourth == pytest.approx(sum(seconds(cell.candidates[0]) for cell in made.cells if cell.candidates))
+    shutil.rmtree(tmp_path / "all" / CHOOSING)  # the record has the scores
+    assert seconds_left(tmp_path / "all", recorded_scores(tmp_path / "all")) == 0
+
+
+def test_a_plan_of_nothing_says_why(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["reproduce", "table-2", "--plan", "--data-dir", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "nothing can be run: table-2" in done.stderr
 
 
 def test_a_part_is_trained_and_says_what_comes_next(tmp_path: Path) -> None:

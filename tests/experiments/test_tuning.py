@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import selfless
 from selfless import MAS, SLNID, Run
 from selfless.experiments.decay import choose_decay, choose_strength, decay_runs, next_strength
+from selfless.experiments.tuning import Trial
 from selfless.metrics import strongest_that_keeps
 from tests.fabricated import result
 
@@ -239,3 +240,10 @@ def test_tuning_draws_no_random_numbers_and_keeps_no_models() -> None:
     selfless.tune(factory, (loader, loader), epochs=1, sparsify_strengths=[1e-4, 1e-3])
     assert torch.equal(torch.get_rng_state(), before)
     assert max(count) <= 1
+
+
+@pytest.mark.parametrize(("scores", "shown"), [((0.9, 0.81), ("81.00 %", "0.5 points of 0")), ((-3.5, -10.25), ("-10.25", "0.005 of 0"))])
+def test_a_score_that_is_no_share_is_shown_as_it_is(scores: tuple[float, float], shown: tuple[str, str]) -> None:
+    text = str(Trial(SLNID(1.0), (0.0, 0.1), scores, 1, 0.005))
+    assert all(words in text for words in shown)
+    assert ("%" in text) == (scores[0] > 0)

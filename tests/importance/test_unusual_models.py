@@ -204,3 +204,89 @@ def test_what_is_refused() -> None:
         with pytest.raises(ValueError, match="not finite"):
             keeper.consolidate([(x * float("nan"), torch.zeros(5).long())])
         assert keeper.tasks == 0
+
+
+class Summed(nn.Module):
+    """A shared encoder of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x) + self.encode(x.flip(1))
+
+
+class Skipping(nn.Module):
+    """A bias that is added at two places, and a layer that is applied twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice, self.bias = nn.Linear(6, 6), nn.Linear(6, 6), nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.first(x)
+        b = self.twice(torch.relu(a + self.bias))
+        return a + b + self.twice(torch.relu(b)) + self.bias
+
+
+class LastStep(nn.Module):
+    """Read at the last step, where the reverse direction has seen one step: the true Ω of its recurrent weights is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.head = nn.GRU(6, 5, bidirectional=True, batch_first=True), nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = x.unsqueeze(1) * torch.arange(1, 5, dtype=x.dtype).view(1, 4, 1)
+        return self.head(self.encode(steps)[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [Summed, Skipping, LastStep])
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_parameter_of_several_uses_leaves_the_backward_pass_alone(kind: type[nn.Module], power: int) -> None:
+    """δ at one use is also the gradient that flows on: the sum over uses must not be written into it."""
+    model, x = made(kind, dtype=torch.float64), [rand(9, 6, dtype=torch.float64, seed=k) for k in range(2)]
+    want = oracles.omega(model, x, oracles.mas_loss, power)
+    got = importance.measure(model, x, importance.FunctionNorm(power)).omega
+    for name in want:
+        assert_close(got[name], want[name], **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.filterwarnings("ignore:.*sample by sample")
+def test_experts_that_no_sample_of_a_batch_reaches() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            to_b, h = x[:, 0] > 0, x.new_zeros(len(x), 8)
+            h[~to_b], h[to_b] = torch.relu(self.a(x[~to_b])), torch.relu(self.b(x[to_b]))
+            return self.head(h)
+
+    model = made(Experts, dtype=torch.float64)
+    one_way, mixed = rand(7, 6, dtype=torch.float64), rand(7, 6, dtype=torch.float64, seed=1)
+    one_way[:, 0] = -1
+    for batches in ([one_way, mixed], [mixed, one_way], [one_way]):
+        want, got = oracles.omega(model, batches, oracles.mas_loss, 1), importance.mas(model, batches)
+        for name in want:
+            assert_close(got[name], want[name], **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_local_mas_measures_the_neurons_of_a_frozen_layer() -> None:
+    """Its n needs a gradient for α although no parameter before it does."""
+    free, frozen = made(mlp, dtype=torch.float64), made(mlp, dtype=torch.float64)
+    frozen[0].requires_grad_(False)
+    found = []
+    for model in (free, frozen):
+        keeper = selfless.attach(model, "mas-local:1", SLNID(1e-3))
+        keeper.consolidate([(rand(7, 6, dtype=torch.float64), torch.zeros(7).long())])
+        found.append(keeper.alpha)
+    assert found[0].keys() == found[1].keys()
+    for layer, alpha in found[0].items():
+        assert alpha.max() > 0
+        assert_close(found[1][layer], alpha)

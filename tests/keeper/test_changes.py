@@ -12,7 +12,7 @@ from torch import nn
 
 import selfless
 from selfless import MAS, LwF, NoPreserver, PackNet
-from tests.keeper.nets import Net, batches, seeded, train
+from tests.keeper.nets import Net, batches, seeded, sequential, train
 
 
 def learn(model: nn.Module, keeper: Any, seed: int = 0) -> None:
@@ -196,3 +196,51 @@ def test_parameters_of_later_tasks_are_not_needed_by_earlier_ones() -> None:
     model.p1.requires_grad_(True)
     model.heads[1] = nn.Linear(8, 3)  # no task has used the old one
     learn(model, keeper, 1)
+
+
+HELD = {"anchor", "omega", "earned", "frozen", "owner", "merged", "mass"}  # groups that protect old tasks
+METHODS = ["mas:1", "ewc:1", "ewc-online:1", "si:1", "rwalk:1", "lwf:1", "imm:0.1", "packnet:0.5", "hat:0.75", "ags-cl:1"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_layer_that_is_frozen_in_a_later_task_stays_protected(method: str) -> None:
+    """Old tasks were measured while it trained. What holds it must still be there when it trains again."""
+    model = seeded(sequential)
+    keeper, held = selfless.attach(model, method), list[dict[str, dict[str, torch.Tensor]]]()
+    for task in range(2):
+        model[2].requires_grad_(task == 0)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+        keeper.anchor_with(optimizer)
+        keeper.begin_epoch(0, 1, batches=4)
+        for x, y in batches(task):
+            optimizer.zero_grad()
+            (nn.functional.cross_entropy(model(x), y) + keeper.penalty((x, y))).backward()
+            optimizer.step()
+        keeper.consolidate(batches(task))
+        state = {group: tensors for group, tensors in keeper.states[0].items() if group in HELD}
+        held.append({g: {n: t.clone() for n, t in tensors.items() if n.startswith("2.")} for g, tensors in state.items()})
+    before, after = held
+    assert any(before.values())
+    for group, tensors in before.items():
+        assert tensors.keys() <= after[group].keys(), group
+        for name, value in tensors.items() if group in ("anchor", "frozen", "owner") else ():
+            torch.testing.assert_close(after[group][name], value)
+
+
+@pytest.mark.parametrize("method", ["mas:1", "imm:0.01", "imm:0.01,merge=mode", "gpm:0.9", "sgp:0.9", "lwf:1", "packnet:0.5"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_precision_of_a_model_may_change_between_tasks(method: str, dtype: torch.dtype) -> None:
+    model = seeded(sequential)
+    keeper = selfless.attach(model, method)
+    for task, now in enumerate((torch.float32, dtype, torch.float32)):
+        model.to(now)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        keeper.begin_epoch(0, 1, batches=4)
+        for x, y in batches(task):
+            optimizer.zero_grad()
+            (nn.functional.cross_entropy(model(x.to(now)), y) + keeper.penalty((x.to(now), y))).backward()
+            optimizer.step()
+        keeper.consolidate([(x.to(now), y) for x, y in batches(task)])
+    assert all(bool(torch.isfinite(p).all()) and p.dtype == torch.float32 for p in model.parameters())

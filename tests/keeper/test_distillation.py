@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import selfless
 from selfless import EBLL, LwF
 from selfless.functional import measures_curvature
 from tests.keeper.nets import Net, batches, seeded
+from tests.small_nets import rand
 
 
 @pytest.mark.filterwarnings("ignore:.* has changed since task")  # weights are moved by hand
@@ -57,3 +59,34 @@ def test_a_batch_may_have_words_and_single_numbers(preserve: Any) -> None:
     with torch.no_grad():
         model.fc1.weight.mul_(2.0)
     assert keeper.penalty(task[0]).item() > 1e-4
+
+
+class Pixels(nn.Module):
+    """Images (M, 6, 4, 4) → classes (M, 3, 4, 4), by a linear head for each position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.movedim(1, -1)).movedim(-1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_an_encoder_takes_maps_and_any_whole_numbers(dtype: torch.dtype) -> None:
+    x, y = rand(5, 6, 4, 4), torch.arange(80).view(5, 4, 4) % 3
+    keeper, rows = selfless.attach(seeded(Pixels), EBLL(1.0, steps=3, code=4)), selfless.attach(seeded(Net), EBLL(1.0, steps=3, code=4))
+    for one, batch in ((keeper, (x, y.to(dtype))), (rows, (x.movedim(1, -1).flatten(0, -2), y.flatten()))):
+        torch.manual_seed(0)  # of the encoder's start
+        one.consolidate([batch])
+    for name, value in keeper.states[0]["encoder"].items():
+        assert_close(value, rows.states[0]["encoder"][name])
+    assert keeper.penalty((x, y.to(dtype))).item() == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("labels", [torch.randn(20), torch.rand(20), torch.randn(20, 3)], ids=["numbers", "shares", "rows"])
+def test_an_encoder_refuses_labels_that_are_no_classes(labels: Tensor) -> None:
+    keeper = selfless.attach(seeded(Net), EBLL(1.0, steps=3, code=4))
+    with pytest.raises(ValueError, match=r"class numbers \(integers\), not torch.float32.*holds weights"):
+        keeper.consolidate([(batches()[0][0], labels)])
+    assert keeper.tasks == 0

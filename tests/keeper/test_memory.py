@@ -120,3 +120,14 @@ def test_it_can_be_injected_into_the_backward_pass() -> None:
         gradients.append([p.grad for p in model.parameters()])
     for one, other in zip(*gradients, strict=True):
         assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool])
+def test_labels_may_be_any_whole_numbers(dtype: torch.dtype) -> None:
+    x, y = data(0, count=1)[0]
+    costs = []
+    for labels in (y % 2, (y % 2).to(dtype)):
+        keeper = selfless.attach(made(), Replay(1.0, samples=1000, batch=1000), heads=NAMES)
+        keeper.consolidate([(x, labels)], forward=forward(0))
+        costs.append(keeper.penalty())
+    assert_close(costs[0], costs[1])

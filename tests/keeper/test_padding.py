@@ -111,3 +111,28 @@ def test_detach_removes_the_hooks() -> None:
     selfless.attach(net, None, SLNID(1.0), ["up"]).detach()
     assert not net._forward_hooks
     assert not net._forward_pre_hooks
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_an_encoder_of_torch_with_a_mask_of_padding() -> None:
+    """In eval mode without gradients torch passes nested tensors between its layers, which no hook can read."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(30, 16, padding_idx=0), nn.Linear(16, 4)
+            self.encode = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            padding = ids == 0
+            return self.head(self.encode(self.embed(ids), src_key_padding_mask=padding).masked_fill(padding[..., None], 0).mean(1))
+
+    ids = torch.randint(1, 30, (8, 9), generator=torch.Generator().manual_seed(0))
+    ids[:4, 5:] = 0
+    torch.manual_seed(0)
+    network, batch = Encoder(), (ids, torch.arange(8) % 4)
+    keeper = selfless.attach(network, MAS(1.0) + LwF(1.0), SLNID(1e-3))
+    (nn.functional.cross_entropy(network(ids), batch[1]) + keeper.penalty(batch)).backward()
+    keeper.consolidate([batch])
+    assert "encode.layers.1.linear1" in keeper.capacity().layers
+    assert torch.backends.mha.get_fastpath_enabled()

@@ -17,17 +17,17 @@ from tests.small_nets import made, mlp, rand
 
 
 def si_path(
-    sparsify: Any, implicit: bool, scaler: float = 1.0, accumulate: int = 1, clip: float | None = None, preserve: Any = None
+    sparsify: Any, implicit: bool, scaler: float = 1.0, accumulate: int = 1, clip: float | None = None, preserve: Any = None, parts: int = 1
 ) -> dict[str, Tensor]:
-    """The path integral that the keeper saw."""
+    """The path integral that the keeper saw; `parts`: how many optimizers share the parameters."""
     model = seeded(Net, 4).double()
     keeper = selfless.attach(model, preserve or SI(1.0), sparsify, layers=["fc1"])
-    opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizers = [torch.optim.SGD(list(model.parameters())[k::parts], lr=0.05, momentum=0.9) for k in range(parts)]
     if implicit:
-        keeper.anchor_with(opt)
+        keeper.anchor_with(optimizers[0])
     data = [(x.double(), y) for x, y in batches(2)]
     for x, y in data:
-        opt.zero_grad()
+        model.zero_grad()
         for xs, ys in zip(x.chunk(accumulate), y.chunk(accumulate), strict=True):
             loss = F.cross_entropy(model(xs), ys) + keeper.penalty()
             (loss * scaler / accumulate).backward()
@@ -35,7 +35,8 @@ def si_path(
             p.grad /= scaler
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
-        opt.step()
+        for optimizer in optimizers:
+            optimizer.step()
     return keeper.states[0]["path"]
 
 
@@ -68,6 +69,34 @@ def test_si_sees_the_task_loss_alone(implicit: bool, scaler: float, accumulate: 
     got, want = si_path(sparsify, implicit, scaler, accumulate, clip), si_oracle(sparsify, clip)
     for name in want:
         assert_close(got[name], want[name], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_several_optimizers_give_the_path_of_one(parts: int) -> None:
+    """The first step must not end the sums of the others: theirs were clipped gradients then, with those of penalties."""
+    sparsify = L1Rep(0.5)
+    got, want = si_path(sparsify, True, 512.0, 2, 0.3, parts=parts), si_oracle(sparsify, 0.3)
+    for name in want:
+        assert_close(got[name], want[name], rtol=1e-8, atol=1e-10)
+
+
+def test_an_optimizer_that_steps_every_second_batch() -> None:
+    """Its gradients are of two batches, those of the other of one: −Σ g·dθ with g the mean, dθ = −lr Σ g."""
+    model = seeded(Net, 4).double()
+    keeper = selfless.attach(model, SI(1.0))
+    often, seldom = (torch.optim.SGD(layer.parameters(), lr=0.05) for layer in (model.fc1, model.fc2))
+    want = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for k, (x, y) in enumerate((x.double(), y) for x, y in batches(4)):
+        (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
+        for optimizer, prefix, of in ((often, "fc1", 1), (seldom, "fc2", 2)):
+            if (k + 1) % of == 0:
+                for name, p in model.named_parameters():
+                    if name.startswith(prefix) and p.grad is not None:
+                        want[name] += 0.05 * p.grad.square() / of
+                optimizer.step()
+                optimizer.zero_grad()
+    for name, path in keeper.states[0]["path"].items():
+        assert_close(path, want[name], rtol=1e-8, atol=1e-10)
 
 
 def test_two_path_integrals_do_not_see_each_other() -> None:

@@ -150,6 +150,26 @@ def test_an_epoch_that_goes_on_after_loading_does_not_begin_its_phase_again(meth
         assert any(bool(mask.any()) for mask in resumed.state["pruned"].values()), "the next phase begins"
 
 
+def test_another_number_of_epochs_after_loading_begins_the_task_again() -> None:
+    """With more epochs the phases lie elsewhere, so an epoch of the same number is not the one that was saved."""
+    model, batches = network(), data()
+    keeper = selfless.attach(model, PackNet(0.5))
+    keeper.begin_epoch(0, 2)
+    train(model, keeper, batches)
+    keeper.begin_epoch(1, 2)
+    keeper.consolidate(batches)
+    keeper.begin_epoch(0, 2)
+    train(model, keeper, data(1))
+    trained = {n: t.clone() for n, t in model.state_dict().items()}
+    for epochs in (2, 4):
+        again = network()
+        again.load_state_dict(trained)
+        resumed = selfless.attach(again, PackNet(0.5))
+        resumed.load_state_dict(keeper.state_dict())
+        resumed.begin_epoch(0, epochs)
+        assert all(torch.equal(t, trained[n]) for n, t in again.state_dict().items()) is (epochs == 2)
+
+
 def test_gates_go_on_after_loading() -> None:
     model, batches = network(), data()
     keeper = selfless.attach(model, HAT(0.1), layers=["1"])

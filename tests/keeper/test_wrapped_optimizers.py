@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import selfless
 from selfless import MAS, PackNet
+from selfless.keeper.anchor import step_of, step_sizes
 from tests.keeper.strangers import data, network, train
 
 
@@ -101,6 +103,31 @@ def test_a_step_that_failed_does_not_hide_the_next_ones(wrap: Any) -> None:
     assert torch.equal(drift_left(after_a_failure), drift_left(lambda inner: inner))
 
 
+def test_steps_of_another_thread_are_not_inside_of_this_one() -> None:
+    """A step that begins before a wrapped one, in another thread, and ends inside of it."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        assert go_on.wait(30)
+
+    other = nn.Parameter(torch.zeros(1))
+    thread = threading.Thread(target=lambda: torch.optim.SGD([other], 0.1).step(wait))
+
+    def beside(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        def let_it_end(_: Tensor) -> None:
+            go_on.set()
+            thread.join(30)
+
+        thread.start()
+        assert began.wait(30)
+        return Wrapper(inner, let_it_end)
+
+    left = drift_left(beside)
+    assert not thread.is_alive()
+    assert torch.equal(left, drift_left(lambda inner: inner))
+
+
 def test_a_keeper_of_another_model_is_left_alone_by_a_wrapped_optimizer() -> None:
     model, batches = network(), data()
     keeper = selfless.attach(model, PackNet(0.5))
@@ -126,9 +153,23 @@ def test_frozen_weights_stay_if_a_wrapper_moves_them_after_the_step() -> None:
     assert torch.equal(model[0].weight[held], before)
 
 
-def test_the_step_size_of_adadelta_is_that_of_its_steps() -> None:
-    from selfless.keeper.anchor import step_sizes
+@pytest.mark.parametrize("make", [torch.optim.Adadelta, torch.optim.Adam, torch.optim.RMSprop, torch.optim.SGD])
+def test_the_step_size_of_a_piece_is_that_of_the_whole(make: Any) -> None:
+    weight = nn.Parameter(torch.zeros(6, 4))
+    optimizer = make([weight], lr=0.1)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        weight.grad = torch.randn(6, 4) * torch.arange(1.0, 7.0).unsqueeze(1)
+        optimizer.step()
+    group, state = optimizer.param_groups[0], optimizer.state[weight]
+    whole = torch.as_tensor(step_of(group, state, weight)).expand(6, 4)
+    assert make is torch.optim.SGD or len(whole.unique()) > 20, "entries have steps of their own"
+    rows, flat = torch.tensor([4, 1]), slice(5, 17)
+    torch.testing.assert_close(torch.as_tensor(step_of(group, state, weight, rows)).expand(2, 4), whole[rows])
+    torch.testing.assert_close(torch.as_tensor(step_of(group, state, weight, flat)).expand(12), whole.flatten()[flat])
 
+
+def test_the_step_size_of_adadelta_is_that_of_its_steps() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0, rho=0.9)
     for _ in range(20):

@@ -86,6 +86,30 @@ class Idle(Own):
         return (0 * x).sum().float()
 
 
+class _Turned(torch.autograd.Function):
+    """The identity, whose gradient has the wrong sign."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -g
+
+
+@dataclass(frozen=True)
+class Turned(Own):
+    def penalty(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
+        return super().penalty(_Turned.apply(x), alpha)
+
+
 @dataclass(frozen=True)
 class WrongCovariance(DeCov):
     decorrelates: ClassVar[bool] = True
@@ -299,3 +323,13 @@ class Unfilled(Signed):
 
     def consolidate(self, state: State, parameters: Mapping[str, Tensor], omega: Mapping[str, Tensor]) -> State:
         return state
+
+
+@dataclass(frozen=True)
+class TurnedAnchor(Signed):
+    """λ Σ|θ − θ*|, with a gradient of the wrong sign."""
+
+    name: ClassVar[str] = "turned-anchor"
+
+    def penalty(self, state: State, parameters: Mapping[str, Tensor]) -> Tensor:
+        return -super().penalty(state, {n: _Turned.apply(p) for n, p in parameters.items()})

@@ -26,7 +26,9 @@ FEW = 3  # up to this number of runs all layers are shown, some seventy lines a 
 
 def capacity(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of results, or of one run.")] = Path("results"),
-    margin: Annotated[float, typer.Option(min=0.01, help="For the forecast: how many points of accuracy a new task may lose.")] = 2.0,
+    margin: Annotated[
+        float, typer.Option(min=0.01, max=100, help="For the forecast: how many points of accuracy a new task may lose.")
+    ] = 2.0,
     as_json: AsJson = False,
 ) -> None:
     """Show how much room each recorded run has left after each task, and forecast how many more tasks fit.

@@ -17,28 +17,49 @@ if TYPE_CHECKING:
     from selfless.experiments.reproduce import Train
 
 
-def show_plan(experiments: Sequence[Experiment], seeds: int, part: str | None, most: float, as_json: bool) -> None:
-    """Print the parts with their estimated seconds on one H200: as many as --part says, or as few as fit into `most` seconds each."""
+def show_plan(
+    experiments: Sequence[Experiment],
+    seeds: range,
+    part: str | None,
+    most: float,
+    as_json: bool,
+    out: Path,
+    recorded: Mapping[str, RecordedScore],
+    data_dir: Path | None = None,
+) -> None:
+    """Print the parts with their estimated seconds on one H200: as many as --part says, or as few as fit into `most` seconds each.
+
+    The parts are the same whatever is recorded; the seconds that are left of each are those of the runs that `out` lacks.
+    """
+    from selfless.experiments.left import left
     from selfless.experiments.parts import completed, partition, plan, read_part
 
-    parts = partition(experiments, seeds, read_part(part)[1]) if part else plan(experiments, seeds, most)
+    parts = partition(experiments, len(seeds), read_part(part)[1]) if part else plan(experiments, len(seeds), most)
     rows = [
-        {"part": f"{p.number}/{p.of}", "seconds": round(p.seconds), "completes": names, "cells": [row for u in p.units for row in u.rows]}
+        {
+            "part": f"{p.number}/{p.of}",
+            "seconds": round(p.seconds),
+            "left": round(left(p.cells, seeds, out, recorded, data_dir)),
+            "completes": names,
+            "cells": [row for u in p.units for row in u.rows],
+        }
         for p, names in zip(parts, completed(experiments, parts), strict=True)
     ]
     if as_json:
-        typer.echo(json.dumps({"seeds": seeds, "parts": rows, "seconds": round(sum(p.seconds for p in parts))}))
+        typer.echo(json.dumps({"seeds": len(seeds), "parts": rows, "seconds": round(sum(p.seconds for p in parts))}))
         return
     from rich.table import Table
 
-    table = Table(title=f"{len(parts)} parts, {seeds} seeds; estimated seconds on one H200", title_justify="left")
+    title = f"{len(rows)} part{'s' * (len(rows) != 1)}, {len(seeds)} seeds; estimated seconds on one H200; left: of what {out} lacks"
+    table = Table(title=title, title_justify="left")
     table.add_column("--part", no_wrap=True)
     table.add_column("seconds", justify="right")
+    table.add_column("left", justify="right")
     table.add_column("completes")
     table.add_column("cells")
-    for one, row in zip(parts, rows, strict=True):
+    for row in rows:
         names, cells = (", ".join(row[key]) for key in ("completes", "cells"))  # type: ignore[arg-type]
-        table.add_row(f"{one.number}/{one.of}", f"{one.seconds:.0f}", names, cells)
+        table.add_row(str(row["part"]), str(row["seconds"]), str(row["left"]), names, cells)
     open_console().print(table)
 
 

@@ -47,7 +47,9 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds to report, from 0 up.", show_default="5; quick: 2")] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of the reported seeds; choosing has its own.")] = 0,
     part: Annotated[str | None, typer.Option(metavar="I/N", help="Train one of N parts, and write no record; see results merge.")] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Show the parts and their estimated seconds on one H200, and stop.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show the parts, their estimated seconds on one H200, what --out lacks of them; stop.")
+    ] = False,
     most: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="With --plan: about how long a part may take.")] = 1500,
     judge: Annotated[bool, typer.Option("--judge", help="Train nothing; decide the current claims by the recorded results.")] = False,
     out: Annotated[Path, typer.Option(help="Where results are recorded and looked up.", rich_help_panel=HOW)] = Path("results"),
@@ -71,6 +73,7 @@ def reproduce(
     with reporting_errors(as_json):
         from selfless.data import holding
         from selfless.experiments import NAMES, PAPER, experiment
+        from selfless.experiments.recorded import recorded_scores
         from selfless.experiments.reproduce import check_together
         from selfless.runner import TrainOptions
 
@@ -85,11 +88,12 @@ def reproduce(
             _show(_judge_again(chosen, profile, quick, out), {}, out, as_json)
             return
         wanted = [experiment(name, profile, quick=quick, data_dir=data_dir, prepare=not plan) for name in chosen]
-        if plan:
-            show_plan(wanted, count, part, most, as_json)
-            return
         if not any(cell.candidates for one in wanted for cell in one.cells):
             raise ValueError("nothing can be run: " + "; ".join(f"{one.name}: {one.pending}" for one in wanted))
+        if plan:
+            known = {} if force else recorded_scores(out)
+            show_plan(wanted, range(first_seed, first_seed + count), part, most, as_json, out, known, data_dir)
+            return
         if not checkpoints:
             _refuse_without_checkpoints(wanted)
         options = TrainOptions(

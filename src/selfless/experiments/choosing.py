@@ -15,6 +15,7 @@ Which runs are needed is a function of the results so far, so that an interrupte
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class Selection:
     candidates: tuple[Run, ...] = ()
 
 
+@functools.lru_cache(2**16)  # the rounds of a choice ask for the same runs again and again
 def trial(run: Run, seed: int, choice: Choice) -> Run:
     """Return the run that scores a candidate."""
     if choice.on_test:

@@ -125,11 +125,20 @@ def _method(term: Term) -> Hashable:
 
 def _cost(cells: Sequence[Cell], seeds: int) -> float:
     """Return the seconds of all rounds of choosing and of the reported runs; shared runs count once."""
-    total = math.fsum(map(seconds, {run for cell in cells for run in trials(cell)}))
+    first = math.fsum(map(seconds, {run for cell in cells for run in trials(cell)}))
+    return first + later_seconds(cells) + reported_seconds(cells, seeds)
+
+
+def later_seconds(cells: Sequence[Cell]) -> float:
+    """Return the seconds of the rounds of choosing after the first."""
     later = {(cell.candidates, cell.choice): later_trials(cell) for cell in cells}
-    total += math.fsum(count * _mean(runs) * LATER.get(runs[0].model[:3], 1.2) for (runs, _), count in later.items() if count)
+    return math.fsum(count * _mean(runs) * LATER.get(runs[0].model[:3], 1.2) for (runs, _), count in later.items() if count)
+
+
+def reported_seconds(cells: Sequence[Cell], seeds: int) -> float:
+    """Return the seconds of the reported runs."""
     reported = {tuple(final(cell, run, 0) for run in cell.candidates): report_seeds(cell, seeds) for cell in cells}
-    return total + math.fsum(count * _mean(runs) for runs, count in reported.items())
+    return math.fsum(count * _mean(runs) for runs, count in reported.items())
 
 
 def _mean(runs: Sequence[Run]) -> float:

@@ -94,9 +94,9 @@ def reproduce(
     def train_all(runs: Sequence[Run], place: Path) -> dict[Run, Result]:
         return dict(_train(runs, place, f"{experiment.name}: {CHOOSE}", train))
 
-    scored, _ = _choose_all(cells, out, train_all, recorded or {}, data_dir)
+    scored, _ = choose_all(cells, out, train_all, recorded or {}, data_dir)
     chosen = {cell.place: choose(cell, scored) for cell in cells}
-    runs = {cell.place: _finals(cell, chosen[cell.place], reported) for cell in cells}
+    runs = {cell.place: finals(cell, chosen[cell.place], reported) for cell in cells}
     wanted = list(dict.fromkeys(run for found in runs.values() for run in found))
     results = dict(_train(wanted, out, f"{experiment.name}: training", train))
     filled = [fill_cell(cell, chosen[cell.place], runs[cell.place], results, out, data_dir) for cell in cells]
@@ -188,9 +188,9 @@ def train_together(
     def train_all(runs: Sequence[Run], place: Path) -> dict[Run, Result]:
         return _by_stream(runs, place, f"all: {CHOOSE}", train)
 
-    scored, ready = _choose_all(cells, out, train_all, recorded or {}, data_dir)
+    scored, ready = choose_all(cells, out, train_all, recorded or {}, data_dir)
     reported = range(first_seed, first_seed + seeds)
-    _by_stream([run for cell in ready for run in _finals(cell, choose(cell, scored), reported)], out, "all: training", train)
+    _by_stream([run for cell in ready for run in finals(cell, choose(cell, scored), reported)], out, "all: training", train)
 
 
 def _by_stream(runs: Iterable[Run], place: Path, what: str, train: Train) -> dict[Run, Result]:
@@ -205,7 +205,7 @@ def _by_stream(runs: Iterable[Run], place: Path, what: str, train: Train) -> dic
     return found
 
 
-def _choose_all(
+def choose_all(
     cells: Sequence[Cell],
     out: Path,
     train: Callable[[Sequence[Run], Path], dict[Run, Result]],
@@ -233,6 +233,7 @@ def _train(runs: Sequence[Run], place: Path, what: str, train: Train) -> Iterato
     return zip(runs, train(runs, place, what), strict=True) if runs else iter(())
 
 
-def _finals(cell: Cell, chosen: Selection, seeds: Sequence[int]) -> list[Run]:
+def finals(cell: Cell, chosen: Selection, seeds: Sequence[int]) -> list[Run]:
+    """Return the runs that a cell reports with these seeds; none if all of its candidates failed."""
     some = seeds[: report_seeds(cell, len(seeds))]
     return [] if chosen.index is None else [final(cell, chosen.candidates[chosen.index], seed) for seed in some]

@@ -1,16 +1,17 @@
 """Section 4.1's rule of thumb: choose λ by the first task alone. `selfless tune` does that for any stream and network.
 
 The paper says "the minimum value that maintains similar or better accuracy on the first task compared to the unregularized case". Taken
-literally, every small λ does, so the smallest of a grid wins; here that is 10⁻⁹, the end of the paper's grid. Its figure 4 says "remains
-close to the optimal performance on the current task, while utilizing the minimum capacity": the largest λ that keeps the accuracy. Both
-readings are tried.
+literally, every small λ does, so the smallest of a grid wins, and the result depends on where the grid begins: here at 10⁻⁹, where the
+paper's grid of the competing regularizers ends; for SLNID it names none. Its figure 4 says "remains close to the optimal performance on the
+current task, while utilizing the minimum capacity": the largest λ that keeps the accuracy. That reading is judged as the paper's claim; the
+literal one is ours, because a grid that begins high enough, as ours first did, makes it hold.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from selfless.experiments.base import Cell, Choice, Claim, Experiment, Profile, at_least
+from selfless.experiments.base import Cell, Choice, Claim, Experiment, Profile, at_least, at_most
 from selfless.experiments.fig_4 import sweep
 from selfless.experiments.protocols import DECADES
 from selfless.sparsify import SLNID, NoSparsifier
@@ -38,8 +39,9 @@ def rule_of_thumb(profile: Profile) -> Experiment:
             (at_least((LARGEST, AVERAGE), (BEST, AVERAGE), -0.5),),
         ),
         Claim(
-            "The smallest λ that keeps task 1's accuracy, the paper's words taken literally, is within half a point of the best λ",
-            (at_least((SMALLEST, AVERAGE), (BEST, AVERAGE), -0.5),),
+            "Ours: the smallest λ that keeps task 1's accuracy, the rule taken literally, is half a point or more below the best λ",
+            (at_most((SMALLEST, AVERAGE), (BEST, AVERAGE), -0.5),),
+            ours=True,
         ),
     )
     return Experiment(
@@ -51,7 +53,7 @@ def rule_of_thumb(profile: Profile) -> Experiment:
         claims,
         notes=(
             "“Keeps”: within half a point of No-Reg on held-out images of task 1, mean over two seeds that are not among those reported",
-            "In a grid that begins low enough the smallest λ keeps task 1: here 1e-9, the end of the paper's grid",
+            "In a grid that begins low enough the smallest λ keeps task 1: here 1e-9; in a first grid it was 1e-4, as good as the best",
         ),
         profile=profile,
     )

@@ -63,9 +63,11 @@ class Trial:
 
     def __str__(self) -> str:
         best = self.beside == "the best" and not self.allowed
-        mark = "  ← the best" if best else f"  ← the largest within {100 * self.allowed:g} points of {self.beside}"
-        pairs = zip(self.strengths, self.scores, strict=True)
-        rows = [f"  {s:>8g}  {100 * score:6.2f} %{mark if i == self.chosen else ''}" for i, (s, score) in enumerate(pairs)]
+        is_share = all(0 <= score <= 1 for score in self.scores if not math.isnan(score))  # else a number of the user's own
+        allowed = f"{100 * self.allowed:g} points" if is_share else f"{self.allowed:g}"
+        mark = "  ← the best" if best else f"  ← the largest within {allowed} of {self.beside}"
+        shown = [f"{100 * score:6.2f} %" if is_share else f"{score:10.6g}" for score in self.scores]
+        rows = [f"  {s:>8g}  {one}{mark if i == self.chosen else ''}" for i, (s, one) in enumerate(zip(self.strengths, shown, strict=True))]
         if len(set(self.scores)) == 1:
             rows.append("  every score is the same, so this choice says nothing: train longer, or hold more data out")
         return "\n".join([f"{self.term.name}: held-out score by strength", *rows])
@@ -116,7 +118,8 @@ def tune(
     forward, loss   forward(model, batch, task) → output, for the end of a task and for the default loop and score, if the model takes
                     the task; loss(output, batch) of EWC, one per sample
     sparsify        None: no sparsifier, and only λ_Ω is chosen
-    tolerance, drop how much λ may cost on the first task, and λ_Ω on the mean of all tasks beside the best λ_Ω
+    tolerance, drop how much λ may cost on the first task, and λ_Ω on the mean of all tasks beside the best λ_Ω, in the unit of `score`:
+                    0.005 is half a point of accuracy
     extend          how many half decades (decades) may be added at each end of `preserve_strengths` while the best one stands there
     epochs, lr      of the default loop
     """

@@ -1,4 +1,5 @@
-"""Checks that a closed form is exact for a model. Each is made once, on the first batch that allows it.
+"""Checks that a closed form is exact for a model. Each is made once for graphs of a kind, on the first batch that allows it, and in every
+batch where the data decide which rows belong to a sample (`Graph.kind`).
 
 Multiplying L_m by w_m must multiply row m of δ by w_m, and nothing else: then row m of δ depends on sample m alone. For operations, this
 also finds the axis of samples: attention works on (positions, samples, features), and some layers on rows of all samples. Then Σ_m g_m of
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from torch.autograd.graph import GradientEdge
 
 from selfless.functional.shapes import wide
 from selfless.importance.fallback import ROUNDING
-from selfless.importance.graph import Use, shape_of
+from selfless.importance.graph import Graph, Use, shape_of
 from selfless.importance.uses import gradient_sum, layouts, part_of
 
 Layouts = dict[str, list[str]]  # parameter → the layout of each of its uses
@@ -30,8 +32,15 @@ class Exactness:
     parameters: Mapping[str, Tensor]  # of the model, by name
     memory: int
     modules: dict[str, bool] = field(default_factory=dict)  # module → its closed form is exact
-    layouts: dict[tuple[str, str, int], str] = field(default_factory=dict)  # (parameter, operation, argument) → layout of the samples
+    layouts: dict[tuple[str, int, str, int], str] = field(default_factory=dict)  # (parameter, use, operation, argument) → samples
     refused: set[str] = field(default_factory=set)  # parameters whose uses have no exact closed form
+    # kind of graph → `modules` and `layouts` of it
+    _kinds: dict[Any, tuple[dict[str, bool], dict[tuple[str, int, str, int], str]]] = field(default_factory=dict)
+
+    def begin(self, graph: Graph, count: int) -> None:
+        """Recall what was found out about graphs of this kind."""
+        kind = graph.kind(count)
+        self.modules, self.layouts = ({}, {}) if kind is None else self._kinds.setdefault(kind, ({}, {}))
 
     def exact_modules(self, values: Tensor, edges: Mapping[str, GradientEdge]) -> set[str]:
         """Return the modules whose closed form is exact."""
@@ -56,9 +65,9 @@ class Exactness:
     def _known(self, name: str, uses: Sequence[Use], count: int) -> list[str] | None:
         """Return the layout of each use of a parameter; None if it must be found first."""
         found = []
-        for use in uses:
+        for number, use in enumerate(uses):
             shape = shape_of(use.output)
-            layout = self.layouts.get((name, *use.key))
+            layout = self.layouts.get((name, number, *use.key))
             if shape is None or layout is None or layout not in layouts(shape, count):
                 return None
             found.append(layout)
@@ -66,17 +75,17 @@ class Exactness:
 
     def _find_layouts(self, values: Tensor, uses: Mapping[str, Sequence[Use]]) -> Layouts:
         """Return the layout of every use, found by weighting the samples; refuse parameters whose Σ_m g_m is not the gradient."""
-        count, every = len(values), [(name, use) for name, found in uses.items() for use in found]
+        count, every = len(values), [(name, number, use) for name, found in uses.items() for number, use in enumerate(found)]
         parameters = [self.parameters[name] for name in uses]
-        deltas, weighted_deltas, w = _two_gradients(values, [use.edge for _, use in every])
+        deltas, weighted_deltas, w = _two_gradients(values, [use.edge for _, _, use in every])
         gradients = torch.autograd.grad(values.sum(), parameters, retain_graph=True, allow_unused=True)
         parts: dict[str, list[tuple[Use, Tensor, str]]] = {name: [] for name in uses}
-        for (name, use), delta, weighted in zip(every, deltas, weighted_deltas, strict=True):
+        for (name, number, use), delta, weighted in zip(every, deltas, weighted_deltas, strict=True):
             if delta is None or weighted is None:
                 self.refused.add(name)
                 continue
             fits = [n for n, lay in layouts(delta.shape, count).items() if count == 1 or _is_weighted(lay(delta), lay(weighted), w)]
-            known = self.layouts.get((name, *use.key))
+            known = self.layouts.get((name, number, *use.key))
             if not fits or (known is not None and known not in fits):
                 self.refused.add(name)
                 continue
@@ -88,7 +97,7 @@ class Exactness:
                 continue
             result[name] = [layout for _, _, layout in found]
             if count > 1 and bool((gradient != 0).any()):  # one sample, or a gradient of zero, fits every layout
-                self.layouts |= {(name, *use.key): layout for use, _, layout in found}
+                self.layouts |= {(name, number, *use.key): layout for number, (use, _, layout) in enumerate(found)}
         return result
 
     def _is_sum(self, name: str, found: Sequence[tuple[Use, Tensor, str]], count: int, gradient: Tensor) -> bool:
@@ -119,6 +128,8 @@ def _is_weighted(delta: Tensor, weighted: Tensor, w: Tensor) -> bool:
 
 
 def _largest(x: Tensor) -> float:
-    """max |x|, without a copy of x."""
+    """max |x|, without a copy of x; 0 if x is empty, as where no sample reached an expert."""
+    if not x.numel():
+        return 0.0
     lowest, highest = torch.aminmax(x)
     return float(torch.maximum(-lowest, highest))

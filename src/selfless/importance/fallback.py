@@ -31,7 +31,6 @@ class Fallback:
     """Computes Σ_m w_m |∂L_m/∂θ|ᵖ for some parameters of one model, and remembers if vmap works for this model."""
 
     model: nn.Module
-    proven: bool = False  # True once the per-sample gradients of vmap added up to the batch gradient
     failed: bool = False  # True once vmap could not run this model
 
     def reduce(
@@ -42,7 +41,7 @@ class Fallback:
         if chunks is not None and not self.failed:
             try:
                 return self._sum_and_check(names, parameters, values, chunks(names), power, rows)
-            except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            except (RuntimeError, NotImplementedError, ValueError, TypeError, AssertionError) as error:  # vmap's rules assert shapes
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 is_warned = bool(torch.isfinite(values).all())  # NaN in the data is another fault, which is told later
                 message = (
@@ -65,17 +64,17 @@ class Fallback:
     def _sum_and_check(
         self, names: list[str], parameters: list[Any], values: Tensor, chunks: Iterable[dict[str, Tensor]], power: int, rows: Tensor | None
     ) -> dict[str, Tensor]:
-        """Sum the per-sample gradients of vmap. The first time, check that they add up to the batch gradient."""
+        """Sum the per-sample gradients of vmap. Check that they add up to the batch gradient.
+
+        This is done for each batch, as another batch may have a tensor with as many rows as samples, or samples that depend on each other.
+        """
         total, gradient_sum = _sum_chunks(chunks, power, rows)
-        if not self.proven:
-            grads = torch.autograd.grad(values.sum(), parameters, retain_graph=True, allow_unused=True)
-            for name, g in zip(names, grads, strict=True):
-                g = torch.zeros_like(gradient_sum[name]) if g is None else wide(g.to_dense() if g.is_sparse else g)
-                if bool(torch.isfinite(g).all()) and not bool(
-                    (gradient_sum[name] - g).abs().max() <= 30 * ROUNDING[g.dtype] * g.abs().max().clamp(min=1e-12)
-                ):
-                    raise ValueError("the first axis of its batches is not the axis of samples")
-            self.proven = True
+        grads = torch.autograd.grad(values.sum(), parameters, retain_graph=True, allow_unused=True)
+        for name, g in zip(names, grads, strict=True):
+            g = torch.zeros_like(gradient_sum[name]) if g is None else wide(g.to_dense() if g.is_sparse else g)
+            gap, allowed = (gradient_sum[name] - g).abs().max(), 30 * ROUNDING[g.dtype] * g.abs().max().clamp(min=1e-12)
+            if bool(torch.isfinite(g).all()) and not bool(gap <= allowed):
+                raise ValueError("the first axis of its batches is not the axis of samples")
         return total
 
 

@@ -7,6 +7,7 @@ backward pass needs no memory for all of them together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,15 @@ _VIEWS = {
 }  # fmt: skip
 
 
+# What a layer does with its weight and bias besides the operation that its output comes from.
+_LAYERS = _VIEWS | {f"{name}Backward0" for name in "Addmm Mm Bmm Add Expand Convolution MkldnnConvolution".split()}
+_LAYERS |= {"SqueezeBackward1", "SqueezeBackward2"}
+
+# Operations along an axis that may put samples elsewhere, in each batch in another way.
+_ALONG = {f"{name}Backward0" for name in "IndexSelect IndexAdd IndexCopy Gather Scatter ScatterAdd Sort SplitWithSizes Slice".split()}
+_ANYWHERE = {f"{name}Backward0" for name in "MaskedSelect MaskedScatter RepeatInterleave SegmentReduce Take Put".split()}
+
+
 @dataclass(frozen=True)
 class Use:
     """One use of a parameter: argument `slot` of the operation `node`; `views` lead from that argument back to the parameter."""
@@ -34,6 +44,17 @@ class Use:
     slot: int
     views: tuple[Node, ...]
     output: Node  # where the gradient is read: `node`, or an addition right after it that adds the axis of samples
+    _saved: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def saved(self, name: str) -> Tensor:
+        """Return a tensor that the operation saved. It is read once: with activation checkpointing a second time is an error."""
+        if name not in self._saved:
+            self._saved[name] = getattr(self.node, f"_saved_{name}")
+        return self._saved[name]
+
+    def forget(self) -> None:
+        """Let go of the saved tensors."""
+        self._saved.clear()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -102,6 +123,23 @@ class Graph:
             below[node] = any(after in nodes or below[after] for after in following)
         return {node for node in nodes if not below.get(node, True)}
 
+    def kind(self, count: int) -> frozenset[tuple[str, int]] | None:
+        """Return what tells graphs apart whose samples lie in other axes: how often each operation is there.
+
+        None if samples may lie elsewhere in each batch: where rows are chosen, sorted or split by the data.
+        """
+        if any(_moves_rows(node, count) for node in self.following):
+            return None
+        return frozenset(Counter(str(node.name()) for node in self.following).items())
+
+    def is_read_by(self, parameter: Tensor, output: Node) -> bool:
+        """Return True if the parameter goes into the layer with this output as it is, and nowhere else."""
+        node = self.leaves.get(parameter)
+        while node is not None and node is not output:
+            readers = self.consumers.get(node, [])
+            node = readers[0][0] if len(readers) == 1 and (readers[0][0] is output or readers[0][0].name() in _LAYERS) else None
+        return node is not None
+
     def uses(self, parameter: Tensor, count: int) -> list[Use]:
         """Return every use of a parameter in a batch of `count` samples."""
         leaf = self.leaves.get(parameter)
@@ -128,6 +166,23 @@ class Graph:
         inner, outer = shape_of(node), shape_of(after)
         is_sum = after.name() == "AddBackward0" and (slot == 0 or after._saved_alpha == 1)
         return after if is_sum and inner is not None and outer is not None and inner.numel() < outer.numel() else node
+
+
+def _moves_rows(node: Node, count: int) -> bool:
+    """Return True if an operation may put rows elsewhere, in each batch in another way."""
+    name = str(node.name())
+    if name in _ANYWHERE:
+        return True
+    source = node.next_functions[0][0] if node.next_functions else None
+    if hasattr(source, "variable"):  # rows of a table
+        return False
+    if name in ("IndexBackward0", "IndexPutBackward0"):
+        rows = node._saved_indices[0]
+        in_order = torch.arange(count, device=None if rows is None else rows.device)
+        return rows is not None and (rows.dtype != torch.int64 or not torch.equal(rows.flatten(), in_order))  # else places of each sample
+    if name == "SplitWithSizesBackward0" and len(set(node._saved_split_sizes)) == 1:
+        return False
+    return name in _ALONG and node._saved_dim in (0, -len(shape_of(node) or ()))
 
 
 def _is_shift(node: Node, slot: int, count: int) -> bool:

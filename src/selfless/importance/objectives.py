@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from selfless.functional.shapes import classes_last, has_known_classes
-from selfless.network.calling import IGNORED, check_labels, check_shape, labels_of
+from selfless.network.calling import IGNORED, check_labels, check_shape, class_numbers, labels_of
 
 Fisher = Literal["empirical", "sampled", "exact"]
 Loss = Callable[[Any, Any], Tensor]  # (output, batch) → one loss per sample, (M,)
@@ -89,12 +89,7 @@ class LogLikelihood:
                 raise ValueError(
                     "the empirical Fisher needs labels: yield (x, y) pairs or dicts with 'labels', pass loss=, or use fisher='sampled'"
                 )
-            if labels.is_floating_point():
-                raise ValueError(
-                    f"labels must be class numbers (integers), not {labels.dtype}; convert them with y.long(), or, if they are no "
-                    "classes (regression, several labels), pass the loss: consolidate(…, loss=lambda output, batch: <one loss per sample>)"
-                )
-            return [(labels, None)]
+            return [(class_numbers(labels, "pass the loss: consolidate(…, loss=lambda output, batch: <one loss per sample>)"), None)]
         if self.fisher == "sampled" and not has_known_classes(output, labels):
             warnings.warn(
                 f"fisher='sampled' takes the last axis of the outputs {tuple(output.shape)} as the classes; if they are on axis 1, yield "
@@ -103,8 +98,10 @@ class LogLikelihood:
             )
         p = (output if labels is None or self.fisher == "exact" else classes_last(output, labels)).detach().softmax(-1)
         if self.fisher == "sampled":
-            flat = torch.multinomial(p.flatten(0, -2), 1, generator=self.generator)
-            return [(flat.view(p.shape[:-1]), None)]
+            drawn = torch.multinomial(p.flatten(0, -2), 1, generator=self.generator).view(p.shape[:-1])
+            if labels is not None and labels.shape == drawn.shape:
+                drawn = drawn.masked_fill(labels.eq(IGNORED), IGNORED)
+            return [(drawn, None)]
         if p.dim() != 2:
             raise ValueError(f"the exact Fisher needs outputs of shape (batch, classes), not {tuple(p.shape)}; use fisher='sampled'")
         return [(torch.full((len(p),), c, device=p.device), p[:, c]) for c in range(p.shape[1])]

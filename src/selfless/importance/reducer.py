@@ -185,7 +185,7 @@ class Reducer:
         places = [self._module_place(name, call, now, omega) for name, call in modules.items()]
         places += [place for one in shared for place in one.places()]
         found: dict[int, Tensor] = {}
-        places += self._tap_places(found) if alpha is not None else []
+        places += self._tap_places(found, len(values)) if alpha is not None else []
         stream_gradients(values, graph, places, retain or bool(rest))
         for one in shared:
             one.finish()
@@ -199,7 +199,7 @@ class Reducer:
         """Add only Σ_m w_m |∂L_m/∂n| by tap, of the last forward pass, to `alpha`."""
         self._stop_listening(values)
         found: dict[int, Tensor] = {}
-        stream_gradients(values, Graph.of(values), self._tap_places(found), retain)
+        stream_gradients(values, Graph.of(values), self._tap_places(found, len(values)), retain)
         self._sum_by_tap(found, weights, alpha)
 
     def _stop_listening(self, values: Tensor) -> None:
@@ -210,11 +210,13 @@ class Reducer:
 
     # ------------------------------------------------------------------------------------------------------------- closed forms
     def _exact_modules(self, graph: Graph, values: Tensor) -> dict[str, _Call]:
-        """Return the calls whose closed form is exact: one call, each weight used once, one row per sample."""
+        """Return the calls whose closed form is exact: one call, each weight used once and in this call, one row per sample."""
         once: dict[str, _Call] = {}
+        self._exactness.begin(graph, len(values))
         for name, calls in self._calls.items():
             named = [self._parameters[own] for own in self._own(name) if self._parameters[own].requires_grad]
-            is_single = len(calls) == 1 and calls[0].edge is not None and all(graph.counts.get(p) == 1 for p in named)
+            edge = calls[0].edge if len(calls) == 1 else None
+            is_single = edge is not None and all(graph.counts.get(p) == 1 and graph.is_read_by(p, edge.node) for p in named)
             if is_single and calls[0].a is not None and calls[0].a.dim() and len(calls[0].a) == len(values):
                 once[name] = calls[0]
         exact = self._exactness.exact_modules(values, {n: c.edge for n, c in once.items() if c.edge is not None})
@@ -255,11 +257,13 @@ class Reducer:
         """Return (name, edge, axis of the neurons) of each tap, in the order of the forward pass."""
         return [(name, edge, axis) for name, edges in self._edges.items() for edge, axis in edges]
 
-    def _tap_places(self, found: dict[int, Tensor]) -> list[Place]:
+    def _tap_places(self, found: dict[int, Tensor], count: int) -> list[Place]:
         """Return where δ of each tap is read, and functions that put Σ… (see `_sum_by_tap`) into `found` by the number of the tap."""
 
         def receive(i: int, axis: int, delta: Tensor) -> None:
             size = wide(delta).abs().movedim(axis, -1)  # (M, positions…, N)
+            if size.dim() == 3 and len(size) != count and size.shape[1] == count:
+                size = size.movedim(1, 0)  # (positions, M, N), as in attention without batch_first
             if self._mask is not None and size.dim() == 3 and size.shape[:2] == self._mask.shape:
                 counted = self._mask.to(size.dtype)
                 found[i] = torch.einsum("mtn,mt->mn", size, counted) / counted.sum(1, keepdim=True).clamp(min=1)
@@ -275,7 +279,10 @@ class Reducer:
             if i not in found and self.lenient:
                 continue
             if i not in found:
-                raise ValueError(f"layer {name!r} does not reach the output: its activations have no gradient. Choose another layer.")
+                raise ValueError(
+                    f"layer {name!r} does not reach the output: its activations have no gradient. Choose another layer; for local MAS "
+                    "one whose activation directly follows a linear layer or a convolution"
+                )
             total[name] = total.get(name, 0) + weight_rows(found[i], weights).sum(0)
         for name, value in total.items():
             add_sum(alpha, name, value)

@@ -69,6 +69,22 @@ def is_supported(use: Use) -> bool:
     return False
 
 
+def read_saved(use: Use) -> None:
+    """Read what `part_of` will need, before a backward pass: within one, checkpointed activations are gone."""
+    match use.node.name(), use.slot:
+        case "AddmmBackward0", 2:
+            use.saved("mat1")
+        case "MmBackward0", _:
+            use.saved("self")
+        case "NativeLayerNormBackward0", 1:
+            for name in ("input", "result1", "result2"):
+                use.saved(name)
+        case "MulBackward0", slot:
+            use.saved("self" if slot else "other")
+        case "EmbeddingBackward0", _:
+            use.saved("indices")
+
+
 def part_of(use: Use, shape: torch.Size, delta: Tensor, layout: str, count: int, rows: Tensor | None) -> Part | None:
     """Return g_m of a use from δ; None if θ does not have the same value for all samples. `shape` is that of the parameter."""
     lay = layouts(delta.shape, count)[layout]
@@ -78,16 +94,15 @@ def part_of(use: Use, shape: torch.Size, delta: Tensor, layout: str, count: int,
         delta = delta * rows.to(delta.dtype).view(-1, *[1] * (delta.dim() - 1))
     name = use.node.name()
     if name in ("AddmmBackward0", "MmBackward0") and use.slot > 0:
-        a = wide(lay(use.node._saved_mat1 if name == "AddmmBackward0" else use.node._saved_self))
+        a = wide(lay(use.saved("mat1" if name == "AddmmBackward0" else "self")))
         a, delta = (x.unsqueeze(1) if x.dim() == 2 else x for x in (a, delta))
         return Part(lambda s: a[s].mT @ delta[s], shape.numel() * delta.element_size())
     if name == "EmbeddingBackward0":
         return _embedding_part(use, shape, whole, lay, delta)
     if name == "NativeLayerNormBackward0" and use.slot == 1:
-        node = use.node
-        delta = delta * wide(lay((node._saved_input - node._saved_result1) * node._saved_result2))
+        delta = delta * wide(lay((use.saved("input") - use.saved("result1")) * use.saved("result2")))
     if name == "MulBackward0":
-        other = use.node._saved_other if use.slot == 0 else use.node._saved_self
+        other = use.saved("other" if use.slot == 0 else "self")
         delta = delta * wide(lay(other.expand(whole)))
     return _broadcast_part(shape, whole, layout, delta)
 
@@ -106,7 +121,7 @@ def _broadcast_part(shape: torch.Size, whole: torch.Size, layout: str, delta: Te
 
 def _embedding_part(use: Use, shape: torch.Size, whole: torch.Size, lay: Lay, delta: Tensor) -> Part:
     """g_m[v] = Σ_{t: token t = v} δ_mt."""
-    tokens = lay(use.node._saved_indices.expand(whole[:-1])).reshape(len(delta), -1)  # (M, T)
+    tokens = lay(use.saved("indices").expand(whole[:-1])).reshape(len(delta), -1)  # (M, T)
     delta = delta.reshape(len(delta), -1, shape[-1])
     padding = use.node._saved_padding_idx
 
@@ -127,9 +142,10 @@ def total(parts: Sequence[tuple[Use, Part]], count: int, power: int, memory: int
         return _transpose(use, sum_in_chunks(lambda s: sum_powers(first.gradient(s), power), count, 2 * first.size, memory))
 
     def joined(s: slice) -> Tensor:
-        g = _transpose(use, first.gradient(s)).contiguous()
-        for other, part in parts[1:]:
-            g += _transpose(other, part.gradient(s))
+        pieces = (_transpose(each, part.gradient(s)) for each, part in parts)
+        g = (next(pieces) + next(pieces)).contiguous()  # a new tensor: a piece may be δ itself, which the backward pass still reads
+        for piece in pieces:
+            g += piece
         return sum_powers_(g, power)
 
     return sum_in_chunks(joined, count, 2 * first.size, memory)

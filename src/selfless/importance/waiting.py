@@ -11,7 +11,7 @@ from torch import Tensor
 
 from selfless.importance.graph import Place, Use, apply_views
 from selfless.importance.loop import Sums, add_sum
-from selfless.importance.uses import Part, has_only_transposes, part_of, total
+from selfless.importance.uses import Part, has_only_transposes, part_of, read_saved, total
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class WaitingParameter:
     parts: list[tuple[Use, Part]] = field(default_factory=list)
     of_view: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        for use in self.uses:
+            read_saved(use)
+
     def places(self) -> list[Place]:
         return [(use.edge, partial(self._receive, use, layout)) for use, layout in zip(self.uses, self.layouts, strict=True)]
 
@@ -51,6 +55,8 @@ class WaitingParameter:
     def _add(self) -> None:
         """Add Σ_m |g_m|ᵖ to `omega`, or keep that of a view: autograd cannot run the backward pass of a view inside another one."""
         value, self.parts = total(self.parts, self.now.count, self.now.power, self.memory), []
+        for use in self.uses if not self.now.retain else ():
+            use.forget()
         if self.views:
             self.of_view = value
         else:

@@ -81,14 +81,14 @@ class Pull:
                 parameter = local(parameter)
             if parameter.grad is not None and parameter.grad.is_sparse and parameter.dim() > 1:
                 rows = self._rows(name, parameter, star)
-                step = _step(group, state, parameter, rows)
+                step = step_of(group, state, parameter, rows)
                 near, far, now = (t.index_select(0, rows.to(t.device)) for t in (omega, star, parameter))
                 _move([(now, near, far, 2 * strength * step)])
                 parameter.index_copy_(0, rows, now)
                 continue
             self._away.pop(name, None)
             for piece in pieces_of(parameter, omega, star, *(t for t in state.values() if _is_like(t, parameter))):
-                step = _step(group, state, parameter, piece)
+                step = step_of(group, state, parameter, piece)
                 entry = (piece_of(parameter, piece), piece_of(omega, piece), piece_of(star, piece), 2 * strength * step)
                 if bucket and (not _are_alike(bucket[0], entry) or is_large(*(e[0] for e in bucket), entry[0])):
                     _move(bucket)
@@ -159,7 +159,7 @@ class _Plan:
 
     def move(self, strength: float) -> None:
         """θ ← θ + share · (θ* − θ) with the learning rates of now."""
-        steps = [float(2 * strength * _step(group, {}, self._entries[0][1])) for group, _ in self._groups]
+        steps = [float(2 * strength * step_of(group, {}, self._entries[0][1])) for group, _ in self._groups]
         is_small = max(steps) * self._largest < LARGEST
         for numbers, thetas, omegas, stars in self._buckets:
             _move_together(thetas, omegas, stars, [steps[k] for k in numbers], is_small)
@@ -261,12 +261,12 @@ def _parameters_of(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]
 
 def step_sizes(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor | float]:
     """Return {parameter name: step size} for the parameters of the optimizer; a step size is a scalar or has the parameter's shape."""
-    return {name: _step(group, optimizer.state.get(p, {}), p) for group, p, name in _parameters_of(optimizer, names)}
+    return {name: step_of(group, optimizer.state.get(p, {}), p) for group, p, name in _parameters_of(optimizer, names)}
 
 
 def plain_steps(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
     """Return {parameter name: step size} without what Adam and others rescale: lr, divided by 1 − μ for SGD with momentum μ."""
-    found = ((name, p, _step(group, {}, p)) for group, p, name in _parameters_of(optimizer, names))
+    found = ((name, p, step_of(group, {}, p)) for group, p, name in _parameters_of(optimizer, names))
     return {name: torch.as_tensor(step, device=p.device) for name, p, step in found}
 
 
@@ -279,7 +279,7 @@ def _second_moment(state: Mapping[str, Any]) -> Tensor | None:
     return next((state[k] for k in ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum") if k in state), None)
 
 
-def _step(group: Mapping[str, Any], state: Mapping[str, Any], parameter: Tensor, part: slice | Tensor | None = None) -> Tensor | float:
+def step_of(group: Mapping[str, Any], state: Mapping[str, Any], parameter: Tensor, part: slice | Tensor | None = None) -> Tensor | float:
     """Return the step size of one parameter, from its group and its state in the optimizer; `part`: of a flat piece or of some rows."""
     lr: Tensor | float = group["lr"]
     lr = lr.to(parameter.device, torch.float32) if isinstance(lr, Tensor) else float(lr)

@@ -13,12 +13,14 @@ from torch.utils._pytree import tree_map
 
 from selfless.distributed import ALONE, Ranks
 from selfless.distributed.reduction import NO_BATCHES
+from selfless.functional.shapes import classes_last
 from selfless.keeper.hook import Hook
 from selfless.network.calling import (
     Forward,
     call_with,
     check_labels,
     check_shape,
+    class_numbers,
     evaluating,
     labels_of,
     run_batch,
@@ -65,7 +67,8 @@ def task_features(
         if labels is None:
             raise ValueError(f"{type(term).__name__} needs labels: call consolidate() with (x, y) pairs or dicts with 'labels'")
         with torch.no_grad(), evaluating(model), HeadInput(model) as head_input:
-            output = run_batch(model, batch, forward)
+            labels = class_numbers(labels, "use a method that holds weights")
+            output = classes_last(run_batch(model, batch, forward), labels)
             check_shape(labels, output)
             check_labels(labels, output.shape[-1])
         yield widened(head_input.features).unsqueeze(0), _loss_of_features(model, batch, labels, head_input.head, forward)
@@ -79,7 +82,7 @@ def _loss_of_features(
     def loss(features: Tensor) -> Tensor:
         assert head is not None
         with evaluating(model), HeadInput(model, (head, features[0])):
-            output = run_batch(model, batch, forward)
+            output = classes_last(run_batch(model, batch, forward), labels)
         return F.cross_entropy(output.flatten(0, -2).to(features.dtype), labels.flatten())
 
     return loss

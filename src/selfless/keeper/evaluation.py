@@ -73,8 +73,9 @@ def finish_step(
             write(parameters, part.proximal_step(optimizer, parameters, names))
             write(parameters, part.project_step(parameters))
             write(parameters, part.project(parameters))
+    stepped = {names[p] for group in optimizer.param_groups for p in group["params"] if p in names}
     for part in keeper.parts:
-        part.observe()
+        part.observe(stepped)
 
 
 def project_again(keeper: Keeper) -> None:

@@ -46,6 +46,7 @@ class Gates:
         self._hard: dict[str, Tensor] = {}
         self._leaves: dict[str, Tensor] = {}
         self.steps, self._batches = 0, 0  # steps so far, and steps of this epoch
+        self._begun = False  # True from the first epoch on, also if that was before the state was saved
         self._acted, self._missed = False, False  # True if a forward pass had the gates of this step; if the last step had none
         self._scale: Tensor | float = 0.0
         self.on_leaves: Callable[[dict[str, Tensor]], None] | None = None  # is given the gates of a step when they are made
@@ -56,7 +57,7 @@ class Gates:
         if state is not self._state:
             self._leaves = {}
         self._state = state
-        self._hard = self.term.hard_gate(state, task) if task is not None or self._batches else {}
+        self._hard = self.term.hard_gate(state, task) if task is not None or self._begun else {}
 
     def begin_epoch(self, batches: int) -> None:
         """Start annealing the gates over an epoch of `batches` optimizer steps."""
@@ -66,7 +67,12 @@ class Gates:
                 "not annealed to the end; if gradients are accumulated, give the number of steps",
                 stacklevel=4,
             )
-        self.steps, self._batches, self._leaves, self._scale = 0, batches, {}, 0.0
+        self.steps, self._batches, self._leaves, self._scale, self._begun = 0, batches, {}, 0.0, True
+
+    def resume(self, state: State, begun: bool) -> None:
+        """Use the gates of a state that was saved, after the first epoch if `begun`."""
+        self._begun = begun
+        self.follow(state)
 
     @property
     def share(self) -> float:

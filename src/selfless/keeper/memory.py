@@ -92,7 +92,7 @@ def _labels(term: Replays, batch: Any) -> Tensor:
             f"{type(term).__name__} needs the class of each sample: call consolidate() with (x, y) pairs or dicts with 'labels', "
             "y one whole number per sample"
         )
-    return labels
+    return labels.long()
 
 
 def _batch(rows: Mapping[str, Tensor]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -269,12 +269,12 @@ class Part:
             self.path.begin()
             self.state = self.term.start_path(self.loaded, _values(parameters))
         elif self.path.stepped():
-            self.observe()
+            self.observe(parameters)
 
-    def observe(self) -> None:
-        """Pass the last step to the preserver."""
+    def observe(self, names: Collection[str]) -> None:
+        """Pass the last step, one of these parameters, to the preserver."""
         if self.path is not None and self.path_started and isinstance(self.term, Observes):
-            before, after, gradients = self.path.step()
+            before, after, gradients = self.path.step(names)
             self.state = self.term.observe(self.loaded, before, after, self._mean_gradients(gradients))
 
     def _mean_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,17 +5,20 @@ or by 1/accumulated batches) and is clipped later. A path integral needs ∂(tas
 tensor in the backward pass is s, and ∂penalty/∂θ is computed separately. Over the backward passes j before one optimizer step,
 
     g = (Σ_j grad_j − Σ_j s_j ∂penalty_j/∂θ) / Σ_j s_j.
+
+With several optimizers, each step ends the sums of the parameters that it steps, and of no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 Step = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
+MOST = 1_000  # backward passes whose scale is remembered for parameters that no optimizer steps
 
 
 class PathWatch:
@@ -28,7 +31,8 @@ class PathWatch:
         self._versions: dict[str, int] = {}
         self._gradients: dict[str, Tensor] = {}  # Σ_j grad_j: p.grad before it is clipped
         self._penalty_gradients: dict[str, Tensor] = {}  # Σ_j s_j ∂penalty_j/∂θ
-        self._scale: Tensor | float = 0.0  # Σ_j s_j
+        self._scales: list[Tensor] = []  # s_j
+        self._used: dict[str, int] = {}  # how many of them the last step of a parameter has used
 
     def follow(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Watch these parameters from now on. Since the last call some may be new, frozen or on another device."""
@@ -36,6 +40,7 @@ class PathWatch:
             if self._parameters[name] is not parameters.get(name):
                 self._handles.pop(name).remove()
                 del self._parameters[name]
+                self._end(name)
         for name, parameter in parameters.items():
             if name not in self._parameters:
                 self._handles[name] = parameter.register_post_accumulate_grad_hook(self._copy_gradient(name))
@@ -80,7 +85,12 @@ class PathWatch:
         """Note a backward pass of a loss with the factor `scale`, before any gradient has accumulated."""
         if all(p.grad is None or not bool(p.grad.any()) for p in self._parameters.values()):
             self._reset()  # gradients were set to zero: a step that a GradScaler skipped does not count
-        self._scale = self._scale + scale.detach()
+        for name in [n for n in self._gradients if self._parameters[n].grad is None]:
+            self._end(name)  # those of one of several optimizers were
+        self._scales.append(scale.detach())
+        if surplus := max(0, len(self._scales) - MOST):
+            del self._scales[:surplus]
+            self._used = {n: max(0, used - surplus) for n, used in self._used.items()}
 
     def add_penalty(self, gradients: Mapping[str, Tensor]) -> None:
         """Add s_j ∂penalty_j/∂θ of a part of the penalty."""
@@ -101,18 +111,34 @@ class PathWatch:
             self.begin()
         return bool(self._gradients)
 
-    def step(self) -> Step:
-        """Return (θ before, θ after, gradient of the task loss) of the last step."""
-        gradients = self._gradients or {n: p.grad.detach().clone() for n, p in self._parameters.items() if p.grad is not None}
-        scale = self._scale if isinstance(self._scale, Tensor) else 1.0  # the loss had no penalty, so its scale is unknown
-        penalty = self._penalty_gradients
-        task = {n: (g - penalty[n] if n in penalty else g) / scale for n, g in gradients.items() if n in self._parameters}
-        before, after = {n: self._before[n] for n in task}, {n: self._parameters[n].detach() for n in task}
-        self.begin()
+    def step(self, names: Collection[str]) -> Step:
+        """Return (θ before, θ after, gradient of the task loss) of the last step, which was one of these parameters."""
+        own = {n: p for n, p in self._parameters.items() if n in names}
+        gradients, penalty, scales = self._gradients, self._penalty_gradients, dict[int, Tensor | float]()
+        if not gradients:
+            gradients = {n: p.grad.detach().clone() for n, p in own.items() if p.grad is not None}
+        task: dict[str, Tensor] = {}
+        for name in (n for n in own if n in gradients):
+            used = self._used.get(name, 0)
+            if used not in scales:  # without a penalty in the loss its scale is unknown
+                scales[used] = torch.stack(self._scales[used:]).sum() if self._scales[used:] else 1.0
+            task[name] = (gradients[name] - penalty[name] if name in penalty else gradients[name]) / scales[used]
+        before, after = {n: self._before[n] for n in task}, {n: own[n].detach() for n in task}
+        for name in own:
+            self._copy_value(name)
+            self._end(name)
+        if not self._gradients:
+            self._reset()
         return before, after, task
 
+    def _end(self, name: str) -> None:
+        """End the sums of one parameter."""
+        self._gradients.pop(name, None)
+        self._penalty_gradients.pop(name, None)
+        self._used[name] = len(self._scales)
+
     def _reset(self) -> None:
-        self._gradients, self._penalty_gradients, self._scale = {}, {}, 0.0
+        self._gradients, self._penalty_gradients, self._scales, self._used = {}, {}, [], {}
 
     def nbytes(self) -> int:
         """Return the bytes of the copies: θ before a step, its gradient and that of the penalty."""

@@ -81,6 +81,8 @@ def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward
     for part, saved, measured, distilled in zip(keeper.parts, new.states, new.measured, new.distilled, strict=True):
         part.load(saved, keeper.preserved(), new.begun, measured)
         part.distilled = distilled
+        if part.gates is not None:
+            part.gates.resume(part.state, begun=new.tasks > 0 or new.epoch is not None)
     keeper.follow_device()
     keeper.notices.check_names(*unmatched(new, terms, keeper))
     keeper.notices.check_distance(keeper.parts, keeper.trainable())

@@ -89,6 +89,16 @@ def check_labels(labels: Tensor, classes: int, *, ignored: int | None = IGNORED)
         )
 
 
+def class_numbers(labels: Tensor, otherwise: str) -> Tensor:
+    """Return labels as int64. Raise ValueError for numbers with a fraction; `otherwise`: what to do where labels are no classes."""
+    if labels.is_floating_point():
+        raise ValueError(
+            f"labels must be class numbers (integers), not {labels.dtype}; convert them with y.long(), or, if they are no classes "
+            f"(regression, several labels), {otherwise}"
+        )
+    return labels.long()
+
+
 def check_shape(labels: Tensor, output: Tensor) -> None:
     """Raise ValueError unless there is one label for each row of an output whose last axis has the classes."""
     if labels.numel() * output.shape[-1] != output.numel():
@@ -177,9 +187,14 @@ def is_compiled(model: nn.Module) -> bool:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside `with`: eval mode, eager calls, no autocast. Afterwards each module has its old mode again."""
+    """Inside `with`: eval mode, eager calls, no autocast, no fused attention. Afterwards each module has its old mode again.
+
+    The fused path of `nn.TransformerEncoder` passes nested tensors from layer to layer, which hooks cannot read.
+    """
     modes = {module: module.training for module in model.modules()}
     compiled = {module: module._compiled_call_impl for module in modes if getattr(module, "_compiled_call_impl", None) is not None}
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     model.eval()
     for module in compiled:
         module._compiled_call_impl = None
@@ -188,6 +203,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         with torch.autocast(device, enabled=False):
             yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
         for module, mode in modes.items():
             module.training = mode
         for module, call in compiled.items():

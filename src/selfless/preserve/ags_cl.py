@@ -121,7 +121,7 @@ class AGSCL(Preserver, KnowsHeads, Proximal, WeighsNodes):
         if not state["activity"]:  # a task that this method did not see
             return ended
         ended["importance"] = {"all": self.eta * state["importance"]["all"] + state["activity"]["all"]}
-        ended["anchor"] = {name: self._restarted(ended, name, p) for name, p in parameters.items()}
+        ended["anchor"] = state["anchor"] | {name: self._restarted(ended, name, p) for name, p in parameters.items()}
         return ended
 
     def _restarted(self, state: State, name: str, p: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class GPM(Preserver, ProjectsSteps):
         basis, scale = dict(state["basis"]), dict(state["scale"])
         for i, (name, moment) in enumerate(moments.items()):
             empty = wide(like[name]).new_zeros(len(moment), 0)
-            old, weights = basis.get(name, empty), scale.get(name, empty[0])
+            old, weights = basis.get(name, empty).to(empty), scale.get(name, empty[0]).to(empty)  # the model may have another precision now
             start = self.strength if self.first is None or i else self.first
             new, sizes = new_directions(old, moment, (start + self.rise * state["count"]["tasks"]).clamp(max=1.0))
             scales = self.new_scales(weights, sizes_along(old, moment), sizes)
@@ -84,7 +84,7 @@ class GPM(Preserver, ProjectsSteps):
         for name, basis in state["basis"].items():
             if name in after:
                 step = wide(after[name]) - wide(before[name])
-                right[name] = (wide(after[name]) - along(step, basis, state["scale"][name])).to(after[name].dtype)
+                right[name] = (wide(after[name]) - along(step, basis.to(step), state["scale"][name].to(step))).to(after[name].dtype)
         for name, head in state["head"].items():
             if name in after:
                 is_own, is_old = head == state["count"]["tasks"], (head >= 0) & (head < state["count"]["tasks"])

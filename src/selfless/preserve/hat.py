@@ -128,7 +128,7 @@ class HAT(Preserver, Freezes, Gated, Holds, KnowsHeads):
         hard = state["embedding"]["all"] > 0
         used = state["used"]["all"] | torch.cat([hard, torch.zeros_like(hard[:1])])
         ended = state["count"]["tasks"] + 1
-        frozen, anchor = {}, {}
+        frozen, anchor = dict(state["frozen"]), dict(state["anchor"])  # a layer that did not train in this task keeps its own
         for name, p in parameters.items():
             if name not in state["rows"]:  # a head that was added during this task: wired from the next task on
                 continue

@@ -95,11 +95,11 @@ class IMM(FisherObjectives, Quadratic, Drops, Evaluates, KnowsHeads):
                 continue
             total = mass[name] + weight
             share = torch.where(total > 0, weight / total.clamp(min=torch.finfo(total.dtype).tiny), torch.ones_like(total))
-            merged[name], mass[name] = torch.lerp(merged[name], theta, share), total
+            merged[name], mass[name] = torch.lerp(merged[name].to(total), theta.to(total), share), total
         return {
             **state,
-            "omega": omegas,
-            "anchor": {name: widened(p) for name, p in parameters.items()},
+            "omega": state["omega"] | omegas,
+            "anchor": state["anchor"] | {name: widened(p) for name, p in parameters.items()},
             "merged": merged,
             "mass": mass,
             "count": {"tasks": ended},

@@ -114,7 +114,7 @@ class LwF(Preserver, Distils, Holds, KnowsHeads, Phased):
         """θ* ← θ."""
         return {
             **state,
-            "anchor": {name: widened(p) for name, p in parameters.items()},
+            "anchor": state["anchor"] | {name: widened(p) for name, p in parameters.items()},
             "held": {},
             "count": {"tasks": state["count"]["tasks"] + 1},
         }

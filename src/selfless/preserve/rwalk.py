@@ -94,10 +94,10 @@ class RWalk(Quadratic, Observes):
         restart = self.init(parameters)
         return {
             **restart,
-            "omega": {n: fisher[n] + earned[n] for n in score},
-            "anchor": {n: widened(parameters[n]) for n in score},
-            "earned": earned,
-            "fisher": restart["fisher"] | {n: state["fisher"][n] for n in score},
+            "omega": state["omega"] | {n: fisher[n] + earned[n] for n in score},
+            "anchor": state["anchor"] | {n: widened(parameters[n]) for n in score},
+            "earned": old | earned,
+            "fisher": restart["fisher"] | state["fisher"],
         }
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from selfless.report.families import what_would_change, why_undecided
-from selfless.report.quotes import WORDS
+from selfless.report.quotes import PLACE_AT, words_of
 from selfless.report.records import VERDICTS, Record, by_place, is_ours, judged, rows_and_columns
 from selfless.report.tables import line_of
 from selfless.report.wording import beside, text, value
@@ -110,8 +110,8 @@ def claim_rows(records: Sequence[Record]) -> list[ClaimRow]:
             counted = f"; counted in {claim['repeats']}" if claim.get("repeats") else ""
             published, *evidence = _evidence(both, profiles_shown)
             shown = dict(zip(profiles_shown, evidence, strict=True))
-            where = f"{record['source']} (`{name}`{counted})"
-            rows.append(ClaimRow(text_, WORDS.get(text_, ""), name, where, published, shown, both, is_ours(record, claim)))
+            where = f"{PLACE_AT.get((name, text_), record['source'])} (`{name}`{counted})"
+            rows.append(ClaimRow(text_, words_of(name, text_), name, where, published, shown, both, is_ours(record, claim)))
     return rows
 
 

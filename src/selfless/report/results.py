@@ -95,6 +95,7 @@ def results_page(records: Sequence[Record], again: Mapping[str, tuple[str, str]]
         "others": list(_in_lines([_figure(_leading(by_name, name), title) for name, title in OTHERS.items() if name in by_name])),
         "failed": _failures([row for row in rows if row.verdict == "fails" and not row.leading.get("repeats")]),
         "gap": lambda names, a, b, column: _gap(by_name, names, a, b, column),
+        "part": _part_of_table_2(by_name),
         "again": again or {},
         "some_seeds": _some_seeds(by_name),
     }
@@ -106,7 +107,10 @@ def _summary(rows: Sequence[ClaimRow], by_name: Profiles) -> str:
     verdicts = [row.verdict for row in rows if not row.leading.get("repeats")]
     named = {"holds": "hold", "fails": "fail", "undecided": "are undecided", "not tested": "are not tested"}
     found = [f"{verdicts.count(verdict)} {words}" for verdict, words in named.items() if verdict in verdicts]
+    statements = {row.words or row.text for row in rows if not row.leading.get("repeats")}
     said = f"**In short:** of {len(verdicts)} claims of the paper {', '.join(found)}."
+    if len(statements) < len(verdicts):
+        said += f" They are {len(statements)} statements; one that is made of several networks or sets counts for each."
     if not {"fig-2", "fig-3a"} <= by_name.keys():
         return said
 
@@ -191,7 +195,7 @@ def _claims(rows: Sequence[ClaimRow], profiles: Sequence[str]) -> str:
     shown = [
         [
             row.text,
-            f"“{row.words}”" if row.words else "its numbers",
+            f"“{row.words}”" if row.words else "its numbers" if row.published != "–" else "asked by us",
             row.where,
             row.published,
             *row.shown.values(),
@@ -278,6 +282,13 @@ def _gap(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str, c
     mean, _ = spread([u - v for u, v in zip(*pairs, strict=True)])
     source = f"{len(seeds)} seeds" if counts_seeds else f"`{record['profile']}`"
     return f"{text(mean, 2, True)} [{text(low, 2, True)}, {text(high, 2, True)}] ({source})"
+
+
+def _part_of_table_2(by_name: Profiles) -> dict[str, str]:
+    """Return row → mean and spread on the sets of table 2 that were here; nothing if it is not recorded."""
+    found = by_name.get("table-2", {}).get("ours")
+    cells = [] if found is None else found["cells"]
+    return {cell["row"]: value(cell) for cell in cells if cell["column"].startswith("4 of 8") and cell["mean"] is not None}
 
 
 def second_runs(given: Sequence[str], root: Path) -> dict[str, tuple[str, str]]:

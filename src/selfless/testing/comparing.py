@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,22 @@ def same(what: str, found: Tensor, wanted: Tensor, within: float = 0.0) -> None:
     found, wanted = found.double(), wanted.double()
     if not torch.allclose(found, wanted, rtol=1e-4 if within else 1e-3, atol=max(ROUNDING, within)):
         raise Broken(f"{what} differs by {(found - wanted).abs().max().item():.2g}, of {wanted.abs().max().item():.2g} at most")
+
+
+def descends(cost: Callable[[dict[str, Tensor]], Tensor], at: Mapping[str, Tensor]) -> None:
+    """Raise Broken if a small step against the gradient of a penalty makes it larger."""
+    leaves = {name: t.detach().clone().requires_grad_() for name, t in at.items()}
+    value = cost(leaves)
+    if not value.requires_grad:
+        return
+    grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    found = {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
+    largest = max((float(g.abs().max()) for g in found.values()), default=0.0)
+    if not 0 < largest < math.inf:
+        return
+    after = {name: t.detach() - 1e-3 / largest * found[name] if name in found else t.detach() for name, t in leaves.items()}
+    if float(cost(after)) > float(value):
+        raise Broken("a small step against its gradient makes penalty() larger; is the backward() of a function wrong, as its sign?")
 
 
 def at_strength(term: Any, strength: float) -> Any:

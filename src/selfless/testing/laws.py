@@ -122,6 +122,7 @@ LAWS = (
     Law("its text form is read back as the same method", lambda term: term.name != "none" and _is_importable(term), is_read_back),
     Law("its penalty is one finite number with a finite gradient", _is_formula, of_sparsifiers.is_one_number),
     Law("its gradient is finite where all neurons are silent", _is_formula, of_sparsifiers.is_finite_at_rest),
+    Law("a step against its gradient lowers its penalty", _is_formula, of_sparsifiers.falls_against_its_gradient),
     Law(
         "its penalty does not depend on the size of a batch",
         _reads_activations,

@@ -15,7 +15,7 @@ from selfless.keeper.storage import Storage
 from selfless.preserve import capabilities
 from selfless.preserve.base import cost_of
 from selfless.preserve.capabilities import Anchored, Drops, Encodes, KnowsHeads, Observes, ProjectsSteps, Replays, Wired
-from selfless.testing.comparing import Broken, at_strength, learn, name_of, same
+from selfless.testing.comparing import Broken, at_strength, descends, learn, name_of, same
 from selfless.testing.small import small_net, small_task
 
 # Their first state needs more than `init`: the wiring of a network, samples, heads, or the start of a path.
@@ -139,6 +139,7 @@ def _check_penalty(term: Any, state: Any, parameters: dict[str, Tensor]) -> None
         if not term.is_auto:
             stronger = at_strength(term, 2 * term.fixed_strength)
             same("the runtime multiplies penalty() by the strength, but at twice the strength it", cost_of(stronger, state, moved), cost)
+        descends(lambda at: cost_of(term, state, at), moved)
         start = float(cost_of(term, state, parameters))
         if all(float(cost_of(term, state, other)) < start for other in _around(parameters)):
             raise Broken("penalty() is smaller wherever the parameters leave those at the end of the task; has it the wrong sign?")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from selfless.keeper import attach
 from selfless.sparsify import Sparsifier, size_of
-from selfless.testing.comparing import Broken, name_of, same
+from selfless.testing.comparing import Broken, descends, name_of, same
 from selfless.testing.small import small_net, small_task
 
 
@@ -42,6 +42,12 @@ def is_finite_at_rest(kind: Sparsifier) -> None:
         if not torch.isfinite(value) or (gradient is not None and not torch.isfinite(gradient).all()):
             what = "the gradient of penalty()" if torch.isfinite(value) else "penalty()"
             raise Broken(f"{what} is not finite if all activations are 0 (samples: {samples}); add a small number to roots and quotients")
+
+
+def falls_against_its_gradient(kind: Sparsifier) -> None:
+    """Autograd follows `penalty`, unless a function of one's own says otherwise."""
+    for alpha in (None, some_alpha()):
+        descends(lambda at, alpha=alpha: size_of(kind, at["h"], alpha), {"h": activations() + 0.1})  # type: ignore[misc]
 
 
 def does_not_grow_with_the_batch(kind: Sparsifier) -> None:
