@@ -290,3 +290,23 @@ def test_local_mas_measures_the_neurons_of_a_frozen_layer() -> None:
     for layer, alpha in found[0].items():
         assert alpha.max() > 0
         assert_close(found[1][layer], alpha)
+
+
+class Folds(Net):
+    """Tokens (M, 4, 3) through an MLP that sees each token, or a window of two tokens, as a sample of its own, or not."""
+
+    def __init__(self, rows: int | None) -> None:
+        super().__init__()
+        self.rows, self.fc, self.relu, self.head = rows, nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x if self.rows is None else x.reshape(-1, self.rows, 3) if self.rows > 1 else x.flatten(0, 1)
+        return self.head(self.relu(self.fc(tokens))).reshape(len(x), -1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_neurons_of_folded_positions_weigh_as_much_as_of_others(rows: int) -> None:
+    x = rand(6, 4, 3)
+    plain, folded = Folds(None), Folds(rows)
+    folded.load_state_dict(plain.state_dict())
+    assert_close(importance.neurons(folded, [x], ["fc"])["fc"], importance.neurons(plain, [x], ["fc"])["fc"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -181,6 +182,20 @@ def test_no_group_has_a_parameter_that_was_not_chosen(term: Any) -> None:
     assert "anchor" in groups
     for group in groups:
         assert keeper.state[group].keys() == {"fc1.weight", "fc1.bias"}, group
+
+
+def test_a_state_of_chosen_parameters_is_no_protection_of_the_others() -> None:
+    model = seeded()
+    with selfless.attach(model, MAS(1.0), parameters=["fc1"]) as keeper:
+        keeper.consolidate(batches())
+        saved = keeper.state_dict()
+    with selfless.attach(model, MAS(1.0)) as other, pytest.warns(UserWarning, match="attach with the same parameters="):
+        other.load_state_dict(saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with selfless.attach(model, MAS(1.0), parameters=["fc1"]) as same:
+            same.load_state_dict(saved)
+            assert same.state_dict().keys() == saved.keys()
 
 
 def test_storage_options_are_checked() -> None:

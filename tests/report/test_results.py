@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from selfless.experiments.fig_2 import fig_2
 from selfless.experiments.fig_3 import fig_3a
+from selfless.experiments.fig_4 import fig_4_bottom
 from selfless.experiments.table_3 import table_3
 from selfless.report.claims import claim_rows, profiles_of
 from selfless.report.families import correct
@@ -102,5 +104,5 @@ def test_the_program_prints_the_page(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_quotes_are_of_claims(recorded: list[Record]) -> None:
     """Every quotation belongs to a claim that is recorded, or that only profile `equal` makes."""
-    new = {claim.text for make in (fig_3a, table_3) for claim in make("equal").claims}
+    new = {claim.text for make in (fig_2, fig_3a, fig_4_bottom, table_3) for claim in make("equal").claims}
     assert WORDS.keys() <= {row.text for row in claim_rows(recorded)} | new

@@ -23,7 +23,7 @@ USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
 
 
 @contextmanager
-def reporting_errors(as_json: bool = False, stopped: str = "stopped; the same command goes on from the last saved epoch") -> Iterator[None]:
+def reporting_errors(as_json: bool = False, stopped: str = "stopped; the same command goes on from what was saved") -> Iterator[None]:
     """Report user errors as one message with exit status 1, and stop cleanly on Ctrl-C and SIGTERM with the message `stopped`.
 
     Only a bug gives a traceback. With `as_json` the message is {"error": …} on standard output.

@@ -88,6 +88,7 @@ class Comparison:
     b            None: the value of a itself is compared
     published    the paper's difference
     every_task   compare the accuracy on each task after the last one, not the averages
+    since        a column whose value in the same row is subtracted first: what a and b have gained since then is compared
     """
 
     a: Place
@@ -96,9 +97,10 @@ class Comparison:
     margin: float = 0.0
     published: float | None = None
     every_task: bool = False
+    since: str = ""
 
     def __str__(self) -> str:
-        return self._averages() + ", in every task" * self.every_task
+        return self._averages() + ", in every task" * self.every_task + (f", minus that {self.since}" if self.since else "")
 
     def _averages(self) -> str:
         row, column = self.a
@@ -152,7 +154,8 @@ class Experiment:
             raise ValueError(f"{self.name} has two cells at {sorted(twice)[0]}")
         for claim in self.claims:
             for part in claim.parts:
-                for place in (part.a, part.b):
+                before = [(place[0], part.since) for place in (part.a, part.b) if place is not None and part.since]
+                for place in (part.a, part.b, *before):
                     if place is not None and place not in places:
                         raise ValueError(f"{self.name}: the claim {claim.text!r} names {place}, which is not one of its cells")
                     if part.every_task and any(cell.value != "average" for cell in self.cells if cell.place == place):
@@ -161,14 +164,16 @@ class Experiment:
                         )
 
 
-def at_least(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None) -> Comparison:
+def at_least(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None, *, every_task: bool = False) -> Comparison:
     """a ≥ b + margin."""
-    return Comparison(a, b, "≥", margin, published)
+    return Comparison(a, b, "≥", margin, published, every_task)
 
 
-def more(a: Place, b: Place, margin: float = 0.0, published: float | None = None, *, every_task: bool = False) -> Comparison:
+def more(
+    a: Place, b: Place, margin: float = 0.0, published: float | None = None, *, every_task: bool = False, since: str = ""
+) -> Comparison:
     """a > b + margin, for "ahead" and "helps": a tie is neither."""
-    return Comparison(a, b, ">", margin, published, every_task)
+    return Comparison(a, b, ">", margin, published, every_task, since)
 
 
 def at_most(a: Place, b: Place | None, margin: float = 0.0, published: float | None = None) -> Comparison:

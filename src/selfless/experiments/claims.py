@@ -81,8 +81,8 @@ def _badness(one: Judgement) -> tuple[int, float]:
 
 def _judge(part: Comparison, values: Mapping[Place, Values]) -> Judgement:
     """Judge d = a − b on the seeds that both have, or a itself. The bootstrap is seeded: the same values give the same interval."""
-    a = values.get(part.a, {})
-    b = dict.fromkeys(a, 0.0) if part.b is None else values.get(part.b, {})
+    a = _gained(part.a, part.since, values)
+    b = dict.fromkeys(a, 0.0) if part.b is None else _gained(part.b, part.since, values)
     both = sorted(a.keys() & b.keys())
     if not both:
         return Judgement(part)
@@ -94,6 +94,12 @@ def _judge(part: Comparison, values: Mapping[Place, Values]) -> Judgement:
     if above == below == 1.0:  # every difference is the margin itself: "at least" and "at most" hold, "more" fails
         holds, fails = (1.0, 0.0) if part.relation == ">" else (0.0, 1.0)
     return Judgement(part, mean, low, high, len(both), decide(holds, fails), None, std, paired_interval(x, y), holds, fails)
+
+
+def _gained(place: Place, since: str, values: Mapping[Place, Values]) -> Values:
+    """Return the values of a place, minus those of its row in the column `since` if there is one."""
+    found, before = values.get(place, {}), values.get((place[0], since), {})
+    return {seed: found[seed] - before[seed] for seed in found.keys() & before.keys()} if since else found
 
 
 def decide(p_holds: float, p_fails: float, alpha: float = ALPHA) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from selfless.experiments.base import Cell, Claim, Experiment, Profile, at_least, at_most, more
+from selfless.experiments.base import Cell, Claim, Comparison, Experiment, Profile, at_least, at_most, more
 from selfless.experiments.protocols import permuted_mnist
 
 ROWS = ("SLNID", "DeCov", "L1-Rep", "Maxout", "LWTA", "No-Reg", "OrthReg", "L2-WD", "L1-Param")
@@ -25,6 +25,18 @@ def fig_2_64(profile: Profile) -> Experiment:
     return _figure("fig-2-64", 64, "appendix, permuted MNIST with 64 units", profile)
 
 
+def _among_best(width: int) -> tuple[Claim, ...]:
+    """Return that SLNID is among the best: at 64 units by the average, at 128 units in every task, as the paper's words are."""
+    text, column = "SLNID is among the best: within half a point of DeCov and L1-Rep", f"pMNIST {width}"
+
+    def near(every_task: bool) -> tuple[Comparison, ...]:
+        return tuple(at_least(("SLNID", column), (row, column), -0.5, every_task=every_task) for row in ("DeCov", "L1-Rep"))
+
+    if width == 64:
+        return (Claim(text, near(False)),)
+    return Claim(f"{text}, in every task", near(True)), Claim("Ours: by the average, SLNID is among the best", near(False), ours=True)
+
+
 def _figure(name: str, width: int, source: str, profile: Profile) -> Experiment:
     protocol = permuted_mnist(width, profile)
     at = {row: (row, protocol.column) for row in ROWS}
@@ -41,10 +53,7 @@ def _figure(name: str, width: int, source: str, profile: Profile) -> Experiment:
             "Regularizers of the representation are superior to all the others in all the tasks",
             tuple(more(at[row], at[other], every_task=True) for row in REPRESENTATION for other in ROWS if other not in REPRESENTATION),
         ),
-        Claim(
-            "SLNID is among the best: within half a point of DeCov and L1-Rep",
-            tuple(at_least(at["SLNID"], at[r], -0.5) for r in ("DeCov", "L1-Rep")),
-        ),
+        *_among_best(width),
         Claim("Maxout and LWTA improve slightly over ReLU", tuple(more(at[row], at["No-Reg"]) for row in ("Maxout", "LWTA"))),
         Claim(
             "Maxout and LWTA perform alike: within a point",

@@ -37,7 +37,10 @@ def locality(profile: Profile) -> Experiment:
     overlap = BEYOND if profile == "equal" else REUSE  # the overlap that density alone gives is no reuse
     claims: tuple[Claim, ...] = (
         Claim("Locality tolerates more important neurons after the first task", (more(("SLNID", AFTER[1]), ("SNID", AFTER[1])),)),
-        Claim("Locality lets more neurons become important for later tasks", (more(("SLNID", AFTER[3]), ("SNID", AFTER[3])),)),
+        Claim(
+            "Locality lets more new neurons become important for tasks 2 and 3",
+            (more(("SLNID", AFTER[3]), ("SNID", AFTER[3]), since=AFTER[1]),),
+        ),
         Claim("Locality makes the third task lean less on the neurons of the first", (at_most(("SLNID", overlap), ("SNID", overlap)),)),
     )
     if profile == "equal":

@@ -268,7 +268,7 @@ class Reducer:
                 counted = self._mask.to(size.dtype)
                 found[i] = torch.einsum("mtn,mt->mn", size, counted) / counted.sum(1, keepdim=True).clamp(min=1)
             else:
-                found[i] = size.flatten(1, -2).mean(1) if size.dim() > 2 else size
+                found[i] = _by_sample(size.flatten(1, -2).mean(1) if size.dim() > 2 else size, count)
 
         return [(edge, partial(receive, i, axis)) for i, (_, edge, axis) in enumerate(self._tap_edges())]
 
@@ -286,6 +286,12 @@ class Reducer:
             total[name] = total.get(name, 0) + weight_rows(found[i], weights).sum(0)
         for name, value in total.items():
             add_sum(alpha, name, value)
+
+
+def _by_sample(size: Tensor, count: int) -> Tensor:
+    """Return the mean over the rows of each of `count` samples, if positions or windows were folded into the rows, (M·T, N)."""
+    is_folded = len(size) > count and len(size) % count == 0
+    return size.unflatten(0, (count, -1)).mean(1) if is_folded else size
 
 
 def _edge(output: Tensor) -> tuple[GradientEdge | None, Tensor]:

@@ -81,7 +81,7 @@ class Keeper(OldNames):
         process_group: Any = None,
     ) -> None:
         self.model = unwrap(model)
-        self.preserve, self.sparsify, self.check_finite, self._choice = preserve, sparsify, check_finite, choice
+        self.preserve, self.sparsify, self.check_finite, self.choice = preserve, sparsify, check_finite, choice
         self.heads = check_heads(heads, self.model)
         self.forwards: list[Forward | None] = []  # the forward= of each task that has ended, for distillation
         self.tasks, self.room, self.alpha = 0, Room(), dict[str, Tensor]()
@@ -214,7 +214,7 @@ class Keeper(OldNames):
         ended = reference_to(batches)
         if iter(batches) is batches and several_reads(self.parts):
             batches = list(batches)  # a generator can be used only once
-        how = Measuring(forward, loss, memory, not self.sparsify.is_on, self._choice, self.ranks)
+        how = Measuring(forward, loss, memory, not self.sparsify.is_on, self.choice, self.ranks)
         with self.changes.watching(self.model):
             activity, batches = look(self.model, self.collector, batches, forward)
             omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
@@ -352,7 +352,7 @@ class Keeper(OldNames):
         return self._preserved_of(self.trainable())
 
     def _preserved_of(self, trainable: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        found = dict(trainable) if self._choice is None else {n: p for n, p in trainable.items() if self._choice(n, p)}
+        found = dict(trainable) if self.choice is None else {n: p for n, p in trainable.items() if self.choice(n, p)}
         if not found:
             raise ValueError("the model has no trainable parameters; unfreeze some before attaching or training")
         return found

@@ -325,6 +325,16 @@ class Notices:
                 stacklevel=5,
             )
 
+    def check_choice(self, was_chosen: bool, is_chosen: bool, tasks: int) -> None:
+        """Warn of a state of a keeper with parameters=, loaded into one that preserves all: it has no Ω and no θ* of the others."""
+        if was_chosen and not is_chosen and tasks:
+            self.once(
+                "choice",
+                "the state is of a keeper that preserves some parameters only (parameters=), and this one preserves all: what the others "
+                "learned so far is not protected; attach with the same parameters=",
+                stacklevel=5,
+            )
+
     def check_distance(self, parts: Iterable[Part], parameters: Mapping[str, Tensor]) -> None:
         """Warn if the weights of the model are far from θ* of a state that was loaded."""
         for part in parts:

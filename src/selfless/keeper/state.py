@@ -22,7 +22,7 @@ from selfless.sparsify import Sparsifier
 if TYPE_CHECKING:
     from selfless.keeper.keeper import Keeper
 
-PLAIN = ("tasks", "method", "begun", "called", "distilled", "epoch")
+PLAIN = ("tasks", "method", "begun", "called", "distilled", "epoch", "chosen")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Learned:
     None if no preserver needs it. `scales` and `measured` are those of the strength "auto": of each sparsifier by its number, and λ of each
     preserver, None if it has none. `room` are the counts of tasks by neuron, if they were saved. `distilled` is how often each preserver
     distilled in the current task: its curvature is measured in some of these steps. `epoch` is the epoch that was begun last in the current
-    task, and of how many.
+    task, and of how many. `chosen` is True if parameters= chose what is preserved.
     """
 
     states: list[State]
@@ -46,6 +46,7 @@ class Learned:
     room: dict[str, Tensor]
     distilled: list[int]
     epoch: tuple[int, int] | None
+    chosen: bool = False
 
 
 def save(keeper: Keeper, epoch: tuple[int, int] | None = None) -> dict[str, Tensor]:
@@ -57,7 +58,8 @@ def save(keeper: Keeper, epoch: tuple[int, int] | None = None) -> dict[str, Tens
     measured = [part.measured for part in keeper.parts]
     scales, room = keeper.sparsifiers.found, keeper.room.tensors()
     distilled = [part.distilled for part in keeper.parts]
-    return flatten(terms, Learned(keeper.states, keeper.alpha, keeper.tasks, begun, called, scales, measured, room, distilled, epoch))
+    progress = (keeper.tasks, begun, called, scales, measured, room, distilled, epoch, keeper.choice is not None)
+    return flatten(terms, Learned(keeper.states, keeper.alpha, *progress))
 
 
 def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward | None] | None) -> tuple[int, int] | None:
@@ -85,6 +87,7 @@ def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward
             part.gates.resume(part.state, begun=new.tasks > 0 or new.epoch is not None)
     keeper.follow_device()
     keeper.notices.check_names(*unmatched(new, terms, keeper))
+    keeper.notices.check_choice(new.chosen, keeper.choice is not None, new.tasks)
     keeper.notices.check_distance(keeper.parts, keeper.trainable())
     return new.epoch
 
@@ -110,6 +113,8 @@ def flatten(terms: Sequence[Preserver], learned: Learned) -> dict[str, Tensor]:
         plain["distilled"] = torch.tensor(learned.distilled)
     if learned.epoch is not None:
         plain["epoch"] = torch.tensor(learned.epoch)
+    if learned.chosen:
+        plain["chosen"] = torch.tensor(1)
     return {n: t.detach().contiguous().clone() for n, t in found.items()} | plain
 
 
@@ -148,7 +153,7 @@ def unflatten(flat: Mapping[str, Tensor], terms: Sequence[Preserver]) -> Learned
     distilled = flat["distilled"].tolist() if "distilled" in flat else [0 for _ in terms]
     first, count = flat["epoch"].tolist() if "epoch" in flat else (-1, 0)
     epoch = (int(first), int(count)) if count else None
-    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured, room, distilled, epoch)
+    return Learned(states, alpha, int(flat["tasks"]), begun, called, scales, measured, room, distilled, epoch, "chosen" in flat)
 
 
 def _method(terms: Sequence[Preserver]) -> str:

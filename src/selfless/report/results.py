@@ -110,7 +110,7 @@ def _summary(rows: Sequence[ClaimRow], by_name: Profiles) -> str:
     statements = {row.words or row.text for row in rows if not row.leading.get("repeats")}
     said = f"**In short:** of {len(verdicts)} claims of the paper {', '.join(found)}."
     if len(statements) < len(verdicts):
-        said += f" They are {len(statements)} statements; one that is made of several networks or sets counts for each."
+        said += f" The paper makes them in {len(statements)} sentences; one about two networks counts as two claims."
     if not {"fig-2", "fig-3a"} <= by_name.keys():
         return said
 
@@ -266,14 +266,16 @@ def _wrap(line: str, indent: str = "") -> str:
 
 
 def _gap(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str, counts_seeds: bool = False) -> str:
-    """Return "+5.00 [+4.08, +5.91] (`ours`)", a − b by the paired t interval, in the first of the experiments that has both rows.
+    """Return "+5.00 [+4.08, +5.91] (`ours`)", a − b by the paired t interval, in the first of the experiments that has both rows; "" if none has.
 
     counts_seeds   in brackets is the number of seeds, not the profile
     """
     from selfless.metrics import paired_t_interval, spread
 
     found = [record for name in names for record in by_name.get(name, {}).values()]
-    record = next(record for record in found if {(a, column), (b, column)} <= by_place(record).keys())
+    record = next((record for record in found if {(a, column), (b, column)} <= by_place(record).keys()), None)
+    if record is None:
+        return ""
     cells = by_place(record)
     x, y = ({run["seed"]: run["value"] for run in cells[row, column]["runs"]} for row in (a, b))
     seeds = sorted(x.keys() & y.keys())
