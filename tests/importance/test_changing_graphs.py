@@ -133,6 +133,29 @@ def test_the_loop_over_samples(kind: type[nn.Module]) -> None:
     check(made(kind, seed=4, dtype=torch.float64), [wide_rand(*shape, seed=k) for k in range(12 if kind is Experts else 3)])
 
 
+class Mixed(nn.Module):
+    """Rows are mixed by a matrix of the data, as in a graph network; the identity mixes none."""
+
+    def __init__(self, product: str) -> None:
+        super().__init__()
+        self.product, self.layer, self.head = product, nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, a: Tensor) -> Tensor:
+        h = self.layer(x)
+        if self.product == "sparse":
+            return self.head(torch.tanh(torch.sparse.mm(a.to_sparse(), h)))
+        return self.head(torch.tanh(a @ h if self.product == "mm" else torch.bmm(a[None], h[None])[0]))
+
+
+@pytest.mark.parametrize("product", ["mm", "bmm", "sparse"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_matrix_that_mixes_samples_in_some_batches(product: str, is_first: bool) -> None:
+    data = [(wide_rand(5, 3, seed=k), wide_rand(5, 5, seed=k + 9).softmax(1)) for k in range(2)]
+    data.insert(0 if is_first else 2, (wide_rand(5, 3, seed=7), torch.eye(5, dtype=torch.float64)))
+    model = Mixed(product)
+    check(made(lambda: model, dtype=torch.float64), data, lambda model, batch: model(*batch))
+
+
 class Context(nn.Module):
     """All samples share the rows of another tensor."""
 

@@ -257,7 +257,8 @@ def test_a_parameter_of_several_uses_leaves_the_backward_pass_alone(kind: type[n
 
 
 @pytest.mark.filterwarnings("ignore:.*sample by sample")
-def test_experts_that_no_sample_of_a_batch_reaches() -> None:
+@pytest.mark.parametrize("samples", [6, 7, 8])  # as many as an expert has inputs, as neither, as it has outputs
+def test_experts_that_no_sample_of_a_batch_reaches(samples: int) -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -269,7 +270,7 @@ def test_experts_that_no_sample_of_a_batch_reaches() -> None:
             return self.head(h)
 
     model = made(Experts, dtype=torch.float64)
-    one_way, mixed = rand(7, 6, dtype=torch.float64), rand(7, 6, dtype=torch.float64, seed=1)
+    one_way, mixed = rand(samples, 6, dtype=torch.float64), rand(samples, 6, dtype=torch.float64, seed=1)
     one_way[:, 0] = -1
     for batches in ([one_way, mixed], [mixed, one_way], [one_way]):
         want, got = oracles.omega(model, batches, oracles.mas_loss, 1), importance.mas(model, batches)
@@ -310,3 +311,27 @@ def test_neurons_of_folded_positions_weigh_as_much_as_of_others(rows: int) -> No
     plain, folded = Folds(None), Folds(rows)
     folded.load_state_dict(plain.state_dict())
     assert_close(importance.neurons(folded, [x], ["fc"])["fc"], importance.neurons(plain, [x], ["fc"])["fc"])
+
+
+class Normed(Net):
+    """The biases before an instance norm have no effect: their gradients are rounding errors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.up, self.head = nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 4, 2, stride=2), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(F.instance_norm(self.up(torch.relu(F.instance_norm(self.first(x)))))))
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_gradient_of_rounding_errors_needs_no_loop_over_samples(power: int) -> None:
+    model, x = Normed(), rand(16, 2, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = importance.mas(model, [x]) if power == 1 else importance.ewc(model, [(x, torch.zeros(16, 12, 12).long())])
+    if power == 1:
+        want = oracles.omega(model, [x], oracles.mas_loss, 1)
+        for name in want:
+            assert_close(got[name], want[name], rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    assert float(got["up.bias"].max()) < 1e-6 * float(got["up.weight"].max())

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from selfless.functional.shapes import wide
-from selfless.importance.fallback import ROUNDING
+from selfless.importance.fallback import ROUNDING, is_same
 from selfless.importance.graph import Graph, Use, shape_of
-from selfless.importance.uses import gradient_sum, layouts, part_of
+from selfless.importance.uses import NOTHING, gradient_sum, layouts, layouts_of, part_of
 
 Layouts = dict[str, list[str]]  # parameter → the layout of each of its uses
 
@@ -84,25 +84,29 @@ class Exactness:
             if delta is None or weighted is None:
                 self.refused.add(name)
                 continue
-            fits = [n for n, lay in layouts(delta.shape, count).items() if count == 1 or _is_weighted(lay(delta), lay(weighted), w)]
             known = self.layouts.get((name, number, *use.key))
+            if known is None and count > 1 and _largest(delta) == 0:
+                parts[name].append((use, delta, NOTHING))
+                continue
+            ways = layouts_of(use, delta.shape, count)
+            fits = [n for n, lay in ways.items() if count == 1 or _is_weighted(lay(delta), lay(weighted), w)]
             if not fits or (known is not None and known not in fits):
                 self.refused.add(name)
                 continue
             parts[name].append((use, delta, known or fits[0]))
         result: Layouts = {}
         for (name, found), gradient in zip(parts.items(), gradients, strict=True):
-            if name in self.refused or gradient is None or not self._is_sum(name, found, count, gradient):
+            if name in self.refused or gradient is None or not self._is_sum(name, found, values, gradient):
                 self.refused.add(name)
                 continue
             result[name] = [layout for _, _, layout in found]
             if count > 1 and bool((gradient != 0).any()):  # one sample, or a gradient of zero, fits every layout
-                self.layouts |= {(name, number, *use.key): layout for number, (use, _, layout) in enumerate(found)}
+                self.layouts |= {(name, number, *use.key): layout for number, (use, _, layout) in enumerate(found) if layout != NOTHING}
         return result
 
-    def _is_sum(self, name: str, found: Sequence[tuple[Use, Tensor, str]], count: int, gradient: Tensor) -> bool:
+    def _is_sum(self, name: str, found: Sequence[tuple[Use, Tensor, str]], values: Tensor, gradient: Tensor) -> bool:
         """Return True if Σ_m g_m is the gradient of the batch."""
-        shape = self.parameters[name].shape
+        shape, count = self.parameters[name].shape, len(values)
         parts = [(use, part_of(use, shape, delta, layout, count, None)) for use, delta, layout in found]
         known = [(use, part) for use, part in parts if part is not None]
         if len(known) < len(parts):
@@ -110,8 +114,7 @@ class Exactness:
         gradient = wide(gradient.to_dense() if gradient.is_sparse else gradient)
         if not bool(torch.isfinite(gradient).all()):
             return True  # reported later, with the name of the parameter
-        gap = (gradient_sum(known, count, self.memory) - gradient).abs().max()
-        return bool(gap <= 30 * ROUNDING[gradient.dtype] * gradient.abs().max().clamp(min=1e-12))
+        return is_same(gradient_sum(known, count, self.memory), gradient, values, self.parameters.values())
 
 
 def _two_gradients(values: Tensor, edges: list[GradientEdge]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], Tensor]:

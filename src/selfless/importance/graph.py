@@ -171,7 +171,7 @@ class Graph:
 def _moves_rows(node: Node, count: int) -> bool:
     """Return True if an operation may put rows elsewhere, in each batch in another way."""
     name = str(node.name())
-    if name in _ANYWHERE:
+    if name in _ANYWHERE or _mixes_rows(node):
         return True
     source = node.next_functions[0][0] if node.next_functions else None
     if hasattr(source, "variable"):  # rows of a table
@@ -183,6 +183,19 @@ def _moves_rows(node: Node, count: int) -> bool:
     if name == "SplitWithSizesBackward0" and len(set(node._saved_split_sizes)) == 1:
         return False
     return name in _ALONG and node._saved_dim in (0, -len(shape_of(node) or ()))
+
+
+def _mixes_rows(node: Node) -> bool:
+    """Return True for a product A h of data A and activations h: A may mix the rows of samples in one batch and not in another."""
+    name = str(node.name())
+    if name.startswith(("SparseAddmm", "SparseMm", "SparseSparse")):
+        return True
+    if name not in ("MmBackward0", "BmmBackward0", "AddmmBackward0", "BaddbmmBackward0"):
+        return False
+    (left, _), (right, _) = node.next_functions[-2:]
+    while right is not None and right.name() in _VIEWS and right.next_functions:
+        right = right.next_functions[0][0]
+    return left is None and right is not None and not hasattr(right, "variable")
 
 
 def _is_shift(node: Node, slot: int, count: int) -> bool:

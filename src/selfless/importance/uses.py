@@ -23,6 +23,7 @@ from selfless.importance.closed import sum_in_chunks, sum_powers, sum_powers_
 from selfless.importance.graph import Use, apply_views, shape_of
 
 Lay = Callable[[Tensor], Tensor]  # (any layout) → (M, …)
+NOTHING = "nothing"  # the layout of a use that no sample reaches in this batch
 
 
 def layouts(shape: torch.Size, count: int) -> dict[str, Lay]:
@@ -46,6 +47,12 @@ class Part:
 
     gradient: Callable[[slice], Tensor]
     size: int
+
+
+def layouts_of(use: Use, shape: torch.Size, count: int) -> dict[str, Lay]:
+    """Return the ways in which δ of this use may hold the samples: a product has them in its rows."""
+    is_product = use.node.name() in ("AddmmBackward0", "MmBackward0")
+    return {name: lay for name, lay in layouts(shape, count).items() if not (is_product and name == "second")}
 
 
 def is_supported(use: Use) -> bool:
@@ -87,8 +94,10 @@ def read_saved(use: Use) -> None:
 
 def part_of(use: Use, shape: torch.Size, delta: Tensor, layout: str, count: int, rows: Tensor | None) -> Part | None:
     """Return g_m of a use from δ; None if θ does not have the same value for all samples. `shape` is that of the parameter."""
-    lay = layouts(delta.shape, count)[layout]
     shape = _shape(use) or shape
+    if layout == NOTHING:
+        return Part(lambda s: wide(delta).new_zeros(len(range(count)[s]), *shape), shape.numel() * delta.element_size())
+    lay = layouts(delta.shape, count)[layout]
     whole, delta = delta.shape, wide(lay(delta))
     if rows is not None:
         delta = delta * rows.to(delta.dtype).view(-1, *[1] * (delta.dim() - 1))

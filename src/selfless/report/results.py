@@ -266,7 +266,7 @@ def _wrap(line: str, indent: str = "") -> str:
 
 
 def _gap(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str, counts_seeds: bool = False) -> str:
-    """Return "+5.00 [+4.08, +5.91] (`ours`)", a − b by the paired t interval, in the first of the experiments that has both rows; "" if none has.
+    """Return "+5.00 [+4.08, +5.91] (`ours`)", a − b by the paired t interval, in the first experiment that has both rows; "" if none has.
 
     counts_seeds   in brackets is the number of seeds, not the profile
     """
