@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,8 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import MAS
-from selfless.keeper.anchor import nominal_step, step_sizes
+from selfless.keeper.anchor import step_sizes
+from selfless.keeper.damping import nominal_steps
 from tests.keeper.nets import batches, seeded, train
 
 OPTIMIZERS = {
@@ -145,10 +148,14 @@ def test_a_step_size_is_how_far_a_constant_gradient_of_one_moves_a_parameter(opt
 
 
 def test_the_step_size_for_damping_is_the_rate_over_one_minus_momentum() -> None:
-    p = [nn.Parameter(torch.zeros(1))]
-    assert nominal_step(torch.optim.SGD(p, lr=0.1)) == pytest.approx(0.1)
-    assert nominal_step(torch.optim.SGD(p, lr=0.1, momentum=0.75)) == pytest.approx(0.4)
-    assert nominal_step(torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9))) == pytest.approx(0.5)
+    p, q, rest = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+    named = {"p": p, "q": q, "rest": rest}
+    sgd, adam = torch.optim.SGD([p], lr=0.1, momentum=0.75), torch.optim.Adam([p], lr=0.1, betas=(0.8, 0.9))
+    assert nominal_steps([], named) == (None, {})
+    assert nominal_steps([weakref.ref(sgd)], named) == (pytest.approx(0.4), {"p": 1.0})
+    assert nominal_steps([weakref.ref(sgd), weakref.ref(adam)], named) == (pytest.approx(0.5), {"p": 1.0})  # the later one
+    two = torch.optim.SGD([{"params": [p], "lr": 0.1}, {"params": [q], "lr": 0.4}], lr=1.0)
+    assert nominal_steps([weakref.ref(two)], named) == (pytest.approx(0.4), {"p": pytest.approx(0.25), "q": 1.0})
 
 
 def pulled_from_one_above(model: nn.Module, keeper: selfless.Keeper) -> Tensor:

@@ -283,6 +283,11 @@ class Reducer:
                     f"layer {name!r} does not reach the output: its activations have no gradient. Choose another layer; for local MAS "
                     "one whose activation directly follows a linear layer or a convolution"
                 )
+            if weights is not None and len(found[i]) != len(weights):
+                raise ValueError(
+                    f"layer {name!r} ran on {len(found[i])} rows of a batch of {len(weights)} samples, so its neurons cannot be weighted "
+                    "by sample, as fisher='exact' does; take another fisher=, or leave this layer out: layers=[…]"
+                )
             total[name] = total.get(name, 0) + weight_rows(found[i], weights).sum(0)
         for name, value in total.items():
             add_sum(alpha, name, value)

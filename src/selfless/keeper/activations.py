@@ -202,11 +202,15 @@ class Collector:
         """Drop what was collected so far: the step is over."""
         self.passes = {}
 
-    def take(self) -> dict[str, Tensor]:
-        """Return {layer: h (samples, neurons)} of the passes since the last take or step; several passes become one larger batch."""
+    def take(self, is_alone: bool = True) -> dict[str, Tensor]:
+        """Return {layer: h (samples, neurons)} of the passes since the last take or step; several passes become one larger batch.
+
+        A layer that no sample reached, as an expert, is left out. Several ranks all need the same layers: not `is_alone`, that is an error.
+        """
         passes, self.passes = self.passes, {}
         self.reached |= set(passes)
-        return {name: self.join(name, parts) for name, parts in passes.items()}
+        reached = {name: parts for name, parts in passes.items() if not is_alone or any(tensor.numel() for tensor, _, _ in parts)}
+        return {name: self.join(name, parts) for name, parts in (reached or passes).items()}
 
     def join(self, name: str, parts: list[tuple[Tensor, Activation | None, Counted | None]]) -> Tensor:
         """Return several passes of one layer as one tensor (samples, neurons)."""

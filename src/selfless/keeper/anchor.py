@@ -7,7 +7,7 @@ The explicit penalty adds G = 2λΩ(θ − θ*) to the gradient. After many iter
     Adam, AdamW (also NAdam …)   lr / (√v̂ + ε) · G, per entry, with v̂ the second-moment estimate of the optimizer
     RMSprop, Adagrad             lr / (√v + ε) · G, per entry (RMSprop with momentum: divided by 1 − μ)
     Adadelta                     lr √(u + ε) / √(v + ε) · G, per entry, with u its average of squared steps
-    any other                    lr · G, which is only a guess for optimizers that rescale steps differently (Rprop, Adamax)
+    any other                    lr · G, which is only a guess for optimizers that rescale steps differently (Rprop, Adamax, Muon)
 
 The implicit anchor takes this step once per iteration. With Adam the explicit gradient would also increase v̂ and so weaken itself. The
 implicit anchor does not enter v̂, so the two agree only as λ → 0.
@@ -31,13 +31,6 @@ from selfless.functional.shapes import wide
 from selfless.keeper.pieces import is_large, piece_of, piece_size, pieces_of
 
 _Entry = tuple[Tensor, Tensor, Tensor, Tensor | float]  # pieces of θ, Ω and θ*; c = 2 · step · λ
-
-
-def nominal_step(optimizer: torch.optim.Optimizer) -> float:
-    """Return lr/(1 − μ) of the optimizer's first group, with μ its momentum or Adam's β₁: the step size for damped distillation."""
-    group = optimizer.param_groups[0]
-    momentum = group.get("momentum") or group.get("betas", (0.0,))[0]
-    return float(group["lr"]) / (1 - float(momentum))
 
 
 class Pull:
@@ -297,5 +290,6 @@ def step_of(group: Mapping[str, Any], state: Mapping[str, Any], parameter: Tenso
             lr = lr * ((moved.float() + epsilon) / (second.float() + epsilon)).sqrt()
         else:
             lr = lr / (second.float().sqrt() + epsilon)
-    momentum = float(group.get("momentum") or 0.0)
+    adds_up = "dampening" in group or "centered" in group  # SGD, RMSprop; the momentum of others, as Muon, may be an average
+    momentum = float(group.get("momentum") or 0.0) if adds_up else 0.0
     return lr * (1 - float(group.get("dampening") or 0.0)) / (1 - momentum) if momentum else lr

@@ -141,6 +141,8 @@ class Calls:
             same = (same or self._has(sums)) and keeper.forwards[-1:] == [forward]
             untouched = self.penalties >= SEVERAL and keeper.changes.is_untouched(keeper.model)
             keeper.notices.check_no_step(keeper.parts, parameters, keeper.tasks, keeper.implicit, trained, same, untouched)
+            if self.penalties >= SEVERAL and not untouched:
+                keeper.notices.check_by_hand(keeper.parts, keeper.tasks)
 
     def _has(self, sums: Sequence[float]) -> bool:
         """Return True if the last task ended with these sums, apart from the order of its batches."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from selfless.keeper.damping import largest_rate, with_latest
 from selfless.keeper.part import Part
 from selfless.preserve.capabilities import Evaluates
 
@@ -60,20 +60,22 @@ def finish_step(
     if keeper.injector is not None:
         keeper.injector.drop()
     if keeper.tasks and any(part.is_on for part in keeper.parts):
-        keeper.notices.check_statistics(keeper.model, keeper.tasks)
+        keeper.notices.check_statistics(keeper.model, keeper.tasks, keeper.changes)
     for part in keeper.parts:
-        part.optimizer = weakref.ref(optimizer) if keeper.implicit else None
+        part.optimizers = with_latest(part.optimizers, optimizer) if keeper.implicit else ()
         if part.drops is not None:
             part.drops.end_step()
         if keeper.implicit and keeper.tasks:
             part.pull(optimizer, parameters, names)
-        part.step_gates(optimizer.param_groups[0]["lr"])
+        if part.gates is not None:
+            part.step_gates(largest_rate(optimizer, names))
+    stepped = {names[p] for group in optimizer.param_groups for p in group["params"] if p in names}
     for part in keeper.parts:
         if part.corrects:
             write(parameters, part.proximal_step(optimizer, parameters, names))
             write(parameters, part.project_step(parameters))
-            write(parameters, part.project(parameters))
-    stepped = {names[p] for group in optimizer.param_groups for p in group["params"] if p in names}
+            held = part.project(parameters)  # others may still be needed, if the step was taken within the backward pass
+            write(parameters, {name: value for name, value in held.items() if name in stepped})
     for part in keeper.parts:
         part.observe(stepped)
 

@@ -125,6 +125,11 @@ class Gates:
                 return None
             self._acted |= gates is self._leaves
             axis = neuron_axis(output, self._axes[name])
+            if output.shape[axis] != len(gates[name]):
+                raise ValueError(
+                    f"layer {name!r} has {output.shape[axis]} neurons, and its gates {len(gates[name])}; do not resize a layer that has "
+                    "gates, add a new one to the model"
+                )
             shape = [1] * output.dim()
             shape[axis] = -1
             return output * gates[name].to(output.dtype).view(shape)

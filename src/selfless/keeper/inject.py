@@ -72,6 +72,7 @@ class Injector:
             )
         self._keeper = weakref.ref(keeper)
         self._pending: dict[str, list[_Pass]] = {}  # by layer: passes without a backward pass yet
+        self._has_rows = False  # True if a layer of these passes has samples
         self._distilled: list[
             tuple[int, Tensor, dict[str, Tensor]]
         ] = []  # (samples, cost, ∂ cost/∂θ) of passes without a backward pass yet
@@ -160,6 +161,8 @@ class Injector:
             return
         if not self._pending:
             self.follow(keeper.trainable())
+            self._has_rows = False
+        self._has_rows |= bool(tensor.numel())
         if tensor.dtype == torch.float16 and isinstance(keeper.scale, (int, float)) and keeper.scale == 1:
             keeper.notices.once(
                 "scale",
@@ -214,6 +217,10 @@ class Injector:
         for each in batch:
             each.batch = batch
             _check_unchanged(each)
+        if self._has_rows and keeper.ranks.is_alone and not any(each.tensor.numel() for each in batch):  # an expert without samples
+            for each in batch:
+                each.gradient = torch.zeros_like(each.tensor)
+            return
         leaves = [each.tensor.detach().requires_grad_() for each in batch]
         collector = keeper.collector
         with torch.enable_grad():
@@ -305,7 +312,15 @@ class Injector:
         batch: Any = to_device(kwargs if kwargs and not args else args, keeper.model)
         parameters = keeper.trainable()
         with keeper.collector.pausing():
-            costs = [part.distillation(parameters, keeper.forwards, batch) for part in terms]
+            try:
+                costs = [part.distillation(parameters, keeper.forwards, batch) for part in terms]
+            except (IndexError, KeyError, TypeError, AttributeError) as error:
+                if any(keeper.forwards):
+                    error.add_note(
+                        "with inject=True, the forward= of consolidate() is also called with the arguments of the model's own call, as a "
+                        "tuple or dict, instead of the loader's batch; make it work for both, or use keeper.penalty((x, y))"
+                    )
+                raise
             grads = torch.autograd.grad(costs, list(parameters.values()), allow_unused=True)
         found = {n: g for n, g in zip(parameters, grads, strict=True) if g is not None}
         self._distilled.append((batch_size(batch), torch.stack(costs).sum().detach(), found))

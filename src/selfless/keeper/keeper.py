@@ -34,6 +34,7 @@ from selfless.keeper.activations import Collector, resolve_layers
 from selfless.keeper.anchor import check_optimizer
 from selfless.keeper.calls import Calls, reference_to
 from selfless.keeper.changes import Changes
+from selfless.keeper.damping import with_latest
 from selfless.keeper.deprecated import OldNames
 from selfless.keeper.evaluation import changes_model, check_task, evaluated, finish_step, write
 from selfless.keeper.footprint import Footprint, measure_footprint
@@ -47,7 +48,7 @@ from selfless.keeper.notices import Notices
 from selfless.keeper.optimizers import forget_optimizers, warn_second_keeper, watch_optimizers
 from selfless.keeper.part import Part
 from selfless.keeper.ready import Ready, prepare
-from selfless.keeper.room import Room, activity_bytes, look, over_ranks
+from selfless.keeper.room import Room, activity_bytes, grown, look, over_ranks
 from selfless.keeper.roster import Roster
 from selfless.keeper.sparsifiers import Sparsifiers
 from selfless.keeper.storage import Choice, Storage
@@ -152,7 +153,7 @@ class Keeper(OldNames):
         parameters = self.begin_penalty(trainable)
         training = torch.is_grad_enabled() and self.model.training
         self.notices.check_mode(self.model)
-        passes, found = self.collector.passes, self.collector.take()
+        passes, found = self.collector.passes, self.collector.take(self.ranks.is_alone)
         self.notices.check_sign(found)
         costs = inhibition(self.sparsifiers, self.collector, found, self.alpha, trainable, training, self.step_log, self.ranks)
         for part in self.parts:
@@ -218,6 +219,7 @@ class Keeper(OldNames):
         with self.changes.watching(self.model):
             activity, batches = look(self.model, self.collector, batches, forward)
             omegas, alpha = measure_task(self.model, self.parts, self.collector, batches, how)
+        room, total = grown(self.room, self.alpha, alpha, over_ranks(activity, self.ranks, self.model))
         ends = [part.prepare_end(parameters, o, batches, forward, self.tasks) for part, o in zip(self.parts, omegas, strict=True)]
         sums = [float(t.sum()) for t in alpha.values()] or [sum(float(t.sum()) for o in omegas for t in o.values())]
         self._calls.check_end(self, parameters, forward, ended, sums)
@@ -229,8 +231,7 @@ class Keeper(OldNames):
         self.changes.end_task(self.model, self.tasks)
         self.sparsifiers.end_task()
         self.forwards.append(forward)
-        self.room = self.room.after(alpha, over_ranks(activity, self.ranks, self.model))
-        self.alpha = self.alpha | {name: self.alpha[name] + a if name in self.alpha else a for name, a in alpha.items()}
+        self.room, self.alpha = room, total
         sharing.check_same(self.ranks, self.parts, {}, self.alpha)
 
     def anchor_with(self, optimizer: torch.optim.Optimizer) -> Keeper:
@@ -245,7 +246,7 @@ class Keeper(OldNames):
             raise ValueError("the optimizer has none of the model's trainable parameters; build it over model.parameters()")
         self.implicit = True
         for part in self.parts:
-            part.optimizer = weakref.ref(optimizer)
+            part.optimizers = with_latest(part.optimizers, optimizer)
         return self
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None = None) -> None:
@@ -258,8 +259,7 @@ class Keeper(OldNames):
         if not 0 <= epoch < epochs:
             raise ValueError(f"epoch {epoch} of {epochs}: count from 0 to {epochs - 1}")
         self.follow_model()
-        parameters = self.preserved()
-        goes_on = self._calls.begin_epoch(epoch, epochs, self)
+        parameters, goes_on = self.preserved(), self._calls.begin_epoch(epoch, epochs, self)
         for part in self.parts:
             part.place_heads(parameters)
             changed = part.begin_epoch(parameters, epoch, epochs, batches, goes_on)

@@ -16,7 +16,7 @@ from selfless.keeper.changes import Changes, is_far
 from selfless.keeper.log import floats
 from selfless.keeper.part import Part
 from selfless.network.calling import Forward, variables_of
-from selfless.preserve.capabilities import Anchored, Distils, Phased, Replays
+from selfless.preserve.capabilities import Anchored, Distils, Gated, Phased, ProjectsSteps, Proximal, Replays
 from selfless.sparsify import Sparsifier
 
 if TYPE_CHECKING:
@@ -72,8 +72,11 @@ class Notices:
                     stacklevel=6,
                 )
 
-    def check_statistics(self, model: nn.Module, tasks: int) -> None:
-        """Warn of running statistics that follow a later task. Only the first step of a task looks: the walk over modules costs time."""
+    def check_statistics(self, model: nn.Module, tasks: int, changes: Changes) -> None:
+        """Warn of running statistics and other buffers that follow a later task.
+
+        Only the first step of a task looks: the walk over modules costs time.
+        """
         if tasks == self._looked_in:
             return
         self._looked_in = tasks
@@ -85,6 +88,12 @@ class Notices:
                 f"the running statistics of {moving!r} follow task {tasks + 1}, so old tasks are evaluated with others than they were "
                 "trained with: freeze them after model.train() (norm.eval()), keep a copy of the buffers for each task, or use group "
                 "or layer normalisation",
+            )
+        if "buffer" not in self._given and (buffer := changes.moving(model)):
+            self.once(
+                "buffer",
+                f"the buffer {buffer!r} changes while task {tasks + 1} trains, so old tasks are evaluated with other values than they were "
+                "trained with, and no method protects it; keep a copy of the buffers for each task, or leave out what changes it",
             )
 
     def check_mode(self, model: nn.Module) -> None:
@@ -215,6 +224,19 @@ class Notices:
             warnings.warn(
                 "the weights have changed since the last task, but no step of a torch.optim optimizer was seen, so the implicit anchor of "
                 "anchor_with() held nothing. If you update weights yourself, leave anchor_with() out: keeper.penalty() then has the anchor",
+                stacklevel=5,
+            )
+
+    def check_by_hand(self, parts: Sequence[Part], tasks: int) -> None:
+        """Warn of a task whose weights were changed by no optimizer, if a method protects by changing what an optimizer does."""
+        kinds = (Gated, Proximal, ProjectsSteps) if tasks else (Gated,)
+        acting = [type(part.term).__name__ for part in parts if part.is_on and isinstance(part.term, kinds)]
+        if acting:
+            self.once(
+                "by hand",
+                f"the weights have changed in this task, but no step of a torch.optim optimizer was seen, so {acting[0]} protected "
+                "nothing: it acts before or after such steps. Put your update into a subclass of torch.optim.Optimizer, or take a method "
+                "whose keeper.penalty() protects, such as MAS without anchor_with()",
                 stacklevel=5,
             )
 

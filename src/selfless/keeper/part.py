@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,8 @@ from selfless.distributed import ALONE, Ranks
 from selfless.distributed.shards import agree, like, local_values, place_like
 from selfless.functional import measures_curvature
 from selfless.keeper import pieces
-from selfless.keeper.anchor import Pull, nominal_step, plain_steps
+from selfless.keeper.anchor import Pull, plain_steps
+from selfless.keeper.damping import References, nominal_steps
 from selfless.keeper.distillation import distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates, wire
@@ -24,7 +24,7 @@ from selfless.keeper.path import PathWatch
 from selfless.keeper.storage import Storage
 from selfless.network.calling import Forward, batch_size
 from selfless.network.layers import Tap
-from selfless.network.roles import within
+from selfless.network.roles import weight_normed, within
 from selfless.preserve import Preserver, State
 from selfless.preserve.base import consolidated, cost_of
 from selfless.preserve.capabilities import (
@@ -67,6 +67,8 @@ class Part:
         self.term, self.model, self.heads = term, model, tuple(heads)
         if isinstance(term, Freezes):
             term.check_network(n for n, _ in model.named_buffers())
+            if isinstance(term, Phased) and (name := weight_normed(model)):
+                raise ValueError(f"{type(term).__name__} sets weights to 0, and weight_norm of {name!r} divides by their norm; remove it")
         self.gates: Gates | None = None
         self.drops: DroppedNodes | None = None
         self.path = PathWatch() if isinstance(term, Observes) else None
@@ -75,9 +77,8 @@ class Part:
         self.has_own_heads = False  # True if the heads of single tasks are known
         self.draw_noise: Callable[[int], Tensor] = torch.randn
         self.measured: float | None = None  # λ of the strength "auto", from the end of the first task on
-        self._pull = Pull()
-        self.optimizer: weakref.ref[torch.optim.Optimizer] | None = None  # whose step size damps distillation, after `anchor_with`
-        self.distilled = 0  # how often in this task
+        self.optimizers: References = ()  # whose steps damp distillation, after `anchor_with`
+        self._pull, self.distilled = Pull(), 0  # distilled: how often in this task
         self._before: dict[str, Tensor] = {}  # the parameters before an optimizer step, during the step
         self.storage = storage
         self._placed: torch.device | None = None  # where the whole state is; None if that is not known
@@ -180,18 +181,17 @@ class Part:
         assert isinstance(term, Distils)
         value = distillation(self.model, term, self.loaded, forwards, batch)
         (value,) = self.ranks.global_mean([value], [batch_size(batch)])
-        optimizer = None if self.optimizer is None else self.optimizer()
-        if optimizer is None or not term.is_damped(self.state):
+        step, shares = nominal_steps(self.optimizers, parameters) if term.is_damped(self.state) else (None, {})
+        if step is None:
             return self.strength * value
         if value.requires_grad and measures_curvature(self.distilled):
             found = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
-            gradients = [g.float() for g in found if g is not None]
-            self.ranks.mean_(gradients)
-            square = torch.stack([g.square().sum() for g in gradients]).sum()
+            gradients = {name: g.float() for name, g in zip(parameters, found, strict=True) if g is not None}
+            self.ranks.mean_(list(gradients.values()))
+            square = torch.stack([shares.get(name, 1.0) * g.square().sum() for name, g in gradients.items()]).sum()
             self.state = term.measure_curvature(self.state, value.detach(), square)
         self.distilled += 1
-        step_lambda = torch.tensor(nominal_step(optimizer) * self.strength, device=value.device)
-        return self.strength * term.damping(self.state, step_lambda) * value
+        return self.strength * term.damping(self.state, torch.tensor(step * self.strength, device=value.device)) * value
 
     def star(self) -> tuple[Tensors, Tensors | None]:
         """Return (θ*, Ω as they are stored) of the last task; Ω is None for a preserver that has no anchor, both are empty without θ*."""
@@ -204,6 +204,7 @@ class Part:
     def begin_epoch(self, parameters: Parameters, epoch: int, epochs: int, batches: int | None, goes_on: bool) -> dict[str, Tensor]:
         """Start gates and phases; return the new values of the parameters that change. A phase that `goes_on` has begun before."""
         term, changed = self.term, dict[str, Tensor]()
+        self.check_shapes(parameters)
         if self.gates is not None and isinstance(term, Gated):
             if batches is None or batches < 1:
                 raise ValueError(

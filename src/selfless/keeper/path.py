@@ -60,7 +60,8 @@ class PathWatch:
 
         def hook(parameter: Tensor) -> None:
             if parameter.grad is not None:
-                self._gradients[name] = parameter.grad.detach().clone()
+                g = parameter.grad.detach()
+                self._gradients[name] = g.to_dense() if g.is_sparse else g.clone()
 
         return hook
 
@@ -116,7 +117,9 @@ class PathWatch:
         own = {n: p for n, p in self._parameters.items() if n in names}
         gradients, penalty, scales = self._gradients, self._penalty_gradients, dict[int, Tensor | float]()
         if not gradients:
-            gradients = {n: p.grad.detach().clone() for n, p in own.items() if p.grad is not None}
+            gradients = {
+                n: p.grad.to_dense() if p.grad.is_sparse else p.grad.detach().clone() for n, p in own.items() if p.grad is not None
+            }
         task: dict[str, Tensor] = {}
         for name in (n for n in own if n in gradients):
             used = self._used.get(name, 0)

@@ -53,6 +53,21 @@ class Room:
         return cls(counts, int(flat["tasks"]) if "tasks" in flat else 0)
 
 
+def grown(
+    room: Room, alpha: Mapping[str, Tensor], new: Mapping[str, Tensor], activity: Mapping[str, Activity]
+) -> tuple[Room, dict[str, Tensor]]:
+    """Return the room and α after one more task with this α and activity. Raise ValueError for a layer that was resized."""
+    widths = {name: len(one.rate) for name, one in activity.items()} | {name: len(a) for name, a in new.items()}
+    for known in (alpha, *room.counts.values()):
+        for name, width in widths.items():
+            if name in known and len(known[name]) != width:
+                raise ValueError(
+                    f"layer {name!r} had {len(known[name])} neurons at the end of the last task and has {width} now; do not resize a "
+                    "layer, add a new one to the model"
+                )
+    return room.after(new, activity), {**alpha, **{name: alpha[name] + a if name in alpha else a for name, a in new.items()}}
+
+
 def most_pairs(model: nn.Module, layers: int) -> int:
     """Return how many neurons of a layer enter the sums over pairs, 32 to 1024: about one sum for 16 parameters of the model."""
     size = sum(p.numel() for p in model.parameters() if p.requires_grad)
