@@ -48,6 +48,7 @@ def test_inputs_are_prepared_as_in_training() -> None:
     part = stream.tasks[1].test
     rows = torch.arange(len(part))
     stored = torch.cat([chunk for one in part.parts for chunk in one.chunks()])
+    assert torch.equal(describe(stream).prepare(stored.numpy()), describe(stream).prepare(stored))  # type: ignore[arg-type]
     assert torch.equal(describe(stream).prepare(stored), part.resident().batch(rows)[0])
     cropped = describe(stream, Augment(resized=4, flip=True))
     assert (cropped.image_shape, cropped.input_shape) == ((3, 5, 6), (3, 4, 4))

@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import math
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import selfless
-from selfless import MAS, SLNID, Run
+from selfless import GPM, MAS, SLNID, Run
 from selfless.experiments.decay import choose_decay, choose_strength, decay_runs, next_strength
 from selfless.experiments.tuning import Trial
 from selfless.metrics import strongest_that_keeps
@@ -58,6 +58,10 @@ def test_both_strengths_are_chosen_by_what_they_cost() -> None:
     assert "← the best" in str(found)
     alone = selfless.tune(build, halves(0), fit=fit, score=score, preserve="mas:0.1")
     assert (str(alone.preserve), len(alone.trials)) == ("mas:0.1", 1)
+
+
+class OwnGPM(GPM):
+    name: ClassVar[str] = "gpm-of-ones-own"
 
 
 GIVEN = [0.1, 1.0, 10.0]
@@ -147,6 +151,12 @@ def test_old_tasks_are_scored_with_their_own_number() -> None:
     for odd in ("packnet", "none", "mas:1+hat:0.5"):
         with pytest.raises(ValueError, match="tune cannot choose the strength of"):
             selfless.tune(build, [first, second], preserve=odd)
+    with pytest.raises(ValueError, match="tune cannot choose the strength of gpm-of-ones-own"):
+        selfless.tune(build, [first, second], preserve=OwnGPM())
+    asked.clear()
+    with pytest.raises(ValueError, match="strength"):
+        selfless.tune(build, [first, second], preserve_strengths=[0.1, -1.0])
+    assert not asked  # the grid is checked before anything is trained
 
 
 def test_the_default_loop_learns_and_leaves_random_numbers_alone() -> None:

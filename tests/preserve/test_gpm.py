@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,8 +14,11 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import GPM, SGP
+from selfless.engine.learner import Learner
 from selfless.importance.inputs import draw_rows, measure_inputs
+from selfless.preserve import NoPreserver
 from tests import oracles
+from tests.engine.small_runs import small
 from tests.preserve.heads import NAMES, accuracy, data, learn, made
 
 
@@ -263,3 +266,23 @@ def test_a_loader_is_read_without_keeping_its_batches() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
     selfless.attach(model, GPM(0.9, samples=10)).consolidate(Loader())
     assert most < 40  # some are kept for the activity of the layers
+
+
+class Slowed(GPM):
+    """Does not ask whether its strength is 0, as the built-in methods do."""
+
+    name: ClassVar[str] = "slowed"
+
+    def project_step(self, state: Any, before: Any, after: Any) -> dict[str, Tensor]:
+        return {name: before[name] + (after[name] - before[name]) / (1 + self.strength) for name in after}
+
+
+def test_a_method_of_strength_0_changes_no_step(tasks_npz: str) -> None:
+    found = []
+    for term in (Slowed(0.0), NoPreserver(), Slowed(0.5)):
+        learner = Learner([small(tasks_npz, tasks=2, preserve=term)])
+        learner.learn()
+        found.append(learner.fleet.params)
+    for name, p in found[0].items():
+        assert_close(p, found[1][name], rtol=0, atol=0)
+    assert any(not torch.equal(p, found[1][name]) for name, p in found[2].items())

@@ -133,7 +133,7 @@ def test_the_headline_says_what_the_sparsifier_brings():
             [made(PLAIN), *(made(dataclasses.replace(SPARSE, sparsify=s), drop=0.01) for s in ("slnid:1", "sni:1"))],
             "Best of two sparsifiers: ",
         ),
-        ([noted(PLAIN), made(SPARSE)], "Tiny-imagenet is reduced"),
+        ([noted(PLAIN), made(SPARSE)], "tiny-imagenet is reduced"),
         ([made(dataclasses.replace(PLAIN, select="best-on-test"))], "Best-on-test: "),
         ([made(PLAIN), failed(PLAIN, 1)], "1 of 2 runs of MAS failed."),
     ],

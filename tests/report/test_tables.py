@@ -154,6 +154,27 @@ def test_it_is_said_why_methods_are_not_compared(tmp_path):
     assert why in report.write(more, tmp_path / "report.html", out=tmp_path).read_text(encoding="utf-8")
 
 
+def ended_without(run):
+    """A run whose method raised an error: nothing is known of its tasks."""
+    unknown = np.full((1, 1), math.nan)
+    return dataclasses.replace(result(run, 0.9, status="failed"), accuracy=unknown, baseline=unknown[0], error="boom")
+
+
+def test_a_method_that_raises_does_not_stop_the_comparison_of_others(tmp_path):
+    runs = [Run(preserve=preserve, seed=seed) for preserve in ("mas:1", "lwf:1") for seed in (0, 1)]
+    others = [ended_without(Run(preserve="ewc:1", seed=seed)) for seed in (0, 1)]
+    results = [*(result(run, 0.9 + 0.01 * (run.preserve.name == "mas")) for run in runs), *others]
+    found = report.groups(results)
+    assert [g.label for g in found] == ["mas:1", "lwf:1", "ewc:1"]
+    assert len(gaps(found)) == 1
+    assert "Not compared" not in report.markdown(results)
+    plain = list(csv_format.DictReader(io.StringIO(report.csv(results))))
+    assert [bool(row["beside_best"]) for row in plain] == [False, True, False]
+    half = report.groups([results[0], ended_without(runs[1])])  # a seed of the same method, in the order of its seeds or not
+    assert [(len(g.results), g.tasks) for g in half] == [(2, 5)]
+    assert [(len(g.results), g.tasks) for g in report.groups([ended_without(runs[0]), results[1]])] == [(2, 5)]
+
+
 def test_seeds_of_two_versions_of_a_file_are_marked():
     found = [result(Run(seed=seed), 0.9) for seed in (0, 1)]
     for seed, version in enumerate(("a", "b")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -35,15 +35,17 @@ def show_results(results: Sequence[Result], out: Path, as_json: bool) -> None:
 def _print_json(results: Sequence[Result], out: Path) -> None:
     from selfless.metrics import spread
     from selfless.report.gaps import gaps
-    from selfless.report.groups import best, groups, uses_old_data
+    from selfless.report.groups import best, groups, uses_old_data, why_not_compared
 
     methods: dict[str, list[float]] = {}
     for r in results:
         methods.setdefault(r.run.method, []).extend([r.average] if r.status == "done" else [])
     spreads = {name: spread(values) if values else (float("nan"), float("nan")) for name, values in methods.items()}
     averages = {name: {"mean": _nan_to_none(mean), "std": _nan_to_none(std)} for name, (mean, std) in spreads.items()}
-    payload = {"out": str(out), "averages": averages, "runs": [r.as_dict() for r in results]}
+    payload: dict[str, Any] = {"out": str(out), "averages": averages, "runs": [r.as_dict() for r in results]}
     found = groups(results)
+    if reason := why_not_compared(found):
+        payload |= {"best": None, "beside": {}, "not_compared": reason}
     if (top := best(found)) is not None and (others := gaps(found)):
         payload["best"] = top.run.method
         payload["uses_old_data"] = [group.run.method for group in found if uses_old_data(group.run)]

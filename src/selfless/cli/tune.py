@@ -112,8 +112,9 @@ def tune(
             )
         _tell_unused(base.sparsify, grid, "--strengths")
         if preserve is not None:
-            check_tunable(base.replace(preserve=preserve).preserve)
-            _tell_unused(base.replace(preserve=preserve).preserve, anchors, "--preserve-strengths")
+            keep = base.replace(preserve=preserve).preserve
+            check_tunable(keep, anchors)
+            _tell_unused(keep, anchors, "--preserve-strengths")
         cell = tuning(base, grid, Choice("rule-largest", tuple(range(seeds)), tolerance=tolerance))
         runs = list(dict.fromkeys(trials(cell)))
         options = TrainOptions(

@@ -197,7 +197,7 @@ def _check_alike(tables: Mapping[str, Sequence[Table]], titles: Sequence[str]) -
         if (shape, dtype) != kind:
             raise ValueError(
                 f"the data sets must agree in shape and type: {first} has inputs {kind[0]} {str(kind[1])[6:]}, {other} {shape} "
-                f"{str(dtype)[6:]}; for images give size= and channels="
+                f"{str(dtype)[6:]}; convert them in the data sets. size= and channels= do so for pictures and bytes (uint8)"
             )
 
 

@@ -78,6 +78,7 @@ class DataDescription:
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return images (n, C, H, W) of `image_shape` and `dtype` as the network takes them: cropped, scaled and shifted, in float32."""
+        x = torch.as_tensor(x)
         if tuple(x.shape[1:]) != self.image_shape or x.dtype != getattr(torch, self.dtype):
             given = f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
             raise ValueError(f"the network was trained on inputs (n, {', '.join(map(str, self.image_shape))}) {self.dtype}, not {given}")

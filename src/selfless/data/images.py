@@ -52,7 +52,7 @@ def fit_image(image: Image.Image, size: int | tuple[int, int] | None = None, cha
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
     array = np.asarray(image, dtype=np.uint8).reshape(height, width, depth)
-    return np.ascontiguousarray(array.transpose(2, 0, 1))
+    return np.array(array.transpose(2, 0, 1), order="C")  # a copy, as PIL gives memory that cannot be written
 
 
 def decode_images(mark: str, names: Sequence[str], read: Callable[[str], bytes], shape: Shape, label: str) -> Bytes:

@@ -253,7 +253,7 @@ class Part:
 
     def project_step(self, before: Tensors) -> None:
         """Project a step from `before` to the current parameters."""
-        if isinstance(self.term, ProjectsSteps):
+        if self.projects_steps:
             self._set(self._over_members("project_step")(self.state, before, self.values()))
 
     def hold_in_update(self) -> None:

@@ -23,7 +23,6 @@ from selfless.spec import Result, Run
 from selfless.terms import Term
 
 EXTEND = 2  # strengths that may be added at each end of a grid
-NO_WEIGHTS = {"none", "packnet", "hat", "gpm", "sgp", "replay", "der"}  # their number is not the weight of what is kept
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,20 @@ class Decay:
         return {run.preserve.fixed_strength: float(np.mean(row)) for run, row in zip(self.candidates, self.scores, strict=True)}
 
 
-def check_tunable(preserve: Term) -> None:
-    """Raise ValueError for a preserver whose strength is a share or a threshold: a larger one does not hold more."""
+def check_tunable(preserve: Term, strengths: Sequence[float]) -> None:
+    """Raise ValueError for a preserver whose strength is a share or a threshold: a larger one does not hold more.
+
+    Raise it, too, if the preserver refuses one of these strengths, before anything is trained.
+    """
     if preserve.name == "none":
         raise ValueError("tune cannot choose the strength of none; leave the preserver out to choose that of the sparsifier alone")
-    if odd := [part.name for part in preserve.parts if part.name in NO_WEIGHTS]:
+    if odd := [part.name for part in preserve.parts if not getattr(part, "is_weight", True)]:
         raise ValueError(
             f"tune cannot choose the strength of {odd[0]}: a larger one does not keep more of the old tasks. It tunes mas, ewc, si, lwf "
             "and others with a penalty; for the rest see the tables in docs/strengths.md"
         )
+    for strength in strengths:
+        preserve.with_strength(strength)
 
 
 def decay_runs(base: Run, strengths: Sequence[float], tasks: int, seeds: Sequence[int], held_out: float = 0.1) -> dict[Run, list[Run]]:

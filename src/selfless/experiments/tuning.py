@@ -139,7 +139,7 @@ def tune(
     keep = parse(preserve, PRESERVERS, "preserve") if isinstance(preserve, str) else preserve
     spare = NoSparsifier() if sparsify is None else parse(sparsify, SPARSIFIERS, "sparsify") if isinstance(sparsify, str) else sparsify
     if len(tasks) > 1:
-        check_tunable(keep)
+        check_tunable(keep, preserve_strengths)
     elif not spare.is_on:
         raise ValueError("with one task and no sparsifier there is nothing to choose; give two tasks, or a sparsifier")
     made: list[weakref.ref[nn.Module]] = []

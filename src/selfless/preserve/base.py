@@ -112,6 +112,7 @@ class Preserver(Term):
     same_strength: ClassVar[bool] = False  # True if all members of a fleet must have the same strength
     reads_strength: ClassVar[bool] = False  # True if a function reads `strength`; found by itself. If members differ, it is a tensor then
     splits: ClassVar[Splits] = "whole"  # a keeper calls `consolidate` in parts where it can, which needs less memory
+    is_weight: ClassVar[bool] = True  # False if a larger strength does not hold more: a share, a rate, a threshold. `tune` refuses it
     keeps_data: ClassVar[bool] = False  # True if it keeps samples of old tasks (`Replays`): tables and reports say so
     capturable: ClassVar[bool] = True  # True if a CUDA graph can capture its part of a step: Python reads no tensor value there
 
@@ -258,6 +259,7 @@ class NoPreserver(Preserver):
     """Plain fine-tuning: no protection of old tasks."""
 
     name: ClassVar[str] = "none"
+    is_weight: ClassVar[bool] = False
     strength: float = 0.0
 
 

@@ -34,6 +34,7 @@ class GPM(Preserver, ProjectsSteps):
     """
 
     name: ClassVar[str] = "gpm"
+    is_weight: ClassVar[bool] = False
     groups: ClassVar[tuple[Group, ...]] = (*(Group(name, like_parameter=False) for name in ("basis", "scale", "held")), HEAD, COUNT)
     same_strength: ClassVar[bool] = True
     why_no_auto: ClassVar[str] = "its strength is a share of energy, which has no unit"

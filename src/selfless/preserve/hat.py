@@ -33,6 +33,7 @@ class HAT(Preserver, Freezes, Gated, Holds, KnowsHeads):
     """
 
     name: ClassVar[str] = "hat"
+    is_weight: ClassVar[bool] = False
     groups: ClassVar[tuple[Group, ...]] = (
         Group("anchor", precision="parameter"),
         Group("frozen"),

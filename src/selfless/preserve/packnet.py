@@ -28,6 +28,7 @@ class PackNet(Preserver, Evaluates, Freezes, Holds, KnowsHeads, Phased):
     """
 
     name: ClassVar[str] = "packnet"
+    is_weight: ClassVar[bool] = False
     groups: ClassVar[tuple[Group, ...]] = (Group("owner"), Group("anchor", precision="parameter"), Group("pruned"), HEAD, COUNT)
     splits: ClassVar[Splits] = "parameters"
     by_task: ClassVar[bool] = True

@@ -24,6 +24,7 @@ class Replay(Preserver, Replays):
     """
 
     name: ClassVar[str] = "replay"
+    is_weight: ClassVar[bool] = False
     groups: ClassVar[tuple[Group, ...]] = (MEMORY,)
     strength: float = 1.0
     samples: int = 200

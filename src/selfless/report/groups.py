@@ -133,6 +133,26 @@ class Group:
         return (*texts, *self.notes)
 
 
+def _ended_without(result: Result) -> bool:
+    """Return True for a run that failed before it had results: its matrix has one unknown entry, whatever its tasks."""
+    return result.status == "failed" and result.accuracy.shape == (1, 1) and bool(np.isnan(result.accuracy).all())
+
+
+def _with_tasks(results: Sequence[Result]) -> Iterator[Result]:
+    """Yield the results; those of runs that failed before they had any with an unknown accuracy for each task."""
+    known = {_stream(r.run): r for r in results if not _ended_without(r)}
+    for result in results:
+        like = known.get(_stream(result.run))
+        tasks = result.run.tasks or 1 if like is None else len(like.baseline)
+        shape = (tasks, tasks) if like is None else like.accuracy.shape
+        unknown = np.full(shape, math.nan)
+        yield dataclasses.replace(result, accuracy=unknown, baseline=unknown[0]) if _ended_without(result) else result
+
+
+def _stream(run: Run) -> tuple[str, str, int | None]:
+    return run.stream, str(run.stream_options), run.tasks
+
+
 USES_OLD_DATA = "uses old data"
 ON_TEST = "best-on-test: the epoch was chosen on the test data, so the accuracy is optimistic"
 
@@ -140,7 +160,7 @@ ON_TEST = "best-on-test: the epoch was chosen on the test data, so the accuracy 
 def groups(results: Sequence[Result]) -> list[Group]:
     """Return the groups in order of first appearance. Of a run that was recorded twice, the later result counts."""
     found: dict[tuple[str, int], list[Result]] = {}
-    for result in {r.run.key: r for r in results}.values():
+    for result in _with_tasks(list({r.run.key: r for r in results}.values())):
         found.setdefault((dataclasses.replace(result.run, seed=0).canonical(), len(result.baseline)), []).append(result)
     made = [sorted(members, key=lambda r: r.run.seed) for members in found.values()]
     return [Group(label, tuple(members)) for label, members in zip(_labels([m[0] for m in made]), made, strict=True)]
@@ -171,11 +191,12 @@ def why_not_compared(found: Sequence[Group]) -> str:
 
 def _differing(found: Sequence[Group]) -> list[str]:
     """Return what groups must have in common to be compared, and do not."""
+    done = [g for g in found if g.done]
     values: dict[str, set[Any]] = {
-        "streams": {(g.run.stream, str(g.run.stream_options)) for g in found},
-        "scenarios": {g.run.scenario for g in found},
-        "numbers of tasks": {g.tasks for g in found},
-        "epochs": {g.run.epochs for g in found},
+        "streams": {(g.run.stream, str(g.run.stream_options)) for g in done},
+        "scenarios": {g.run.scenario for g in done},
+        "numbers of tasks": {g.tasks for g in done},
+        "epochs": {g.run.epochs for g in done},
     }
     return [name for name, different in values.items() if len(different) > 1]
 

@@ -170,9 +170,10 @@ def _seeds(group: Group) -> str:
 
 def _warning(*shown: Group) -> str:
     """Return the caveats about these groups: chosen on test data, notes on the data, failed runs."""
+    notes = {note for g in shown for note in g.notes}  # they may begin with the name of a folder
     texts = dict.fromkeys(text for g in shown for text in ([ON_TEST] if g.on_test else []) + list(g.notes))
     texts |= dict.fromkeys(f"{len(g.failures)} of {len(g.results)} runs of {_name(g.run)} failed" for g in shown if g.failures)
-    return "".join(f" {text[:1].upper()}{text[1:]}." for text in texts)
+    return "".join(f" {text if text in notes else text[:1].upper() + text[1:]}." for text in texts)
 
 
 def _names(done: Sequence[Group]) -> dict[Group, str]:

@@ -108,6 +108,24 @@ def test_pictures_are_fitted_and_tokens_are_kept() -> None:
     assert torch.equal(inputs(made, 0).flatten(1).long(), torch.from_numpy(ids))
 
 
+def test_bytes_are_fitted_like_pictures() -> None:
+    """A grey and a colour set as arrays, tensors or items, as MNIST beside CIFAR."""
+    grey, colour, y = images(4, 0, (1, 8, 8)), images(4, 1, (3, 6, 10)), np.arange(4) % 2
+    wanted = np.stack([np.asarray(Image.fromarray(one[0]).convert("RGB").resize((5, 5), Image.Resampling.BILINEAR)) for one in grey])
+    as_pairs = [((x, y), (x, y)) for x in (grey, colour)]
+    as_tensors = [(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)),) * 2 for x in (grey, colour)]
+    as_items = [([(x[i], int(y[i])) for i in range(4)],) * 2 for x in (grey, colour)]
+    mixed = [([(grey[0], 0), (colour[0], 1)],) * 2]
+    for given in (as_pairs, as_tensors, as_items):
+        made = selfless.stream(given, size=5, channels=3)
+        assert made.input_shape == (3, 5, 5)
+        assert torch.equal(inputs(made, 0), torch.from_numpy(wanted.transpose(0, 3, 1, 2)))
+    assert selfless.stream(mixed, size=5, channels=1).input_shape == (1, 5, 5)
+    assert selfless.stream(as_pairs[:1], size=8, channels=1).input_shape == (1, 8, 8)  # nothing to do
+    with pytest.raises(ValueError, match=r"task 1, train has inputs \(1, 8, 8\) of float32; size= and channels= fit pictures and bytes"):
+        selfless.stream([((grey.astype("float32"), y), (grey, y))], size=5)
+
+
 # ---- messages ----------------------------------------------------------------------------------------------------------------
 class Flow(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
@@ -126,7 +144,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "one-hot": ([((X, np.eye(24, dtype=int)), GOOD)], "must be whole numbers, one per image"),
     "unlabelled": ([(GOOD, (X, Y - 1))], "task 1, test: a label is -1"),
     "too few labels": ([((X, Y[:3]), GOOD)], "24 inputs and 3 labels"),
-    "shapes": ([([(X[0], 0), (X[0, :2], 1)], GOOD)], r"input 1 has the shape \(2, 5, 3\), input 0 \(4, 5, 3\); give size="),
+    "shapes": ([([(X[0], 0), (X[0, :2], 1)], GOOD)], r"input 1 is \(2, 5, 3\) uint8, input 0 \(4, 5, 3\) uint8; convert all inputs"),
     "shapes of tasks": ([(GOOD, GOOD), ((X[:, :2], Y), GOOD)], r"agree in shape and type: task 1, train .* task 2, train \(3, 2, 5\)"),
     "types of tasks": ([(GOOD, GOOD), ((X / 255, Y), GOOD)], "uint8, task 2, train .* float32"),
     "new class": ([((X[::2], Y[::2]), GOOD)], "task 1 is tested on the class '1', of which it has no training images"),

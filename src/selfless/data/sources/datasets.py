@@ -33,8 +33,8 @@ class Reading:
 
     input, label   the names of the columns or entries; None: found by their names and types
     tokens         True: integers are token ids, which are kept as they are; None: True for a column `input_ids`
-    size           images are fitted to this side or (height, width) without distortion; None: they must have the same size
-    channels       images become grey (1) or RGB (3); None: they stay as they are
+    size           pictures and bytes are fitted to this side or (height, width) without distortion; None: they must have the same size
+    channels       pictures and bytes become grey (1) or RGB (3); None: they stay as they are
     """
 
     input: str | None = None
@@ -63,7 +63,7 @@ def read_dataset(dataset: Any, what: str, how: Reading) -> Table:
         return _read_hugging_face(dataset, what, how)
     else:
         x, y = _read_items(dataset, what, how)
-    return Table(_as_inputs(x, what, bool(how.tokens)), _check_labels(y, len(x), what), _class_names(dataset))
+    return Table(_fitted(_as_inputs(x, what, bool(how.tokens)), what, how), _check_labels(y, len(x), what), _class_names(dataset))
 
 
 def _is_pair(dataset: Any) -> bool:
@@ -86,6 +86,27 @@ def _as_inputs(x: Any, what: str, tokens: bool) -> Tensor:
     images = as_images(x, what)
     check_finite(images, what)
     return images
+
+
+def _fitted(images: Tensor, what: str, how: Reading) -> Tensor:
+    """Return images (n, C, H, W) with the size and channels that are asked for."""
+    if how.size is None and how.channels is None:
+        return images
+    depth, *sides = images.shape[1:]
+    size = sides if how.size is None else [how.size] * 2 if isinstance(how.size, int) else list(how.size)
+    if (how.channels or depth, size) == (depth, sides):
+        return images
+    if images.dtype != torch.uint8 or depth not in (1, 3):
+        raise ValueError(
+            f"{what} has inputs {tuple(images.shape[1:])} of {str(images.dtype)[6:]}; size= and channels= fit pictures and bytes (uint8) "
+            "with 1 or 3 channels. Convert the inputs in the data set"
+        )
+    return torch.stack([torch.from_numpy(fit_image(_picture(one), how.size, how.channels)) for one in images])
+
+
+def _picture(image: Tensor) -> Image.Image:
+    """Return bytes (1 or 3, H, W) as a picture."""
+    return Image.fromarray(image[0].numpy() if len(image) == 1 else image.movedim(0, -1).contiguous().numpy())
 
 
 def _check_labels(y: Any, n: int, what: str) -> Tensor:
@@ -125,8 +146,8 @@ def _read_items(dataset: Any, what: str, how: Reading) -> tuple[Any, Any]:
             fitted = torch.empty((len(dataset), *one.shape), dtype=one.dtype)
         if one.shape != fitted.shape[1:] or one.dtype != fitted.dtype:
             raise ValueError(
-                f"{what}: input {i} has the shape {tuple(one.shape)}, input 0 {tuple(fitted.shape[1:])}; give size= and channels= to fit "
-                "images, or convert all inputs to one shape and type in the data set"
+                f"{what}: input {i} is {_kind(one)}, input 0 {_kind(fitted[0])}; convert all inputs to one shape and type in the data "
+                "set. size= and channels= do so for pictures and bytes (uint8) with 1 or 3 channels"
             )
         fitted[i] = one
         labels.append(_as_label(label, i, what))
@@ -152,13 +173,19 @@ def _as_array(x: Any, what: str, how: Reading) -> Tensor:
     if isinstance(x, str):
         raise ValueError(f"{what}: an input is text; tokenize it to one length first, and give tokens=True")
     try:
-        return x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+        array = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what}: an input is a {type(x).__name__}, not an image, an array or a list of numbers") from error
+    is_picture = array.dtype == torch.uint8 and array.dim() == 3 and len(array) in (1, 3)
+    return _fitted(array[None], what, how)[0] if is_picture else array
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))
+
+
+def _kind(x: Tensor) -> str:
+    return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
 
 
 def _as_label(label: Any, i: int, what: str) -> int:
@@ -184,7 +211,7 @@ def _read_hugging_face(dataset: Any, what: str, how: Reading) -> Table:
         x, y = _read_items(dataset, what, how)
         label = _find_column(list(dataset[0]), how.label, LABELS, "label", what)
         tokens = how.tokens if how.tokens is not None else how.input in (None, TOKENS) and TOKENS in dataset[0]
-        return Table(_as_inputs(x, what, tokens), _check_labels(y, len(x), what), _label_names(dataset, label))
+        return Table(_fitted(_as_inputs(x, what, tokens), what, how), _check_labels(y, len(x), what), _label_names(dataset, label))
     classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
     label = _find_column(list(kinds), how.label or (classes[0] if len(classes) == 1 else None), LABELS, "label", what)
     others = [name for name in kinds if name != label]
@@ -206,7 +233,7 @@ def _read_hugging_face(dataset: Any, what: str, how: Reading) -> Table:
     if isinstance(values, list) or values.dtype == object:
         raise ValueError(f"{what}: the inputs in {column!r} differ in shape; pad or cut them to one length (padding='max_length')")
     tokens = how.tokens if how.tokens is not None else column == TOKENS
-    return Table(_as_inputs(values, what, tokens), _check_labels(arrays[label], len(values), what), names)
+    return Table(_fitted(_as_inputs(values, what, tokens), what, how), _check_labels(arrays[label], len(values), what), names)
 
 
 def _label_names(dataset: Any, label: str) -> tuple[str, ...] | None:
