@@ -236,7 +236,7 @@ class Notices:
                 "by hand",
                 f"the weights have changed in this task, but no step of a torch.optim optimizer was seen, so {acting[0]} protected "
                 "nothing: it acts before or after such steps. Put your update into a subclass of torch.optim.Optimizer, or take a method "
-                "whose keeper.penalty() protects, such as MAS without anchor_with()",
+                "that holds weights, without anchor_with()",
                 stacklevel=5,
             )
 
