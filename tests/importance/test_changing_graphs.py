@@ -144,10 +144,16 @@ class Mixed(nn.Module):
         h = self.layer(x)
         if self.product == "sparse":
             return self.head(torch.tanh(torch.sparse.mm(a.to_sparse(), h)))
+        if self.product == "right":
+            return self.head(torch.tanh((h.mT @ a.mT).mT))
+        if self.product == "sum":
+            return self.head(torch.tanh((a[:, :, None] * h[None]).sum(1)))
+        if self.product == "attention":
+            return self.head(torch.tanh((h @ h.mT).masked_fill(a == 0, -torch.inf).softmax(1) @ h))
         return self.head(torch.tanh(a @ h if self.product == "mm" else torch.bmm(a[None], h[None])[0]))
 
 
-@pytest.mark.parametrize("product", ["mm", "bmm", "sparse"])
+@pytest.mark.parametrize("product", ["mm", "bmm", "sparse", "right", "sum", "attention"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_matrix_that_mixes_samples_in_some_batches(product: str, is_first: bool) -> None:
     data = [(wide_rand(5, 3, seed=k), wide_rand(5, 5, seed=k + 9).softmax(1)) for k in range(2)]

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import selfless
 from selfless import SI, SLNID, SNI, importance
-from selfless.importance import closed
+from selfless.importance import LogLikelihood, closed
 from tests import oracles
 from tests.small_nets import Net, made, mlp, rand
 
@@ -303,6 +303,46 @@ class Folds(Net):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x if self.rows is None else x.reshape(-1, self.rows, 3) if self.rows > 1 else x.flatten(0, 1)
         return self.head(self.relu(self.fc(tokens))).reshape(len(x), -1)
+
+
+def test_neurons_of_packed_tokens_weigh_as_much_in_every_batch() -> None:
+    """Each token is a row; samples of several lengths."""
+
+    class Packed(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.head = nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            rows = torch.relu(self.fc(x[torch.arange(x.shape[1]) < lengths[:, None]]))
+            return self.head(torch.stack([part.sum(0) for part in rows.split(lengths.tolist())]))
+
+    model, x = made(Packed), rand(4, 4, 3)
+    calls = {"forward": lambda model, batch: model(*batch)}
+    sizes = [
+        float(importance.neurons(model, [(x, torch.tensor(one))], ["fc"], **calls)["fc"].sum()) for one in ([3, 3, 3, 3], [3, 3, 3, 2])
+    ]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.3)  # not three times as much
+    with pytest.raises(ValueError, match="ran on 12 rows of a batch of 4 samples"):
+        importance.neurons(model, [(x, torch.tensor([3, 3, 3, 3]))], ["fc"], objective=LogLikelihood("exact"), **calls)
+
+
+def test_small_gradients_of_samples_that_depend_on_each_other_are_no_rounding_errors() -> None:
+    class Scaled(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.p = nn.Linear(3, 4), nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.a(x))
+            return h + 1e-6 * torch.cos(self.p) * (x.repeat(1, 2)[:, :4] - x.repeat(1, 2)[:, :4].mean(0))
+
+    model, x = made(Scaled), rand(8, 3)
+    with pytest.warns(UserWarning, match="sample by sample"):
+        got = importance.mas(model, [x])["p"]
+    values = model(x).square().sum(1)
+    want = sum(torch.autograd.grad(v, model.p, retain_graph=True)[0].abs() for v in values) / 8
+    assert_close(got, want, rtol=1e-3, atol=0.0)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

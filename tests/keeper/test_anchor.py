@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +10,7 @@ from torch.testing import assert_close
 import selfless
 from selfless import MAS
 from selfless.keeper.anchor import step_sizes
-from selfless.keeper.damping import nominal_steps
+from selfless.keeper.damping import Optimizers
 from tests.keeper.nets import batches, seeded, train
 
 OPTIMIZERS = {
@@ -149,13 +147,25 @@ def test_a_step_size_is_how_far_a_constant_gradient_of_one_moves_a_parameter(opt
 
 def test_the_step_size_for_damping_is_the_rate_over_one_minus_momentum() -> None:
     p, q, rest = (nn.Parameter(torch.zeros(1)) for _ in range(3))
-    named = {"p": p, "q": q, "rest": rest}
+    named, known = {"p": p, "q": q, "rest": rest}, Optimizers()
+    assert known.nominal_steps(named) == (None, {})
     sgd, adam = torch.optim.SGD([p], lr=0.1, momentum=0.75), torch.optim.Adam([p], lr=0.1, betas=(0.8, 0.9))
-    assert nominal_steps([], named) == (None, {})
-    assert nominal_steps([weakref.ref(sgd)], named) == (pytest.approx(0.4), {"p": 1.0})
-    assert nominal_steps([weakref.ref(sgd), weakref.ref(adam)], named) == (pytest.approx(0.5), {"p": 1.0})  # the later one
+    known.note(sgd, True)
+    assert known.nominal_steps(named) == (pytest.approx(0.4), {"p": 1.0})
+    known.note(adam, True)
+    assert known.nominal_steps(named) == (pytest.approx(0.5), {"p": 1.0})  # the later one
     two = torch.optim.SGD([{"params": [p], "lr": 0.1}, {"params": [q], "lr": 0.4}], lr=1.0)
-    assert nominal_steps([weakref.ref(two)], named) == (pytest.approx(0.4), {"p": pytest.approx(0.25), "q": 1.0})
+    known.note(two, True)
+    assert known.nominal_steps(named) == (pytest.approx(0.4), {"p": pytest.approx(0.25), "q": 1.0})
+    assert (known.of_others(adam), known.of_others(two)) == ({id(p), id(q)}, {id(p)})
+    third = torch.optim.SGD([rest], lr=0.3)
+    known.note(third, True)
+    known.end_task()
+    assert known.nominal_steps(named) == (pytest.approx(0.3), {"rest": 1.0})  # until one takes a step in the new task
+    known.note(sgd, True)
+    assert known.nominal_steps(named) == (pytest.approx(0.4), {"p": 1.0})
+    known.note(third, False)
+    assert known.nominal_steps(named) == (None, {})
 
 
 def pulled_from_one_above(model: nn.Module, keeper: selfless.Keeper) -> Tensor:

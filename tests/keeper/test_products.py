@@ -123,16 +123,41 @@ def test_a_task_that_cannot_end_changes_nothing(method: Preserver | None) -> Non
         keeper.begin_epoch(0, 1) if isinstance(method, PackNet) else keeper.consolidate(data(1))
 
 
-class Averaged(torch.optim.Optimizer):
-    """Its momentum is an average, as in Muon."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.02, "momentum": 0.95, "nesterov": True})
+class Own(torch.optim.Optimizer):
+    def __init__(self, params: Any, **more: Any) -> None:
+        super().__init__(params, {"lr": 0.02, "momentum": 0.95, "nesterov": True} | more)
 
 
-def test_the_step_of_an_unknown_optimizer_is_its_rate() -> None:
+def test_the_momentum_of_muon_is_an_average() -> None:
     p = nn.Parameter(torch.zeros(3))
-    assert step_sizes(Averaged([p]), {p: "p"}) == {"p": 0.02}
+    assert step_sizes(Own([p], ns_steps=5), {p: "p"}) == {"p": 0.02}
+    assert step_sizes(Own([p]), {p: "p"}) == {"p": pytest.approx(0.4)}
+
+
+def test_weights_of_no_optimizer_stay_as_they_are_needed() -> None:
+    """Only the last layer has an optimizer in the second task; the loop scales the first one by hand."""
+    model = network()
+    keeper = selfless.attach(model, PackNet(0.5), layers=["0"])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for task in range(2):
+        for epoch in range(2):
+            keeper.begin_epoch(epoch, 2)
+            for x, y in data(task):
+                optimizer.zero_grad()
+                (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
+                optimizer.step()
+                if task:
+                    with torch.no_grad():
+                        model[0].weight.mul_(1.01)
+        keeper.consolidate(data(task))
+        optimizer = torch.optim.SGD(model[2].parameters(), 0.1)
+    with keeper.evaluating(0):
+        before = model(data()[0][0])
+    keeper.begin_epoch(0, 2)
+    (F.cross_entropy(model(data()[0][0]), data()[0][1]) + keeper.penalty()).backward()
+    optimizer.step()
+    with keeper.evaluating(0):
+        assert_close(model(data()[0][0]), before)
 
 
 class Experts(nn.Module):
@@ -190,6 +215,9 @@ def test_weights_with_norms_of_their_own() -> None:
         with pytest.raises(ValueError, match="weight_norm of '0' divides by their norm"):
             selfless.attach(normed(wrap), PackNet(0.5))
         selfless.attach(normed(wrap), MAS(1.0)).detach()
+        frozen = normed(wrap)
+        frozen[0].requires_grad_(False)
+        selfless.attach(frozen, PackNet(0.5)).detach()
 
 
 class Centred(nn.Module):
@@ -200,6 +228,7 @@ class Centred(nn.Module):
         self.register_buffer("mean", torch.zeros(5))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("cache", torch.zeros(5), persistent=False)
+        self.register_buffer("bounds", torch.tensor([float("nan"), 1.0]))
         self.moves = True
 
     def forward(self, x: Tensor) -> Tensor:
@@ -226,8 +255,11 @@ def test_a_buffer_that_follows_the_newest_task(moves: bool) -> None:
 
     step()
     keeper.consolidate(data())
+    with no_warning():
+        centre.bounds[1] = 3.0  # set for the new task
+        step()
     if moves:
-        with pytest.warns(UserWarning, match=r"the buffer '0\.mean' changes while task 2 trains"):
+        with pytest.warns(UserWarning, match=r"the buffer '0\.mean' changes in the training steps of task 2"):
             step()
     with no_warning():
         step()

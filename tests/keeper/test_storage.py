@@ -196,6 +196,10 @@ def test_a_state_of_chosen_parameters_is_no_protection_of_the_others() -> None:
         with selfless.attach(model, MAS(1.0), parameters=["fc1"]) as same:
             same.load_state_dict(saved)
             assert same.state_dict().keys() == saved.keys()
+        for name in ("fc2", "head"):
+            model.get_submodule(name).requires_grad_(False)
+        with selfless.attach(model, MAS(1.0)) as equal:  # all that trains
+            equal.load_state_dict(saved)
 
 
 def test_storage_options_are_checked() -> None:

@@ -100,7 +100,9 @@ class Exactness:
                 self.refused.add(name)
                 continue
             result[name] = [layout for _, _, layout in found]
-            if count > 1 and bool((gradient != 0).any()):  # one sample, or a gradient of zero, fits every layout
+            if count > 1 and bool(
+                (gradient.to_dense() if gradient.is_sparse else gradient).any()
+            ):  # one sample, or a gradient of zero, fits every layout
                 self.layouts |= {(name, number, *use.key): layout for number, (use, _, layout) in enumerate(found) if layout != NOTHING}
         return result
 
@@ -114,7 +116,7 @@ class Exactness:
         gradient = wide(gradient.to_dense() if gradient.is_sparse else gradient)
         if not bool(torch.isfinite(gradient).all()):
             return True  # reported later, with the name of the parameter
-        return is_same(gradient_sum(known, count, self.memory), gradient, values, self.parameters.values())
+        return is_same(gradient_sum(known, count, self.memory), gradient, values, self.parameters[name])
 
 
 def _two_gradients(values: Tensor, edges: list[GradientEdge]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], Tensor]:

@@ -8,7 +8,7 @@ backward pass needs no memory for all of them together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,10 @@ _LAYERS |= {"SqueezeBackward1", "SqueezeBackward2"}
 # Operations along an axis that may put samples elsewhere, in each batch in another way.
 _ALONG = {f"{name}Backward0" for name in "IndexSelect IndexAdd IndexCopy Gather Scatter ScatterAdd Sort SplitWithSizes Slice".split()}
 _ANYWHERE = {f"{name}Backward0" for name in "MaskedSelect MaskedScatter RepeatInterleave SegmentReduce Take Put".split()}
+
+
+# Operations that make a weight from another one and a constant, as a mask.
+_ELEMENTWISE = {f"{name}Backward0" for name in "Mul Add Sub Div Where MaskedFill Pow Clamp Lerp".split()}
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,17 @@ class Graph:
 
         None if samples may lie elsewhere in each batch: where rows are chosen, sorted or split by the data.
         """
-        if any(_moves_rows(node, count) for node in self.following):
+        with_data = self._with_data()
+        if any(_moves_rows(node, count) or (count > 1 and _mixes_rows(node, count, with_data)) for node in self.following):
             return None
         return frozenset(Counter(str(node.name()) for node in self.following).items())
+
+    def _with_data(self) -> dict[Node, bool]:
+        """Return which nodes are activations: they come from an operation on data, which needs no gradient."""
+        found: dict[Node, bool] = {}
+        for node, following in self.following.items():  # a node comes after all that it reaches
+            found[node] = _reads_data(node) or any(found[after] for after in following)
+        return found
 
     def is_read_by(self, parameter: Tensor, output: Node) -> bool:
         """Return True if the parameter goes into the layer with this output as it is, and nowhere else."""
@@ -171,7 +183,7 @@ class Graph:
 def _moves_rows(node: Node, count: int) -> bool:
     """Return True if an operation may put rows elsewhere, in each batch in another way."""
     name = str(node.name())
-    if name in _ANYWHERE or _mixes_rows(node):
+    if name in _ANYWHERE:
         return True
     source = node.next_functions[0][0] if node.next_functions else None
     if hasattr(source, "variable"):  # rows of a table
@@ -185,17 +197,44 @@ def _moves_rows(node: Node, count: int) -> bool:
     return name in _ALONG and node._saved_dim in (0, -len(shape_of(node) or ()))
 
 
-def _mixes_rows(node: Node) -> bool:
-    """Return True for a product A h of data A and activations h: A may mix the rows of samples in one batch and not in another."""
+def _reads_data(node: Node) -> bool:
+    """Return True for an operation of data and a weight; not for one of a weight and a constant that leaves its shape."""
+    arguments = [after for after, _ in node.next_functions]
+    if None not in arguments:
+        return str(node.name()) == "EmbeddingBackward0"
+    return str(node.name()) not in _ELEMENTWISE or all(shape_of(after) != shape_of(node) for after in arguments if after is not None)
+
+
+def _mixes_rows(node: Node, count: int, with_data: Mapping[Node, bool]) -> bool:
+    """Return True if an operation may add up rows of several samples, by factors that differ from batch to batch.
+
+    A h and (hᵀ A)ᵀ with a matrix A of data or of activations, as in graph networks, and Σ_j A_ij h_j by a multiplication: where the axis
+    that is summed may hold the samples. An ordinary product sums over the inputs of a layer, or within each sample (`bmm`).
+    """
     name = str(node.name())
     if name.startswith(("SparseAddmm", "SparseMm", "SparseSparse")):
         return True
+    if name == "MulBackward0":
+        return any(_is_spread(after, node, count) for after, _ in node.next_functions if after is not None and with_data[after])
     if name not in ("MmBackward0", "BmmBackward0", "AddmmBackward0", "BaddbmmBackward0"):
         return False
     (left, _), (right, _) = node.next_functions[-2:]
-    while right is not None and right.name() in _VIEWS and right.next_functions:
-        right = right.next_functions[0][0]
-    return left is None and right is not None and not hasattr(right, "variable")
+    whole = shape_of(node) or (0,)
+    if len(whole) == 3 and whole[0] % count == 0:
+        return False
+    if right is not None and with_data[right]:
+        return (shape_of(right) or (0, 1))[-2] % count == 0
+    turned = left is not None and with_data[left] and str(left.name()) in ("TBackward0", "TransposeBackward0", "PermuteBackward0")
+    return turned and right is None and (shape_of(left) or (1,))[-1] % count == 0
+
+
+def _is_spread(source: Node, node: Node, count: int) -> bool:
+    """Return True if activations are the same for each row of a product, and have as many rows of their own as there are samples."""
+    inner, outer = shape_of(source), shape_of(node)
+    if not inner or not outer:
+        return False
+    padded = [1] * (len(outer) - len(inner)) + list(inner)
+    return padded[0] == 1 and outer[0] % count == 0 and any(n % count == 0 for n in padded[1:-1])
 
 
 def _is_shift(node: Node, slot: int, count: int) -> bool:

@@ -193,14 +193,14 @@ class Reducer:
             for name, value in self._fallback.reduce(rest, values, power, rows, chunks, retain).items():
                 add_sum(omega, name, value)
         if alpha is not None:
-            self._sum_by_tap(found, weights, alpha)
+            self._sum_by_tap(found, len(values), weights, alpha)
 
     def neurons(self, values: Tensor, weights: Tensor | None = None, retain: bool = False, *, alpha: Sums) -> None:
         """Add only Σ_m w_m |∂L_m/∂n| by tap, of the last forward pass, to `alpha`."""
         self._stop_listening(values)
         found: dict[int, Tensor] = {}
         stream_gradients(values, Graph.of(values), self._tap_places(found, len(values)), retain)
-        self._sum_by_tap(found, weights, alpha)
+        self._sum_by_tap(found, len(values), weights, alpha)
 
     def _stop_listening(self, values: Tensor) -> None:
         """End the collection: during backward, activation checkpointing runs the modules again."""
@@ -268,12 +268,12 @@ class Reducer:
                 counted = self._mask.to(size.dtype)
                 found[i] = torch.einsum("mtn,mt->mn", size, counted) / counted.sum(1, keepdim=True).clamp(min=1)
             else:
-                found[i] = _by_sample(size.flatten(1, -2).mean(1) if size.dim() > 2 else size, count)
+                found[i] = size.flatten(1, -2).mean(1) if size.dim() > 2 else size
 
         return [(edge, partial(receive, i, axis)) for i, (_, edge, axis) in enumerate(self._tap_edges())]
 
-    def _sum_by_tap(self, found: Mapping[int, Tensor], weights: Tensor | None, alpha: Sums) -> None:
-        """Add Σ_m w_m |δ_m| by tap; |δ_m| is averaged over positions, without padded tokens."""
+    def _sum_by_tap(self, found: Mapping[int, Tensor], count: int, weights: Tensor | None, alpha: Sums) -> None:
+        """Add Σ_m w_m |δ_m| by tap; |δ_m| is averaged over positions, without padded tokens, also where these are rows, (M·T, N)."""
         total: Sums = {}
         for i, (name, _, _) in enumerate(self._tap_edges()):
             if i not in found and self.lenient:
@@ -288,15 +288,9 @@ class Reducer:
                     f"layer {name!r} ran on {len(found[i])} rows of a batch of {len(weights)} samples, so its neurons cannot be weighted "
                     "by sample, as fisher='exact' does; take another fisher=, or leave this layer out: layers=[…]"
                 )
-            total[name] = total.get(name, 0) + weight_rows(found[i], weights).sum(0)
+            total[name] = total.get(name, 0) + weight_rows(found[i], weights).sum(0) * min(1.0, count / max(len(found[i]), 1))
         for name, value in total.items():
             add_sum(alpha, name, value)
-
-
-def _by_sample(size: Tensor, count: int) -> Tensor:
-    """Return the mean over the rows of each of `count` samples, if positions or windows were folded into the rows, (M·T, N)."""
-    is_folded = len(size) > count and len(size) % count == 0
-    return size.unflatten(0, (count, -1)).mean(1) if is_folded else size
 
 
 def _edge(output: Tensor) -> tuple[GradientEdge | None, Tensor]:

@@ -7,7 +7,8 @@ The explicit penalty adds G = 2λΩ(θ − θ*) to the gradient. After many iter
     Adam, AdamW (also NAdam …)   lr / (√v̂ + ε) · G, per entry, with v̂ the second-moment estimate of the optimizer
     RMSprop, Adagrad             lr / (√v + ε) · G, per entry (RMSprop with momentum: divided by 1 − μ)
     Adadelta                     lr √(u + ε) / √(v + ε) · G, per entry, with u its average of squared steps
-    any other                    lr · G, which is only a guess for optimizers that rescale steps differently (Rprop, Adamax, Muon)
+    Muon                         lr · G: its momentum is an average
+    any other                    lr · G, or lr/(1 − μ) · G with a momentum; only a guess for those that rescale steps (Rprop, Adamax)
 
 The implicit anchor takes this step once per iteration. With Adam the explicit gradient would also increase v̂ and so weaken itself. The
 implicit anchor does not enter v̂, so the two agree only as λ → 0.
@@ -267,6 +268,11 @@ def _is_like(tensor: Any, parameter: Tensor) -> bool:
     return isinstance(tensor, Tensor) and tensor.shape == parameter.shape
 
 
+def momentum_of(group: Mapping[str, Any]) -> float:
+    """Return the momentum by which steps add up, as in SGD; 0 for Muon, known by its `ns_steps`, whose momentum is an average."""
+    return 0.0 if "ns_steps" in group else float(group.get("momentum") or 0.0)
+
+
 def _second_moment(state: Mapping[str, Any]) -> Tensor | None:
     """Return the second moment of the gradient of a parameter, if the optimizer has one."""
     return next((state[k] for k in ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum") if k in state), None)
@@ -290,6 +296,5 @@ def step_of(group: Mapping[str, Any], state: Mapping[str, Any], parameter: Tenso
             lr = lr * ((moved.float() + epsilon) / (second.float() + epsilon)).sqrt()
         else:
             lr = lr / (second.float().sqrt() + epsilon)
-    adds_up = "dampening" in group or "centered" in group  # SGD, RMSprop; the momentum of others, as Muon, may be an average
-    momentum = float(group.get("momentum") or 0.0) if adds_up else 0.0
+    momentum = momentum_of(group)
     return lr * (1 - float(group.get("dampening") or 0.0)) / (1 - momentum) if momentum else lr

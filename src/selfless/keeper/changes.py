@@ -38,16 +38,6 @@ class Changes:
     def follow(self, model: nn.Module) -> None:
         """Remember the parameters as they are now."""
         self._seen = {name: (weakref.ref(p), _sum(p)) for name, p in model.named_parameters()}
-        self._buffers = {name: (b.shape, _sum(b)) for name, b in _lasting_buffers(model)}
-
-    def moving(self, model: nn.Module) -> str:
-        """Return the name of a buffer whose values have changed since the last task ended; "" if there is none."""
-        for name, b in _lasting_buffers(model):
-            shape, before = self._buffers.get(name, (None, None))
-            after = _sum(b)
-            if b.shape == shape and before is not None and after is not None and bool(before.to(after.device) != after):
-                return name
-        return ""
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -131,15 +121,6 @@ def _sum(parameter: Tensor) -> Tensor | None:
         return None
     dtype = torch.float32 if parameter.device.type == "mps" else torch.float64
     return local(parameter.detach()).sum(dtype=dtype) if parameter.is_floating_point() else None
-
-
-def _lasting_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the saved buffers of real numbers but running statistics, of which `Notices.check_statistics` warns in its own words."""
-    for prefix, module in model.named_modules():
-        for key, b in module._buffers.items():
-            is_lasting = b is not None and key not in module._non_persistent_buffers_set and b.is_floating_point()
-            if b is not None and is_lasting and not isinstance(module, nn.modules.batchnorm._NormBase):
-                yield f"{prefix}.{key}".lstrip("."), b
 
 
 def _is_frozen(module: nn.Module) -> bool:

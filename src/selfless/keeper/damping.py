@@ -1,36 +1,57 @@
-"""Step sizes for damped distillation: how far each parameter moves in a step, by all optimizers that train the model."""
+"""The optimizers that train a model, and their step sizes: how far each parameter moves in a step, for damped distillation."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-References = Sequence["weakref.ref[torch.optim.Optimizer]"]
+from selfless.keeper.anchor import momentum_of
 
 
-def with_latest(known: References, optimizer: torch.optim.Optimizer) -> References:
-    """Return the optimizers that are still there, the one that took the latest step at the end."""
-    if known and known[-1]() is optimizer:
-        return known
-    return [*(one for one in known if one() is not None and one() is not optimizer), weakref.ref(optimizer)]
+class Optimizers:
+    """The optimizers that took a step in this task or were named to `anchor_with`; at the start of a task, the last one before.
 
-
-def nominal_steps(optimizers: References, parameters: Mapping[str, Tensor]) -> tuple[float | None, dict[str, float]]:
-    """Return the largest step lr/(1 − μ), with μ the momentum or Adam's β₁, and each parameter's step as a share of it.
-
-    A parameter of several optimizers has the step of the latest one; one of none is taken to have the largest. None without optimizers.
+    Those of earlier tasks may still be there, and do not train any more.
     """
-    names, steps = {id(p): name for name, p in parameters.items()}, dict[str, float]()
-    for optimizer in (found for one in optimizers if (found := one()) is not None):
-        for group in optimizer.param_groups:
-            momentum = group.get("momentum") or group.get("betas", (0.0,))[0]
-            step = float(group["lr"]) / (1 - float(momentum))
-            steps |= {names[id(p)]: step for p in group["params"] if id(p) in names}
-    largest = max(steps.values(), default=None)
-    return largest, {name: step / largest for name, step in steps.items()} if largest else {}
+
+    def __init__(self) -> None:
+        self._every: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # of all tasks
+        self._now: list[weakref.ref[torch.optim.Optimizer]] = []  # of this task, the latest last
+        self._is_old = False  # True if `_now` has the last one of the task before
+
+    def note(self, optimizer: torch.optim.Optimizer, is_anchored: bool) -> None:
+        """Note a step; it damps distillation if the anchor is implicit."""
+        self._every.add(optimizer)
+        if not is_anchored:
+            self._now = []
+        elif not self._now or self._now[-1]() is not optimizer:
+            known = [] if self._is_old else [one for one in self._now if one() is not None and one() is not optimizer]
+            self._now = [*known, weakref.ref(optimizer)]
+        self._is_old = False
+
+    def end_task(self) -> None:
+        """Keep the last one, until an optimizer takes a step in the next task."""
+        self._now, self._is_old = self._now[-1:], True
+
+    def nominal_steps(self, parameters: Mapping[str, Tensor]) -> tuple[float | None, dict[str, float]]:
+        """Return the largest step lr/(1 − μ), with μ the momentum or Adam's β₁, and each parameter's step as a share of it.
+
+        A parameter of several optimizers has the step of the latest one; one of none is taken to have the largest. None without optimizers.
+        """
+        names, steps = {id(p): name for name, p in parameters.items()}, dict[str, float]()
+        for optimizer in (found for one in self._now if (found := one()) is not None):
+            for group in optimizer.param_groups:
+                step = float(group["lr"]) / (1 - float(momentum_of(group) or group.get("betas", (0.0,))[0]))
+                steps |= {names[id(p)]: step for p in group["params"] if id(p) in names}
+        largest = max(steps.values(), default=None)
+        return largest, {name: step / largest for name, step in steps.items()} if largest else {}
+
+    def of_others(self, optimizer: torch.optim.Optimizer) -> set[int]:
+        """Return the ids of the parameters that other optimizers train."""
+        return {id(p) for other in self._every if other is not optimizer for group in other.param_groups for p in group["params"]}
 
 
 def largest_rate(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> float | Tensor:
@@ -39,4 +60,4 @@ def largest_rate(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) 
     tensors = [rate for rate in rates if isinstance(rate, Tensor)]
     if not tensors:
         return max(map(float, rates))
-    return torch.stack([torch.as_tensor(rate, dtype=torch.float32, device=tensors[0].device) for rate in rates]).max()
+    return torch.stack([torch.as_tensor(rate, dtype=torch.float32, device=tensors[0].device).reshape(()) for rate in rates]).max()

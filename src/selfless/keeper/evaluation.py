@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from selfless.keeper.damping import largest_rate, with_latest
+from selfless.keeper.damping import largest_rate
 from selfless.keeper.part import Part
 from selfless.preserve.capabilities import Evaluates
 
@@ -60,9 +60,9 @@ def finish_step(
     if keeper.injector is not None:
         keeper.injector.drop()
     if keeper.tasks and any(part.is_on for part in keeper.parts):
-        keeper.notices.check_statistics(keeper.model, keeper.tasks, keeper.changes)
+        keeper.notices.check_statistics(keeper.model, keeper.tasks)
     for part in keeper.parts:
-        part.optimizers = with_latest(part.optimizers, optimizer) if keeper.implicit else ()
+        part.optimizers.note(optimizer, keeper.implicit)
         if part.drops is not None:
             part.drops.end_step()
         if keeper.implicit and keeper.tasks:
@@ -74,8 +74,9 @@ def finish_step(
         if part.corrects:
             write(parameters, part.proximal_step(optimizer, parameters, names))
             write(parameters, part.project_step(parameters))
-            held = part.project(parameters)  # others may still be needed, if the step was taken within the backward pass
-            write(parameters, {name: value for name, value in held.items() if name in stepped})
+            if held := part.project(parameters):  # not what others train: a backward pass in which they step may still read it
+                others = part.optimizers.of_others(optimizer)
+                write(parameters, {n: value for n, value in held.items() if n in stepped or id(parameters[n]) not in others})
     for part in keeper.parts:
         part.observe(stepped)
 

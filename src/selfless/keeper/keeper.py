@@ -34,7 +34,6 @@ from selfless.keeper.activations import Collector, resolve_layers
 from selfless.keeper.anchor import check_optimizer
 from selfless.keeper.calls import Calls, reference_to
 from selfless.keeper.changes import Changes
-from selfless.keeper.damping import with_latest
 from selfless.keeper.deprecated import OldNames
 from selfless.keeper.evaluation import changes_model, check_task, evaluated, finish_step, write
 from selfless.keeper.footprint import Footprint, measure_footprint
@@ -246,7 +245,7 @@ class Keeper(OldNames):
             raise ValueError("the optimizer has none of the model's trainable parameters; build it over model.parameters()")
         self.implicit = True
         for part in self.parts:
-            part.optimizers = with_latest(part.optimizers, optimizer)
+            part.optimizers.note(optimizer, is_anchored=True)
         return self
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None = None) -> None:

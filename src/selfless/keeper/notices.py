@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +34,7 @@ class Notices:
         self._terms = terms
         self._given: set[str] = set()
         self._looked_in = -1  # the task in which running statistics were checked last
+        self._buffers: dict[str, Tensor] = {}  # the sums of buffers after the first step of a task, until the second one
         self._active: dict[str, deque[float]] = {}  # active neurons per sample in the last steps, by layer
         self._unsigned: set[str] = set()  # layers whose sign was looked at
         self._reads: dict[int, dict[str, object]] = {}  # task → the variables that its forward= read when it ended
@@ -72,12 +73,14 @@ class Notices:
                     stacklevel=6,
                 )
 
-    def check_statistics(self, model: nn.Module, tasks: int, changes: Changes) -> None:
+    def check_statistics(self, model: nn.Module, tasks: int) -> None:
         """Warn of running statistics and other buffers that follow a later task.
 
-        Only the first step of a task looks: the walk over modules costs time.
+        Only the first two steps of a task look: the walk over modules costs time.
         """
         if tasks == self._looked_in:
+            if self._buffers:
+                self._check_buffers(model, tasks)
             return
         self._looked_in = tasks
         norms = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase))
@@ -89,11 +92,18 @@ class Notices:
                 "trained with: freeze them after model.train() (norm.eval()), keep a copy of the buffers for each task, or use group "
                 "or layer normalisation",
             )
-        if "buffer" not in self._given and (buffer := changes.moving(model)):
+        self._buffers = {} if "buffer" in self._given else dict(_lasting_buffers(model))
+
+    def _check_buffers(self, model: nn.Module, tasks: int) -> None:
+        """Warn of a buffer that the second step of a task has changed."""
+        before, self._buffers = self._buffers, {}
+        now = dict(_lasting_buffers(model)).items()
+        moving = [n for n, t in now if n in before and not torch.allclose(t, before[n].to(t), rtol=0.0, atol=0.0, equal_nan=True)]
+        if moving:
             self.once(
                 "buffer",
-                f"the buffer {buffer!r} changes while task {tasks + 1} trains, so old tasks are evaluated with other values than they were "
-                "trained with, and no method protects it; keep a copy of the buffers for each task, or leave out what changes it",
+                f"the buffer {moving[0]!r} changes in the training steps of task {tasks + 1}: if outputs depend on it, old tasks are "
+                "evaluated with other values than they were trained with; keep a copy of the buffers for each task",
             )
 
     def check_mode(self, model: nn.Module) -> None:
@@ -347,13 +357,13 @@ class Notices:
                 stacklevel=5,
             )
 
-    def check_choice(self, was_chosen: bool, is_chosen: bool, tasks: int) -> None:
-        """Warn of a state of a keeper with parameters=, loaded into one that preserves all: it has no Ω and no θ* of the others."""
-        if was_chosen and not is_chosen and tasks:
+    def check_choice(self, was_chosen: bool, new: Sequence[str], tasks: int) -> None:
+        """Warn of a state of a keeper with parameters=, loaded into one that preserves more: it has no Ω and no θ* of the others."""
+        if was_chosen and new and tasks:
             self.once(
                 "choice",
-                "the state is of a keeper that preserves some parameters only (parameters=), and this one preserves all: what the others "
-                "learned so far is not protected; attach with the same parameters=",
+                "the state is of a keeper that preserves some parameters only (parameters=), and this one preserves more: what the "
+                "others learned so far is not protected; attach with the same parameters=",
                 stacklevel=5,
             )
 
@@ -377,3 +387,14 @@ class Notices:
             f"{shown} (print(keeper.describe()) shows all). If one of them is the output of a task, name the outputs: heads=[…]; to choose "
             "yourself, name activation modules: layers=[…]",
         )
+
+
+def _lasting_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the sum of each saved buffer of several real numbers; running statistics have a warning of their own."""
+    for prefix, module in model.named_modules():
+        for key, b in module._buffers.items() if not isinstance(module, nn.modules.batchnorm._NormBase) else ():
+            is_known = isinstance(b, Tensor) and not isinstance(b, nn.parameter.UninitializedBuffer)
+            if b is None or not is_known or key in module._non_persistent_buffers_set:
+                continue
+            if b.is_floating_point() and b.layout is torch.strided and not b.is_nested and not b.is_meta and b.numel() > 1:
+                yield f"{prefix}.{key}".lstrip("."), b.detach().sum(dtype=torch.float32)

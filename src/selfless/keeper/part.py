@@ -13,18 +13,19 @@ from selfless.distributed.shards import agree, like, local_values, place_like
 from selfless.functional import measures_curvature
 from selfless.keeper import pieces
 from selfless.keeper.anchor import Pull, plain_steps
-from selfless.keeper.damping import References, nominal_steps
+from selfless.keeper.damping import Optimizers
 from selfless.keeper.distillation import distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates, wire
 from selfless.keeper.inputs import add_activity, add_inputs
 from selfless.keeper.log import Log
 from selfless.keeper.memory import fill_memory, replay_cost
+from selfless.keeper.norms import check_norms
 from selfless.keeper.path import PathWatch
 from selfless.keeper.storage import Storage
 from selfless.network.calling import Forward, batch_size
 from selfless.network.layers import Tap
-from selfless.network.roles import weight_normed, within
+from selfless.network.roles import within
 from selfless.preserve import Preserver, State
 from selfless.preserve.base import consolidated, cost_of
 from selfless.preserve.capabilities import (
@@ -33,7 +34,6 @@ from selfless.preserve.capabilities import (
     Drops,
     Encodes,
     Evaluates,
-    Freezes,
     Gated,
     KnowsHeads,
     Observes,
@@ -65,10 +65,7 @@ class Part:
     ) -> None:
         self._find_ranks, self._taps = find_ranks, taps
         self.term, self.model, self.heads = term, model, tuple(heads)
-        if isinstance(term, Freezes):
-            term.check_network(n for n, _ in model.named_buffers())
-            if isinstance(term, Phased) and (name := weight_normed(model)):
-                raise ValueError(f"{type(term).__name__} sets weights to 0, and weight_norm of {name!r} divides by their norm; remove it")
+        check_norms(term, model)
         self.gates: Gates | None = None
         self.drops: DroppedNodes | None = None
         self.path = PathWatch() if isinstance(term, Observes) else None
@@ -77,7 +74,7 @@ class Part:
         self.has_own_heads = False  # True if the heads of single tasks are known
         self.draw_noise: Callable[[int], Tensor] = torch.randn
         self.measured: float | None = None  # λ of the strength "auto", from the end of the first task on
-        self.optimizers: References = ()  # whose steps damp distillation, after `anchor_with`
+        self.optimizers = Optimizers()
         self._pull, self.distilled = Pull(), 0  # distilled: how often in this task
         self._before: dict[str, Tensor] = {}  # the parameters before an optimizer step, during the step
         self.storage = storage
@@ -181,7 +178,7 @@ class Part:
         assert isinstance(term, Distils)
         value = distillation(self.model, term, self.loaded, forwards, batch)
         (value,) = self.ranks.global_mean([value], [batch_size(batch)])
-        step, shares = nominal_steps(self.optimizers, parameters) if term.is_damped(self.state) else (None, {})
+        step, shares = self.optimizers.nominal_steps(parameters) if term.is_damped(self.state) else (None, {})
         if step is None:
             return self.strength * value
         if value.requires_grad and measures_curvature(self.distilled):
@@ -316,6 +313,7 @@ class Part:
 
     def _end_task(self, state: State, parameters: Mapping[str, Tensor]) -> None:
         self._pull.forget()
+        self.optimizers.end_task()
         self.path_started, self.distilled = False, 0
         self.state = {g: {n: like(t, parameters[n]) if n in parameters else t for n, t in ts.items()} for g, ts in state.items()}
         if self.term.is_auto and self.measured is None:

@@ -86,8 +86,9 @@ def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward
         if part.gates is not None:
             part.gates.resume(part.state, begun=new.tasks > 0 or new.epoch is not None)
     keeper.follow_device()
-    keeper.notices.check_names(*unmatched(new, terms, keeper))
-    keeper.notices.check_choice(new.chosen, keeper.choice is not None, new.tasks)
+    unknown, missing = unmatched(new, terms, keeper)
+    keeper.notices.check_names(unknown, missing)
+    keeper.notices.check_choice(new.chosen, missing, new.tasks)
     keeper.notices.check_distance(keeper.parts, keeper.trainable())
     return new.epoch
 

@@ -48,15 +48,6 @@ def within(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
-def weight_normed(model: nn.Module) -> str:
-    """Return the name of a layer with torch's weight_norm; "" if there is none."""
-    for name, module in model.named_modules():
-        hooks = [type(hook).__name__ for hook in module._forward_pre_hooks.values()]
-        if type(module).__name__ == "_WeightNorm" or "WeightNorm" in hooks:
-            return str(name).partition(".parametrizations.")[0]
-    return ""
-
-
 def feature_axis(module: nn.Module | None) -> int | None:
     """Return the axis of the neurons in a module's output; None if its class does not tell."""
     if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding)) or is_transposed_linear(module):

@@ -351,12 +351,10 @@ class Freezes(ABC):  # noqa: B024
     """Keeps old tasks exactly. Batch normalisation is refused: its running statistics change with every batch of a new task."""
 
     def check_network(self, buffers: Iterable[str]) -> None:
-        """Raise ValueError for a network with running statistics or spectral norms; `buffers` are the names of its buffers."""
-        names = {name: name.rpartition(".")[2] for name in buffers}
-        moving = [name for name, last in names.items() if last in ("running_mean", "running_var")]
-        moving += [name for name, last in names.items() if last == "weight_u" or ("parametrizations." in name and last == "_u")]
+        """Raise ValueError for a network with running statistics; `buffers` are the names of its buffers."""
+        moving = [name for name in buffers if name.rpartition(".")[2] in ("running_mean", "running_var")]
         if moving:
             raise ValueError(
                 f"{type(self).__name__} keeps old tasks exactly, but {moving[0]!r} changes with every batch of a new task; "
-                "use a network without batch normalisation (LayerNorm and GroupNorm have no running statistics) and spectral_norm"
+                "use a network without batch normalisation (LayerNorm and GroupNorm have no running statistics)"
             )
