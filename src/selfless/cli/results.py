@@ -44,9 +44,11 @@ def _print_json(results: Sequence[Result], out: Path) -> None:
     averages = {name: {"mean": _nan_to_none(mean), "std": _nan_to_none(std)} for name, (mean, std) in spreads.items()}
     payload: dict[str, Any] = {"out": str(out), "averages": averages, "runs": [r.as_dict() for r in results]}
     found = groups(results)
-    if reason := why_not_compared(found):
-        payload |= {"best": None, "beside": {}, "not_compared": reason}
+    if len(found) > 1:
+        few = "one seed of each has no interval" if len([g for g in found if g.done]) > 1 else "fewer than two methods have finished"
+        payload |= {"best": None, "beside": {}, "not_compared": why_not_compared(found) or few}
     if (top := best(found)) is not None and (others := gaps(found)):
+        del payload["not_compared"]
         payload["best"] = top.run.method
         payload["uses_old_data"] = [group.run.method for group in found if uses_old_data(group.run)]
         payload["beside"] = {g.group.run.method: {"difference": g.mean, "low": g.low, "high": g.high, "seeds": g.seeds} for g in others}

@@ -120,7 +120,11 @@ def test_bytes_are_fitted_like_pictures() -> None:
         made = selfless.stream(given, size=5, channels=3)
         assert made.input_shape == (3, 5, 5)
         assert torch.equal(inputs(made, 0), torch.from_numpy(wanted.transpose(0, 3, 1, 2)))
-    assert selfless.stream(mixed, size=5, channels=1).input_shape == (1, 5, 5)
+    assert selfless.stream(mixed, size=np.int64(5), channels=1).input_shape == (1, 5, 5)
+    turned = [([(grey[0, 0], 0), (colour[0].transpose(1, 2, 0), 1)],) * 2]  # (H, W) and (H, W, C)
+    for one, other in zip(*(inputs(selfless.stream(given, size=5, channels=3), 0) for given in (mixed, turned)), strict=True):
+        assert torch.equal(one, other)
+    assert selfless.stream([((np.arange(8).reshape(4, 2), y),) * 2], tokens=True, size=5).input_shape == (1, 1, 2)
     assert selfless.stream(as_pairs[:1], size=8, channels=1).input_shape == (1, 8, 8)  # nothing to do
     with pytest.raises(ValueError, match=r"task 1, train has inputs \(1, 8, 8\) of float32; size= and channels= fit pictures and bytes"):
         selfless.stream([((grey.astype("float32"), y), (grey, y))], size=5)

@@ -63,7 +63,8 @@ def read_dataset(dataset: Any, what: str, how: Reading) -> Table:
         return _read_hugging_face(dataset, what, how)
     else:
         x, y = _read_items(dataset, what, how)
-    return Table(_fitted(_as_inputs(x, what, bool(how.tokens)), what, how), _check_labels(y, len(x), what), _class_names(dataset))
+    inputs = _as_inputs(x, what, bool(how.tokens))
+    return Table(inputs if how.tokens else _fitted(inputs, what, how), _check_labels(y, len(x), what), _class_names(dataset))
 
 
 def _is_pair(dataset: Any) -> bool:
@@ -77,12 +78,12 @@ def _as_inputs(x: Any, what: str, tokens: bool) -> Tensor:
         raise ValueError(f"{what} is empty; give it at least one sample of each class, or leave the task out")
     if tokens:
         try:
-            numbers = torch.as_tensor(x)
+            ids = torch.as_tensor(x)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{what}: sequences of tokens differ in length; pad them to one length") from error
-        if numbers.is_floating_point() or int(numbers.max()) > LARGEST:
-            raise ValueError(f"{what}: token ids must be integers up to {LARGEST}, not {numbers.dtype} up to {numbers.max()}")
-        x = numbers.float()
+        if ids.is_floating_point() or int(ids.max()) > LARGEST:
+            raise ValueError(f"{what}: token ids must be integers up to {LARGEST}, not {ids.dtype} up to {ids.max()}")
+        x = ids.float()
     images = as_images(x, what)
     check_finite(images, what)
     return images
@@ -93,7 +94,7 @@ def _fitted(images: Tensor, what: str, how: Reading) -> Tensor:
     if how.size is None and how.channels is None:
         return images
     depth, *sides = images.shape[1:]
-    size = sides if how.size is None else [how.size] * 2 if isinstance(how.size, int) else list(how.size)
+    size = sides if how.size is None else [int(how.size)] * 2 if isinstance(how.size, int | np.integer) else list(how.size)
     if (how.channels or depth, size) == (depth, sides):
         return images
     if images.dtype != torch.uint8 or depth not in (1, 3):
@@ -101,7 +102,16 @@ def _fitted(images: Tensor, what: str, how: Reading) -> Tensor:
             f"{what} has inputs {tuple(images.shape[1:])} of {str(images.dtype)[6:]}; size= and channels= fit pictures and bytes (uint8) "
             "with 1 or 3 channels. Convert the inputs in the data set"
         )
-    return torch.stack([torch.from_numpy(fit_image(_picture(one), how.size, how.channels)) for one in images])
+    return torch.stack([torch.from_numpy(fit_image(_picture(one), (size[0], size[1]), how.channels)) for one in images])
+
+
+def _fitted_bytes(image: Tensor, what: str, how: Reading) -> Tensor:
+    """Return the bytes of one item, (H, W), (C, H, W) or (H, W, C), as (C, H, W) with the size and channels that are asked for."""
+    if image.dim() == 2:
+        image = image[None]
+    elif image.dim() == 3 and image.shape[0] not in (1, 3) and image.shape[2] in (1, 3):
+        image = image.movedim(2, 0)
+    return _fitted(image[None], what, how)[0] if image.dim() == 3 else image
 
 
 def _picture(image: Tensor) -> Image.Image:
@@ -176,8 +186,7 @@ def _as_array(x: Any, what: str, how: Reading) -> Tensor:
         array = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what}: an input is a {type(x).__name__}, not an image, an array or a list of numbers") from error
-    is_picture = array.dtype == torch.uint8 and array.dim() == 3 and len(array) in (1, 3)
-    return _fitted(array[None], what, how)[0] if is_picture else array
+    return array if array.dtype != torch.uint8 or (how.size is None and how.channels is None) else _fitted_bytes(array, what, how)
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
@@ -211,7 +220,8 @@ def _read_hugging_face(dataset: Any, what: str, how: Reading) -> Table:
         x, y = _read_items(dataset, what, how)
         label = _find_column(list(dataset[0]), how.label, LABELS, "label", what)
         tokens = how.tokens if how.tokens is not None else how.input in (None, TOKENS) and TOKENS in dataset[0]
-        return Table(_fitted(_as_inputs(x, what, tokens), what, how), _check_labels(y, len(x), what), _label_names(dataset, label))
+        inputs = _as_inputs(x, what, tokens)
+        return Table(inputs if tokens else _fitted(inputs, what, how), _check_labels(y, len(x), what), _label_names(dataset, label))
     classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
     label = _find_column(list(kinds), how.label or (classes[0] if len(classes) == 1 else None), LABELS, "label", what)
     others = [name for name in kinds if name != label]
@@ -233,7 +243,8 @@ def _read_hugging_face(dataset: Any, what: str, how: Reading) -> Table:
     if isinstance(values, list) or values.dtype == object:
         raise ValueError(f"{what}: the inputs in {column!r} differ in shape; pad or cut them to one length (padding='max_length')")
     tokens = how.tokens if how.tokens is not None else column == TOKENS
-    return Table(_fitted(_as_inputs(values, what, tokens), what, how), _check_labels(arrays[label], len(values), what), names)
+    inputs = _as_inputs(values, what, tokens)
+    return Table(inputs if tokens else _fitted(inputs, what, how), _check_labels(arrays[label], len(values), what), names)
 
 
 def _label_names(dataset: Any, label: str) -> tuple[str, ...] | None:
