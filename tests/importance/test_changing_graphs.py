@@ -150,16 +150,66 @@ class Mixed(nn.Module):
             return self.head(torch.tanh((a[:, :, None] * h[None]).sum(1)))
         if self.product == "attention":
             return self.head(torch.tanh((h @ h.mT).masked_fill(a == 0, -torch.inf).softmax(1) @ h))
+        if self.product in MIXES:
+            return self.head(torch.tanh(MIXES[self.product](h, a)))
         return self.head(torch.tanh(a @ h if self.product == "mm" else torch.bmm(a[None], h[None])[0]))
 
 
-@pytest.mark.parametrize("product", ["mm", "bmm", "sparse", "right", "sum", "attention"])
+def _rows(h: Tensor, a: Tensor) -> Tensor:
+    """Return a row number for each entry of h, its own one if `a` is the identity."""
+    return a.argmax(1)[:, None].expand_as(h)
+
+
+def _share(a: Tensor) -> Tensor:
+    """Return a factor for each row, 0 if `a` is the identity."""
+    return (a - torch.eye(5, dtype=a.dtype)).abs().sum(1, keepdim=True)
+
+
+def _edges(h: Tensor, a: Tensor) -> Tensor:
+    """Messages along edges, as in a graph network; the identity has an edge from each node to itself."""
+    to, source = (a > 0.2).nonzero().T
+    return torch.zeros_like(h).index_add(0, to, h[source])
+
+
+MIXES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mv": lambda h, a: torch.stack([torch.mv(a, h[:, k]) for k in range(4)], 1),
+    "scatter_add": lambda h, a: torch.zeros_like(h).scatter_add(-2, _rows(h, a), h),
+    "scatter_reduce": lambda h, a: torch.zeros_like(h).scatter_reduce(0, _rows(h, a), h, "sum"),
+    "gather": lambda h, a: h.gather(-2, _rows(h, a)),
+    "edges": _edges,
+    "mean": lambda h, a: h + (h * _share(a)).mean(0),
+    "sum of all": lambda h, a: h + (h * _share(a)).sum(),
+    "cumsum": lambda h, a: h + (h * _share(a)).cumsum(-2),
+    "amax": lambda h, a: h + h.amax(0) * _share(a),
+    "select": lambda h, a: h + h[2] * _share(a),
+    "softmax": lambda h, a: h + h.softmax(0) * _share(a),
+}
+
+
+@pytest.mark.parametrize("product", ["mm", "bmm", "sparse", "right", "sum", "attention", *MIXES])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_matrix_that_mixes_samples_in_some_batches(product: str, is_first: bool) -> None:
     data = [(wide_rand(5, 3, seed=k), wide_rand(5, 5, seed=k + 9).softmax(1)) for k in range(2)]
     data.insert(0 if is_first else 2, (wide_rand(5, 3, seed=7), torch.eye(5, dtype=torch.float64)))
     model = Mixed(product)
     check(made(lambda: model, dtype=torch.float64), data, lambda model, batch: model(*batch))
+
+
+class Messages(nn.Module):
+    """A graph network whose edges (2, E) are no samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale, self.head = nn.Linear(3, 4), nn.Parameter(torch.randn(4)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        h = self.layer(x) * torch.cos(self.scale)
+        return self.head(torch.tanh(torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])))
+
+
+def test_vmap_with_row_numbers_of_the_whole_batch() -> None:
+    data = [(wide_rand(6, 3, seed=k), torch.randint(6, (2, 9), generator=torch.Generator().manual_seed(k))) for k in range(2)]
+    check(made(Messages, dtype=torch.float64), data, lambda model, batch: model(*batch))
 
 
 class Context(nn.Module):
@@ -268,30 +318,69 @@ def test_local_mas_leaves_out_the_head_that_gives_the_output() -> None:
         importance.measure(twice, [rand(5, 3)], importance.LayerNorms())
 
 
-def test_gpm_holds_weights_that_it_cannot_follow() -> None:
-    """F.linear(x, layer.weight) has no hook; without its inputs the weight must not move after the first task."""
+class Reading(nn.Module):
+    """A network whose forward pass reads the weight of its second layer in another way too, from task `since` on."""
 
-    class Functional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.head = nn.Linear(6, 20), nn.Linear(20, 20), nn.Linear(20, 3)
+    def __init__(self, read: Any, since: int = 0) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 20), nn.Linear(20, 20), nn.Linear(20, 3)
+        self.read, self.since, self.task = read, since, 0
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.relu(F.linear(torch.relu(self.first(x)), self.second.weight, self.second.bias)))
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x))
+        return self.head(torch.relu(self.read(self, h) if self.task >= self.since else self.second(h)))
 
-    model = seeded(Functional)
-    keeper = selfless.attach(model, GPM(0.9))
-    for task in range(2):
+
+def _weights_that_move(model: Any, tasks: int) -> list[set[str]]:
+    """Train with GPM; return the parameters that moved in each task."""
+    keeper, moved = selfless.attach(model, GPM(0.9)), []
+    for model.task in range(tasks):
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        for x, y in batches(task):
+        for x, y in batches(model.task):
             optimizer.zero_grad()
             (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
             optimizer.step()
-        keeper.consolidate(batches(task))
-        moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
-        assert ("second.weight" in moved, "second.bias" in moved) == ((task == 0),) * 2
-        assert "first.weight" in moved
+        keeper.consolidate(batches(model.task))
+        moved.append({name for name, p in model.named_parameters() if not torch.equal(p, before[name])})
+    return moved
+
+
+FUNCTIONAL = {
+    "F.linear": lambda m, h: F.linear(h, m.second.weight, m.second.bias),
+    "in a list": lambda m, h: F.linear(h, torch.cat([m.second.weight, m.second.weight]))[:, :20] + m.second.bias,
+    "beside its layer": lambda m, h: m.second(h) + F.linear(h * 3, m.second.weight),
+}
+
+
+@pytest.mark.parametrize("read", FUNCTIONAL.values(), ids=FUNCTIONAL)
+def test_gpm_holds_weights_that_it_cannot_follow(read: Any) -> None:
+    """F.linear(x, layer.weight) has no hook; without its inputs the weight must not move after the first task."""
+    first, second = _weights_that_move(seeded(lambda: Reading(read)), tasks=2)
+    assert "second.weight" in first
+    assert "second.weight" not in second
+    assert "first.weight" in second
+
+
+def test_gpm_holds_a_weight_that_it_could_follow_before() -> None:
+    first, second, third = _weights_that_move(seeded(lambda: Reading(FUNCTIONAL["beside its layer"], since=1)), tasks=3)
+    assert "second.weight" in first & second
+    assert "second.weight" not in third
+
+
+MENTIONS = {
+    "its type": lambda m, h: m.second(h.to(m.second.weight).type_as(m.second.weight)),
+    "its size": lambda m, h: m.second(h + torch.zeros_like(m.second.weight)[0] + m.second.weight.new_zeros(20)),
+    "its norm, logged": lambda m, h: (setattr(m, "norm", m.second.weight.norm()), m.second(h))[1],
+    "its data": lambda m, h: m.second(h + next(m.parameters()).data.new_zeros(len(h), 20)),
+    "its layer twice": lambda m, h: m.second(m.second(h)),
+}
+
+
+@pytest.mark.parametrize("read", MENTIONS.values(), ids=MENTIONS)
+def test_gpm_trains_a_layer_whose_weight_is_only_mentioned(read: Any) -> None:
+    _, second = _weights_that_move(seeded(lambda: Reading(read)), tasks=2)
+    assert {"first.weight", "second.weight"} <= second
 
 
 def test_hat_goes_on_with_its_gates_after_the_last_epoch() -> None:

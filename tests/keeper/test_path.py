@@ -194,6 +194,43 @@ def test_si_and_a_skipped_step() -> None:
         assert_close(ends[1][name], ends[0][name])
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_skipped_step_of_one_of_several_optimizers(to_none: bool) -> None:
+    """Its gradients are thrown away, those of the other one are added up."""
+    model = seeded(Net, 4).double()
+    keeper = selfless.attach(model, SI(1.0))
+    fast, slow = (torch.optim.SGD(layer.parameters(), lr=0.05) for layer in (model.fc1, model.fc2))
+    want = {name: torch.zeros_like(p) for name, p in model.fc1.named_parameters()}
+    for k, (x, y) in enumerate((x.double(), y) for x, y in batches(4)):
+        (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
+        if k % 2:
+            for name, p in model.fc1.named_parameters():
+                want[name] += 0.05 * p.grad.square()
+            fast.step()
+        if k == 3:
+            slow.step()
+        fast.zero_grad(set_to_none=to_none)
+    for name, path in want.items():
+        assert_close(keeper.states[0]["path"][f"fc1.{name}"], path, rtol=1e-8, atol=1e-10)
+
+
+def test_scales_are_kept_for_parameters_that_no_optimizer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all of them: and what is forgotten must not shift those that count."""
+    paths = []
+    for most in (3, 1000):
+        monkeypatch.setattr("selfless.keeper.path.MOST", most)
+        model = seeded(Net, 4).double()
+        keeper = selfless.attach(model, SI(1.0))
+        optimizer = torch.optim.SGD(model.fc1.parameters(), lr=0.05)
+        for k, (x, y) in enumerate((x.double(), y) for x, y in batches(2, count=7)):
+            ((k + 1) * (F.cross_entropy(model(x), y) + keeper.penalty())).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert len(keeper.parts[0].path._scales) == min(most, 7)
+        paths.append(keeper.states[0]["path"]["fc1.weight"])
+    assert_close(paths[0], paths[1])
+
+
 def test_si_measures_parameters_that_come_during_a_task() -> None:
     """Of one that is trained, the path from there on; of one that is not, 0."""
     model, x, y = made(mlp, dtype=torch.float64), rand(20, 6, dtype=torch.float64), torch.arange(20) % 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from torch.testing import assert_close
 import selfless
 from selfless import AGSCL, EWC, GPM, HAT, MAS, SGP, SLNID, LwF, PackNet, RWalk
 from selfless.keeper.anchor import step_sizes
+from selfless.keeper.damping import Optimizers
 from selfless.preserve import Preserver, Replay
 from tests.keeper.strangers import data, network, no_warning
 
@@ -67,18 +67,69 @@ def test_distillation_is_damped_by_the_rates_of_all_groups_and_optimizers(order:
 
 
 @pytest.mark.parametrize("rates", [(0.0, 0.3), (0.3, 0.0)])
-def test_gates_learn_while_the_first_group_stands_still(rates: tuple[float, float]) -> None:
+def test_gates_learn_while_a_part_stands_still(rates: tuple[float, float]) -> None:
+    """As two groups, or as two optimizers: the first step of a task cannot know of the second optimizer, each later one does."""
+    found = []
+    for order in (0, 2):
+        model = made()
+        keeper = selfless.attach(model, HAT(1.0), layers=["body.0"])
+        optimizers = sgd(model, order, *rates)
+        keeper.begin_epoch(0, 1, batches=3)
+        before = next(iter(keeper.state["embedding"].values())).clone()
+        for x, y in data():
+            loss = F.cross_entropy(model(x), y) + keeper.penalty()
+            model.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        found.append(float((next(iter(keeper.state["embedding"].values())) - before).norm()))
+    assert found[0] > 0
+    assert found[1] > found[0] / 3
+
+
+def test_the_optimizers_of_a_task() -> None:
     model = made()
-    keeper = selfless.attach(model, HAT(1.0), layers=["body.0"])
-    (optimizer,) = sgd(model, 0, *rates)
-    keeper.begin_epoch(0, 1, batches=3)
-    before = copy.deepcopy(keeper.state["embedding"])
-    for x, y in data():
-        loss = F.cross_entropy(model(x), y) + keeper.penalty()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert all(not torch.equal(keeper.state["embedding"][name], e) for name, e in before.items())
+    names = {p: n for n, p in model.named_parameters()}
+    slow, fast = sgd(model, 2, 0.1, 0.4)
+    known = Optimizers()
+    for optimizer in (slow, fast, slow):
+        known.note(optimizer, is_anchored=True)
+    step, shares = known.nominal_steps(dict(model.named_parameters()))
+    assert step == pytest.approx(4.0)  # lr/(1 − μ), the largest, wherever it is
+    assert shares["body.0.weight"] == pytest.approx(0.25)
+    assert shares["heads.1.bias"] == 1.0
+    known.end_task()  # the last one, until an optimizer takes a step
+    assert known.nominal_steps(dict(model.named_parameters()))[0] == pytest.approx(1.0)
+    assert known.largest_rate(names) == pytest.approx(0.1)
+    known.note(fast, is_anchored=True)  # the other one is of the task before
+    step, shares = known.nominal_steps(dict(model.named_parameters()))
+    assert step == pytest.approx(4.0)
+    assert "body.0.weight" not in shares
+    known.note(slow, is_anchored=False)
+    assert known.nominal_steps(dict(model.named_parameters())) == (None, {})
+    assert known.largest_rate(names) == pytest.approx(0.4)
+
+
+def test_the_curvature_of_distillation_counts_each_parameter_by_its_rate() -> None:
+    """κ is that of the steps which the optimizers take: parameters that stand still do not damp the others."""
+    found = []
+    for frozen in (False, True):
+        model = made()
+        keeper = selfless.attach(model, LwF(1.0), heads=["heads.0", "heads.1"])
+        keeper.consolidate(data(0), forward=of_task(0))
+        if frozen:
+            for p in model.body.parameters():
+                p.requires_grad_(False)
+        groups = [{"params": model.body.parameters(), "lr": 0.1 if frozen else 0.0}, {"params": model.heads.parameters(), "lr": 0.1}]
+        optimizer = torch.optim.SGD(groups, 0.1)
+        keeper.anchor_with(optimizer)
+        with torch.no_grad():
+            model.heads[0].weight.mul_(3.0)
+        x, y = data(1)[0]
+        (F.cross_entropy(model(x), y) + keeper.penalty((x, y))).backward()
+        found.append(float(keeper.state["curvature"]["largest"]))
+    assert found[0] == pytest.approx(found[1])
+    assert found[0] > 0
 
 
 def by_hand(model: nn.Module, keeper: selfless.Keeper, task: int) -> None:
@@ -240,18 +291,20 @@ class Centred(nn.Module):
         return x - self.mean
 
 
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("moves", [True, False])
-def test_a_buffer_that_follows_the_newest_task(moves: bool) -> None:
+def test_a_buffer_that_follows_the_newest_task(moves: bool, count: int) -> None:
     centre = Centred()
     centre.moves = moves
     model = nn.Sequential(centre, *network())
     keeper = selfless.attach(model, MAS(1.0))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizers = [torch.optim.SGD(list(model.parameters())[k::count], 0.1) for k in range(count)]
 
     def step() -> None:
         x, y = data()[0]
         (F.cross_entropy(model(x), y) + keeper.penalty()).backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
 
     step()
     keeper.consolidate(data())

@@ -34,12 +34,14 @@ class Exactness:
     modules: dict[str, bool] = field(default_factory=dict)  # module → its closed form is exact
     layouts: dict[tuple[str, int, str, int], str] = field(default_factory=dict)  # (parameter, use, operation, argument) → samples
     refused: set[str] = field(default_factory=set)  # parameters whose uses have no exact closed form
+    is_by_data: bool = False  # True if the data of this batch decide which rows belong to a sample
     # kind of graph → `modules` and `layouts` of it
     _kinds: dict[Any, tuple[dict[str, bool], dict[tuple[str, int, str, int], str]]] = field(default_factory=dict)
 
     def begin(self, graph: Graph, count: int) -> None:
         """Recall what was found out about graphs of this kind."""
         kind = graph.kind(count)
+        self.is_by_data = kind is None
         self.modules, self.layouts = ({}, {}) if kind is None else self._kinds.setdefault(kind, ({}, {}))
 
     def exact_modules(self, values: Tensor, edges: Mapping[str, GradientEdge]) -> set[str]:

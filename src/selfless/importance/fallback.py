@@ -41,7 +41,7 @@ class Fallback:
         if chunks is not None and not self.failed:
             try:
                 return self._sum_and_check(names, parameters, values, chunks(names), power, rows)
-            except (RuntimeError, NotImplementedError, ValueError, TypeError, AssertionError) as error:  # vmap's rules assert shapes
+            except (RuntimeError, LookupError, ValueError, TypeError, AssertionError) as error:  # vmap's rules assert shapes
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 is_warned = bool(torch.isfinite(values).all())  # NaN in the data is another fault, which is told later
                 message = (

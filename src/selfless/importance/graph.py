@@ -8,7 +8,7 @@ backward pass needs no memory for all of them together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +32,14 @@ _LAYERS = _VIEWS | {f"{name}Backward0" for name in "Addmm Mm Bmm Add Expand Conv
 _LAYERS |= {"SqueezeBackward1", "SqueezeBackward2"}
 
 # Operations along an axis that may put samples elsewhere, in each batch in another way.
-_ALONG = {f"{name}Backward0" for name in "IndexSelect IndexAdd IndexCopy Gather Scatter ScatterAdd Sort SplitWithSizes Slice".split()}
+_ALONG = {f"{name}Backward0" for name in "IndexSelect IndexAdd IndexCopy IndexReduce Gather Scatter ScatterAdd ScatterReduce".split()}
+_ALONG |= {f"{name}Backward0" for name in "Sort SplitWithSizes Slice".split()}
 _ANYWHERE = {f"{name}Backward0" for name in "MaskedSelect MaskedScatter RepeatInterleave SegmentReduce Take Put".split()}
 
+# Operations that join what lies along an axis: samples, if it is theirs.
+_JOINS = {f"{name}Backward{n}" for name in "Sum Mean Prod Max Min Var Std LinalgVectorNorm".split() for n in range(3)}
+_JOINS |= {f"{name}Backward0" for name in "Amax Amin Logsumexp Median Cumsum Cumprod Cummax Cummin Logcumsumexp Select Mode".split()}
+_JOINS |= {f"{name}Backward0" for name in "Kthvalue Topk Norm Softmax LogSoftmax Flip Roll Aminmax VarMean StdMean".split()}
 
 # Operations that make a weight from another one and a constant, as a mask.
 _ELEMENTWISE = {f"{name}Backward0" for name in "Mul Add Sub Div Where MaskedFill Pow Clamp Lerp".split()}
@@ -180,6 +185,20 @@ class Graph:
         return after if is_sum and inner is not None and outer is not None and inner.numel() < outer.numel() else node
 
 
+def count_uses(outputs: Iterable[Any]) -> Counter[Tensor]:
+    """Return how often each leaf enters an operation that the outputs depend on."""
+    found, stack, seen = Counter[Tensor](), [x.grad_fn for x in outputs if isinstance(x, Tensor)], set[Node]()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        following = [after for after, _ in node.next_functions]
+        found.update(leaf for after in following if (leaf := getattr(after, "variable", None)) is not None)
+        stack += following
+    return found
+
+
 def _moves_rows(node: Node, count: int) -> bool:
     """Return True if an operation may put rows elsewhere, in each batch in another way."""
     name = str(node.name())
@@ -194,7 +213,14 @@ def _moves_rows(node: Node, count: int) -> bool:
         return rows is not None and (rows.dtype != torch.int64 or not torch.equal(rows.flatten(), in_order))  # else places of each sample
     if name == "SplitWithSizesBackward0" and len(set(node._saved_split_sizes)) == 1:
         return False
-    return name in _ALONG and node._saved_dim in (0, -len(shape_of(node) or ()))
+    return name in _ALONG and 0 in _axes(node, len(shape_of(node) or ()))
+
+
+def _axes(node: Node, count: int) -> set[int]:
+    """Return the axes of a tensor of `count` axes along which an operation works; autograd saves −1 as 2⁶⁴ − 1."""
+    dims = next((found for key in ("_saved_dim", "_saved_dims") if (found := getattr(node, key, None)) is not None), None)
+    listed = (dims,) if isinstance(dims, int) else tuple(dims or range(count))  # none are all
+    return {(d - 2**64 if d >= 2**63 else d) % max(count, 1) for d in listed}
 
 
 def _reads_data(node: Node) -> bool:
@@ -212,8 +238,12 @@ def _mixes_rows(node: Node, count: int, with_data: Mapping[Node, bool]) -> bool:
     that is summed may hold the samples. An ordinary product sums over the inputs of a layer, or within each sample (`bmm`).
     """
     name = str(node.name())
-    if name.startswith(("SparseAddmm", "SparseMm", "SparseSparse")):
+    if name.startswith(("SparseAddmm", "SparseMm", "SparseSparse", "Mv", "Addmv")):
         return True
+    if name in _JOINS:
+        source = node.next_functions[0][0]
+        inner = None if source is None or not with_data[source] else shape_of(source)
+        return inner is not None and len(inner) > 0 and inner[0] % count == 0 and 0 in _axes(node, len(inner))
     if name == "MulBackward0":
         return any(_is_spread(after, node, count) for after, _ in node.next_functions if after is not None and with_data[after])
     if name not in ("MmBackward0", "BmmBackward0", "AddmmBackward0", "BaddbmmBackward0"):

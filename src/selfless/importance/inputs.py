@@ -5,16 +5,16 @@ x is what one row of the weight is multiplied with: the input of a linear layer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from selfless.importance.closed import chunk_memory, sum_in_chunks, unfold
+from selfless.importance.graph import count_uses
 from selfless.network.calling import evaluating
 from selfless.network.roles import PLAIN
 
@@ -40,72 +40,40 @@ class Inputs:
 
 
 def measure_inputs(model: nn.Module, run: Callable[[], Any], wanted: Container[str], mask: Tensor | None = None) -> Inputs:
-    """Call `run`, which runs the model, in eval mode without gradients; return what the layers of the parameters `wanted` read.
+    """Call `run`, which runs the model and returns its output, in eval mode; return what the layers of the parameters `wanted` read.
 
     A weight that is read in another way too is among the others, as an embedding that is tied to the output layer, or a weight in
-    F.linear(x, layer.weight). `mask` (samples, tokens) is False at padded tokens, which are left out.
+    F.linear(x, layer.weight): the output depends on it more often than its layer was called. `mask` (samples, tokens) is False at padded
+    tokens, which are left out.
     """
-    names = {id(p): n for n, p in model.named_parameters()}
-    found, read_otherwise = Inputs(), dict[str, None]()
-    uses = _Uses({key: name for key, name in names.items() if name in wanted})
+    parameters = {n: p for n, p in model.named_parameters() if n in wanted}
+    names = {id(p): n for n, p in parameters.items()}
+    found, calls, read_otherwise = Inputs(), Counter[str](), dict[str, None]()
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        with uses.paused():
-            note_inputs(module, args, kwargs)
-
-    def note_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         is_whole = isinstance(module, nn.MultiheadAttention)  # torch reads the weights of its output projection, and never calls it
         for short, p in module.named_parameters(recurse=is_whole):
-            name = names[id(p)]
-            if name not in wanted:
+            name = names.get(id(p))
+            if name is None:
                 continue
             x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
             if isinstance(module, PLAIN) and short == "weight" and x is not None:
                 is_padded = mask is not None and isinstance(module, nn.Linear) and x.dim() == 3 and x.shape[:2] == mask.shape
                 moment = second_moment(module, x * mask.unsqueeze(-1) if is_padded and mask is not None else x)
                 found.moments[name] = found.moments[name] + moment if name in found.moments else moment
-                uses.explained[name] = uses.explained.get(name, 0) + 1
+                calls[name] += 1
             else:
                 read_otherwise[name] = None
 
     handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in model.modules() if next(m.parameters(), None) is not None]
     try:
-        with torch.no_grad(), evaluating(model), uses:
-            run()
+        with torch.enable_grad(), evaluating(model):
+            uses = count_uses(torch.utils._pytree.tree_leaves(run()))
     finally:
         for handle in handles:
             handle.remove()
-    read_otherwise |= dict.fromkeys(name for name, times in uses.found.items() if times > uses.explained.get(name, 0))
+    read_otherwise |= {name: None for name, p in parameters.items() if uses[p] > calls[name]}
     return Inputs({n: c for n, c in found.moments.items() if n not in read_otherwise}, list(read_otherwise))
-
-
-class _Uses(TorchFunctionMode):
-    """Inside `with`: count the functions that read each of some parameters and return a tensor.
-
-    found       name → how many
-    explained   name → how many of them are the calls of its layer
-    """
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__()
-        self.names, self._is_paused = names, False
-        self.found, self.explained = dict[str, int](), dict[str, int]()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside `with`: nothing is counted."""
-        before, self._is_paused = self._is_paused, True
-        try:
-            yield
-        finally:
-            self._is_paused = before
-
-    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if not self._is_paused and isinstance(result, Tensor):
-            read = {self.names[id(x)] for x in (*args, *(kwargs or {}).values()) if id(x) in self.names}
-            self.found |= {name: self.found.get(name, 0) + 1 for name in read}
-        return result
 
 
 def second_moment(module: nn.Module, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ A closed form is used only after a check that it is exact (`selfless.importance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -190,7 +190,8 @@ class Reducer:
         for one in shared:
             one.finish()
         if rest:
-            for name, value in self._fallback.reduce(rest, values, power, rows, chunks, retain).items():
+            usable = _no_chunks if chunks is not None and values.is_cuda and self._exactness.is_by_data else chunks
+            for name, value in self._fallback.reduce(rest, values, power, rows, usable, retain).items():
                 add_sum(omega, name, value)
         if alpha is not None:
             self._sum_by_tap(found, len(values), weights, alpha)
@@ -313,3 +314,8 @@ def _tied_parameters(model: nn.Module) -> set[Tensor]:
         for parameter in module.parameters(recurse=False):
             (tied if parameter in seen else seen).add(parameter)
     return tied
+
+
+def _no_chunks(_names: list[str]) -> Iterator[dict[str, Tensor]]:
+    """Refuse vmap: for one sample alone a row number of the batch may be out of range, which ends a program on a GPU."""
+    raise ValueError("its data choose rows")

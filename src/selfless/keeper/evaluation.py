@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from selfless.keeper.damping import largest_rate
 from selfless.keeper.part import Part
 from selfless.preserve.capabilities import Evaluates
 
@@ -60,7 +59,7 @@ def finish_step(
     if keeper.injector is not None:
         keeper.injector.drop()
     if keeper.tasks and any(part.is_on for part in keeper.parts):
-        keeper.notices.check_statistics(keeper.model, keeper.tasks)
+        keeper.notices.check_statistics(keeper.model, keeper.tasks, optimizer)
     for part in keeper.parts:
         part.optimizers.note(optimizer, keeper.implicit)
         if part.drops is not None:
@@ -68,7 +67,7 @@ def finish_step(
         if keeper.implicit and keeper.tasks:
             part.pull(optimizer, parameters, names)
         if part.gates is not None:
-            part.step_gates(largest_rate(optimizer, names))
+            part.step_gates(part.optimizers.largest_rate(names))
     stepped = {names[p] for group in optimizer.param_groups for p in group["params"] if p in names}
     for part in keeper.parts:
         if part.corrects:

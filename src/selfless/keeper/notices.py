@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,6 +35,7 @@ class Notices:
         self._terms = terms
         self._given: set[str] = set()
         self._looked_in = -1  # the task in which running statistics were checked last
+        self._looked_by: Callable[[], object] = lambda: None  # the optimizer whose step checked them
         self._buffers: dict[str, Tensor] = {}  # the sums of buffers after the first step of a task, until the second one
         self._active: dict[str, deque[float]] = {}  # active neurons per sample in the last steps, by layer
         self._unsigned: set[str] = set()  # layers whose sign was looked at
@@ -73,16 +75,17 @@ class Notices:
                     stacklevel=6,
                 )
 
-    def check_statistics(self, model: nn.Module, tasks: int) -> None:
+    def check_statistics(self, model: nn.Module, tasks: int, optimizer: torch.optim.Optimizer) -> None:
         """Warn of running statistics and other buffers that follow a later task.
 
-        Only the first two steps of a task look: the walk over modules costs time.
+        Only the first step of a task looks, and the second one of the same optimizer: the walk over modules costs time, and other
+        optimizers may step without a forward pass between.
         """
         if tasks == self._looked_in:
-            if self._buffers:
+            if self._buffers and self._looked_by() is optimizer:
                 self._check_buffers(model, tasks)
             return
-        self._looked_in = tasks
+        self._looked_in, self._looked_by = tasks, weakref.ref(optimizer)
         norms = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase))
         moving = None if "statistics" in self._given else next((n for n, m in norms if m.training and m.running_mean is not None), None)
         if moving is not None:
@@ -357,9 +360,9 @@ class Notices:
                 stacklevel=5,
             )
 
-    def check_choice(self, was_chosen: bool, new: Sequence[str], tasks: int) -> None:
-        """Warn of a state of a keeper with parameters=, loaded into one that preserves more: it has no Ω and no θ* of the others."""
-        if was_chosen and new and tasks:
+    def check_choice(self, was_chosen: bool, chooses: bool, new: Sequence[str], tasks: int) -> None:
+        """Warn of a state of a keeper with parameters=, loaded into one without: it has no Ω and no θ* of the others."""
+        if was_chosen and not chooses and new and tasks:
             self.once(
                 "choice",
                 "the state is of a keeper that preserves some parameters only (parameters=), and this one preserves more: what the "

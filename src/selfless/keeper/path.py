@@ -30,6 +30,7 @@ class PathWatch:
         self._before: dict[str, Tensor] = {}
         self._versions: dict[str, int] = {}
         self._gradients: dict[str, Tensor] = {}  # Σ_j grad_j: p.grad before it is clipped
+        self._counts: dict[str, int] = {}  # the version of p.grad then
         self._penalty_gradients: dict[str, Tensor] = {}  # Σ_j s_j ∂penalty_j/∂θ
         self._scales: list[Tensor] = []  # s_j
         self._used: dict[str, int] = {}  # how many of them the last step of a parameter has used
@@ -62,6 +63,7 @@ class PathWatch:
             if parameter.grad is not None:
                 g = parameter.grad.detach()
                 self._gradients[name] = g.to_dense() if g.is_sparse else g.clone()
+                self._counts[name] = parameter.grad._version
 
         return hook
 
@@ -86,12 +88,17 @@ class PathWatch:
         """Note a backward pass of a loss with the factor `scale`, before any gradient has accumulated."""
         if all(p.grad is None or not bool(p.grad.any()) for p in self._parameters.values()):
             self._reset()  # gradients were set to zero: a step that a GradScaler skipped does not count
-        for name in [n for n in self._gradients if self._parameters[n].grad is None]:
+        for name in [n for n in self._gradients if self._is_zero(n)]:
             self._end(name)  # those of one of several optimizers were
         self._scales.append(scale.detach())
         if surplus := max(0, len(self._scales) - MOST):
             del self._scales[:surplus]
             self._used = {n: max(0, used - surplus) for n, used in self._used.items()}
+
+    def _is_zero(self, name: str) -> bool:
+        """Return True if p.grad was set to zero or None since it was copied; numbers are read only if it has changed."""
+        g = self._parameters[name].grad
+        return g is None or (g._version != self._counts[name] and not bool(g.any()))
 
     def add_penalty(self, gradients: Mapping[str, Tensor]) -> None:
         """Add s_j ∂penalty_j/∂θ of a part of the penalty."""

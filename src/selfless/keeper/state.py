@@ -88,7 +88,7 @@ def load(keeper: Keeper, state: Mapping[str, Tensor], forwards: Sequence[Forward
     keeper.follow_device()
     unknown, missing = unmatched(new, terms, keeper)
     keeper.notices.check_names(unknown, missing)
-    keeper.notices.check_choice(new.chosen, missing, new.tasks)
+    keeper.notices.check_choice(new.chosen, keeper.choice is not None, missing, new.tasks)
     keeper.notices.check_distance(keeper.parts, keeper.trainable())
     return new.epoch
 

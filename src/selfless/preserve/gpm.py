@@ -83,7 +83,7 @@ class GPM(Preserver, ProjectsSteps):
             return {}
         right: dict[str, Tensor] = {name: before[name] for name in state["held"] if name in after}
         for name, basis in state["basis"].items():
-            if name in after:
+            if name in after and name not in right:
                 step = wide(after[name]) - wide(before[name])
                 right[name] = (wide(after[name]) - along(step, basis.to(step), state["scale"][name].to(step))).to(after[name].dtype)
         for name, head in state["head"].items():

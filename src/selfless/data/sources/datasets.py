@@ -186,7 +186,8 @@ def _as_array(x: Any, what: str, how: Reading) -> Tensor:
         array = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what}: an input is a {type(x).__name__}, not an image, an array or a list of numbers") from error
-    return array if array.dtype != torch.uint8 or (how.size is None and how.channels is None) else _fitted_bytes(array, what, how)
+    is_kept = how.tokens or array.dtype != torch.uint8 or (how.size is None and how.channels is None)
+    return array if is_kept else _fitted_bytes(array, what, how)
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
