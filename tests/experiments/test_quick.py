@@ -189,6 +189,27 @@ def test_equal_chances_run_too(name: str, out: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real_data
+def test_seeds_are_added_where_checkpoints_are_gone(tmp_path: Path) -> None:
+    """The record has the values of those runs; without it there is one message with the remedy."""
+    need("fig-4-bottom")
+    first = quick("fig-4-bottom", tmp_path, "--seeds", "1")
+    for checkpoint in tmp_path.rglob("checkpoint.safetensors"):
+        checkpoint.unlink()
+    second = quick("fig-4-bottom", tmp_path, "--seeds", "2")
+    assert second["seeds"] == [0, 1]
+    for one, two in zip(first["cells"], second["cells"], strict=True):
+        assert two["runs"][0] == one["runs"][0]
+        assert len(two["runs"][1]["detail"]) == len(two["runs"][0]["detail"]) > 1
+    (record,) = (tmp_path / "experiments").iterdir()
+    record.unlink()
+    refused = runner.invoke(app, ["reproduce", "fig-4-bottom", "--quick", "--out", str(tmp_path), "--device", "cpu", "--seeds", "2"])
+    assert refused.exit_code == 1
+    assert "checkpoint.safetensors is missing" in refused.output
+    assert "--force" in refused.output
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
 def test_the_report_of_what_was_reproduced(tmp_path: Path) -> None:
     need("fig-4-top")
     done = runner.invoke(app, ["reproduce", "fig-4-top", "table-2", "--quick", "--out", str(tmp_path), "--device", "cpu", "--seeds", "1"])

@@ -279,7 +279,7 @@ def test_neurons_of_a_transformer_with_positions_first() -> None:
             return self.head(h.mean(1))
 
     models = [made(lambda b=b: Encoder(b), dtype=torch.float64) for b in (True, False)]
-    data = [(wide_rand(n, 5, 8, seed=n), torch.arange(n) % 3) for n in (7, 4)]
+    data = [(wide_rand(n, 5, 8, seed=n), torch.arange(n) % 3) for n in (7, 4, 5)]  # 5: as many positions as samples
     for objective in (importance.FunctionNorm(), importance.LogLikelihood("exact")):
         found = [importance.neurons(model, data, ["encode.linear1"], objective)["encode.linear1"] for model in models]
         assert found[0].max() > 0

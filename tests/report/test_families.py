@@ -9,6 +9,7 @@ import pytest
 
 from selfless.experiments.base import at_least, at_most
 from selfless.experiments.claims import judge
+from selfless.metrics import student_quantile
 from selfless.report.claims import claims_table
 from selfless.report.families import correct, what_would_change, why_undecided
 from selfless.report.records import tally
@@ -80,7 +81,7 @@ def test_what_is_said_to_change_a_verdict_does(mean: float, relation: str) -> No
 
     one = judged(mean)
     part = {"mean": one.mean, "std": one.std, "seeds": one.seeds, "margin": 0.0, "relation": relation, "b": B}
-    said = what_would_change(part, one.verdict)
+    said = what_would_change({"parts": [part], "verdict": one.verdict}, part)
     number, side = float(said.split()[-1].replace("−", "-")), {"above": 0.02, "below": -0.02}[said.split()[-2]]
     if one.verdict != "undecided":
         assert judged(mean, number + side).verdict == "undecided"
@@ -106,13 +107,55 @@ def test_an_undecided_claim_has_a_reason(low: float | None, high: float | None, 
     assert why_undecided(made, made["parts"][0] | {"margin": 2.0} | {k: v and 2 + v for k, v in (("low", low), ("high", high))}) == reason
 
 
+PART = {"mean": -0.5, "std": 0.5, "seeds": 5, "margin": 0.0, "relation": "≥", "b": B}
+
+
+def said_of(*parts: dict[str, Any], verdict: str = "undecided", **fields: Any) -> str:
+    return what_would_change({"parts": list(parts), "verdict": verdict, **fields}, parts[0])
+
+
 def test_one_seed_asks_for_a_second_and_many_comparisons_for_more() -> None:
-    part = {"mean": -0.5, "std": 0.5, "seeds": 5, "margin": 0.0, "relation": "≥", "b": B}
-    few, many = (int(what_would_change(part, "undecided", among=k).split()[0]) for k in (1, 18))
+    few, many = (int(said_of(*[PART] * k).split()[0]) for k in (1, 18))
     assert few < many
-    assert what_would_change(part | {"mean": 0.0}, "undecided").startswith("more than 1,000 seeds")
-    assert what_would_change(part | {"std": None, "seeds": 1}, "undecided") == "a second seed"
-    assert what_would_change(part | {"mean": None}, "missing") == ""
+    assert said_of(PART | {"mean": 0.0}).startswith("more than 1,000 seeds")
+    assert said_of(PART | {"std": None, "seeds": 1}) == "a second seed"
+    assert said_of(PART | {"mean": None}, verdict="missing") == ""
+
+
+def test_all_comparisons_must_hold() -> None:
+    first, wide, sure = (PART | {"mean": mean, "std": std} for mean, std in ((0.3, 0.5), (0.5, 2.0), (0.9, 0.1)))
+    alone = int(said_of(first).split()[0])
+    assert int(said_of(first, sure).split()[0]) == alone
+    assert "or a mean above" in said_of(first, sure)
+    assert int(said_of(first, wide).split()[0]) == int(said_of(wide).split()[0]) > alone
+    assert said_of(first, wide).endswith("; another mean of this comparison alone would not")
+    assert said_of(first, sure | {"mean": -0.1}).startswith("more than 1,000 seeds")
+
+
+def test_added_seeds_are_one_more_look() -> None:
+    once, thrice = (int(said_of(PART, looks=looks).split()[0]) for looks in (1, 3))
+    gap, half = 0.5, student_quantile(1 - 0.05 / 2 / 2, once - 1) * 0.5 / once**0.5  # half of 5 %, by a second look
+    assert half < gap < student_quantile(1 - 0.05 / 2 / 2, once - 2) * 0.5 / (once - 1) ** 0.5
+    assert thrice < once  # the level has been divided by three already
+    assert "more than the 5 that are reported here" in said_of(PART, most_seeds=5)
+
+
+def test_a_claim_knows_how_many_seeds_its_experiment_reports() -> None:
+    from selfless.experiments import experiment
+    from selfless.experiments.record import judge_claims
+
+    limits = {name: {one.get("most_seeds") for one in judge_claims(experiment(name, "equal"), [])} for name in ("fig-3b", "fig-2", "ewc")}
+    assert limits == {"fig-3b": {5}, "fig-2": {None}, "ewc": {None, 10}}
+
+
+@pytest.mark.parametrize("i", range(5))
+def test_the_level_is_that_at_which_holm_decides(i: int) -> None:
+    """Move the p-value of one claim; its verdict must change where its level says."""
+    p = [0.001, 0.012, 0.02, 0.3, 0.6]
+    found = correct([record("fig-2", *(claim(str(k), one) for k, one in enumerate(p)))])[0]["claims"]
+    for factor, verdict in ((0.99, "holds"), (1.01, "undecided")):
+        moved = [factor * (1 - found[i]["level"]) if k == i else one for k, one in enumerate(p)]
+        assert verdicts(record("fig-2", *(claim(str(k), one) for k, one in enumerate(moved))))[i] == verdict
 
 
 def test_no_comparison_of_the_paper_is_counted_twice() -> None:

@@ -11,32 +11,44 @@ from typing import Any
 from selfless.experiments.base import Cell, Choice, Claim, Experiment, Place
 from selfless.experiments.choosing import RecordedScore, Scored, Selection, first_tasks, trial
 from selfless.experiments.claims import JudgedClaim, judge_claim
-from selfless.experiments.measures import MEASURES, FinishedRun
+from selfless.experiments.measures import MEASURES, FinishedRun, MissingCheckpoint
 from selfless.metrics import spread
 from selfless.runner.machine import machine
 from selfless.spec import Result, Run
 
 
 def fill_cell(
-    cell: Cell, chosen: Selection, runs: list[Run], results: Mapping[Run, Result], out: Path, data_dir: Path | None
+    cell: Cell,
+    chosen: Selection,
+    runs: list[Run],
+    results: Mapping[Run, Result],
+    out: Path,
+    data_dir: Path | None,
+    before: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return a cell of the record: the chosen run, its value for each seed, mean and spread."""
+    """Return a cell of the record: the chosen run, its value for each seed, mean and spread.
+
+    before   the record that this one replaces: it has the values of runs whose checkpoints were not kept
+    """
     measure = MEASURES[cell.value]
+    known = [
+        old["runs"] for old in (before or {}).get("cells", ()) if (old["row"], old["column"], old["value"]) == (*cell.place, cell.value)
+    ]
+    recorded = {row["key"]: row for rows in known for row in rows if row["value"] is not None}
     rows = []
     for run in runs:
         result = results[run]
         finished = FinishedRun(result, out, data_dir)
-        done = result.status == "done"
-        rows.append(
-            {
-                "seed": run.seed,
-                "key": run.key,
-                "status": result.status,
-                "error": result.error,
-                "value": _plain(measure.value(finished)) if done else None,
-                "detail": measure.detail(finished) if done else None,
-            }
-        )
+        measured: tuple[Any, Any] = (None, None)
+        if result.status == "done":
+            try:
+                measured = _plain(measure.value(finished)), measure.detail(finished)
+            except MissingCheckpoint:
+                if run.key not in recorded:
+                    raise
+                measured = recorded[run.key]["value"], recorded[run.key]["detail"]
+        value, detail = measured
+        rows.append({"seed": run.seed, "key": run.key, "status": result.status, "error": result.error, "value": value, "detail": detail})
     values = [row["value"] for row in rows if row["value"] is not None]
     mean, std = spread(values) if values else (math.nan, math.nan)
     status = "pending" if not cell.candidates else "failed" if not values else "partly failed" if len(values) < len(rows) else "done"
@@ -139,16 +151,19 @@ def judge_claims(experiment: Experiment, cells: Sequence[dict[str, Any]]) -> lis
         {place: {run["seed"]: run["detail"][t] for run in runs} for place, runs in averages if t < len(runs[0]["detail"])}
         for t in range(tasks)
     ]
-    return [_claim(claim, judge_claim(claim, values, by_task)) for claim in experiment.claims]
+    most = {cell.place: cell.most_seeds for cell in experiment.cells if cell.most_seeds is not None}
+    return [_claim(claim, judge_claim(claim, values, by_task), most) for claim in experiment.claims]
 
 
-def _claim(claim: Claim, judged: JudgedClaim) -> dict[str, Any]:
+def _claim(claim: Claim, judged: JudgedClaim, most_seeds: Mapping[Place, int]) -> dict[str, Any]:
+    limits = [most_seeds[place] for p in claim.parts for place in (p.a, p.b) if place is not None and place in most_seeds]
     return {
         "text": claim.text,
         "ours": claim.ours,
         "repeats": claim.repeats,
         "verdict": judged.verdict,
         "p": _plain(judged.p),
+        **({"most_seeds": min(limits)} if limits else {}),
         "parts": [
             {
                 "text": str(p.part),

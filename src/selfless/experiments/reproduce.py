@@ -99,11 +99,11 @@ def reproduce(
     runs = {cell.place: finals(cell, chosen[cell.place], reported) for cell in cells}
     wanted = list(dict.fromkeys(run for found in runs.values() for run in found))
     results = dict(_train(wanted, out, f"{experiment.name}: training", train))
-    filled = [fill_cell(cell, chosen[cell.place], runs[cell.place], results, out, data_dir) for cell in cells]
-    if experiment.quick:  # its numbers mean nothing beside published ones
-        filled = [cell | {"difference": None} for cell in filled]
     path = record_file(out, experiment)
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    filled = [fill_cell(cell, chosen[cell.place], runs[cell.place], results, out, data_dir, before) for cell in cells]
+    if experiment.quick:  # its numbers mean nothing beside published ones
+        filled = [cell | {"difference": None} for cell in filled]
     wanted_seeds = list(reported[: max((report_seeds(cell, seeds) for cell in cells), default=seeds)])
     record = {
         "format": FORMAT,

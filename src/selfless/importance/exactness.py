@@ -121,6 +121,21 @@ class Exactness:
         return is_same(gradient_sum(known, count, self.memory), gradient, values, self.parameters[name])
 
 
+def with_samples_second(values: Tensor, edges: Mapping[int, tuple[GradientEdge, int]]) -> set[int]:
+    """Return the numbers of those δ that have the samples on the second axis, without counting the axis of neurons.
+
+    edges   number → (edge, axis of neurons)
+    """
+    deltas, weighted, w = _two_gradients(values, [edge for edge, _ in edges.values()])
+    found = set()
+    for (i, (_, axis)), *pair in zip(edges.items(), deltas, weighted, strict=True):
+        moved = [None if g is None else g.movedim(axis, -1) for g in pair]
+        first, second = moved
+        if first is not None and second is not None and not _is_weighted(first, second, w):
+            found |= {i} if _is_weighted(first.movedim(1, 0), second.movedim(1, 0), w) else set()
+    return found
+
+
 def _two_gradients(values: Tensor, edges: list[GradientEdge]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], Tensor]:
     """Return δ of Σ_m L_m, δ of Σ_m w_m L_m, and the weights w."""
     w = torch.linspace(0.5, 1.5, len(values), device=values.device, dtype=values.dtype)

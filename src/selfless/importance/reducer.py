@@ -24,9 +24,9 @@ from selfless.distributed import Reduction
 from selfless.distributed.shards import watch_whole_parameters
 from selfless.functional.shapes import wide
 from selfless.importance.closed import rule_for
-from selfless.importance.exactness import Exactness
+from selfless.importance.exactness import Exactness, with_samples_second
 from selfless.importance.fallback import Chunks, Fallback, weight_rows
-from selfless.importance.graph import Graph, Place, Use, stream_gradients
+from selfless.importance.graph import Graph, Place, Use, shape_of, stream_gradients
 from selfless.importance.loop import Sums, add_sum
 from selfless.importance.uses import can_join, is_supported
 from selfless.importance.waiting import Pass, WaitingParameter
@@ -185,7 +185,7 @@ class Reducer:
         places = [self._module_place(name, call, now, omega) for name, call in modules.items()]
         places += [place for one in shared for place in one.places()]
         found: dict[int, Tensor] = {}
-        places += self._tap_places(found, len(values)) if alpha is not None else []
+        places += self._tap_places(found, values, weights is not None) if alpha is not None else []
         stream_gradients(values, graph, places, retain or bool(rest))
         for one in shared:
             one.finish()
@@ -200,7 +200,7 @@ class Reducer:
         """Add only Σ_m w_m |∂L_m/∂n| by tap, of the last forward pass, to `alpha`."""
         self._stop_listening(values)
         found: dict[int, Tensor] = {}
-        stream_gradients(values, Graph.of(values), self._tap_places(found, len(values)), retain)
+        stream_gradients(values, Graph.of(values), self._tap_places(found, values, weights is not None), retain)
         self._sum_by_tap(found, len(values), weights, alpha)
 
     def _stop_listening(self, values: Tensor) -> None:
@@ -258,12 +258,17 @@ class Reducer:
         """Return (name, edge, axis of the neurons) of each tap, in the order of the forward pass."""
         return [(name, edge, axis) for name, edges in self._edges.items() for edge, axis in edges]
 
-    def _tap_places(self, found: dict[int, Tensor], count: int) -> list[Place]:
+    def _tap_places(self, found: dict[int, Tensor], values: Tensor, is_weighted: bool) -> list[Place]:
         """Return where δ of each tap is read, and functions that put Σ… (see `_sum_by_tap`) into `found` by the number of the tap."""
+        count, edges = len(values), self._tap_edges()
+        second: set[int] = set()  # those with as many positions as samples whose samples are second
+        if count > 1 and (is_weighted or self._mask is not None):  # else both orders have the same mean
+            square = {i: (edge, axis) for i, (_, edge, axis) in enumerate(edges) if _is_square(edge, axis, count)}
+            second = with_samples_second(values, square) if square else second
 
         def receive(i: int, axis: int, delta: Tensor) -> None:
             size = wide(delta).abs().movedim(axis, -1)  # (M, positions…, N)
-            if size.dim() == 3 and len(size) != count and size.shape[1] == count:
+            if i in second or (size.dim() == 3 and len(size) != count and size.shape[1] == count):
                 size = size.movedim(1, 0)  # (positions, M, N), as in attention without batch_first
             if self._mask is not None and size.dim() == 3 and size.shape[:2] == self._mask.shape:
                 counted = self._mask.to(size.dtype)
@@ -271,7 +276,7 @@ class Reducer:
             else:
                 found[i] = size.flatten(1, -2).mean(1) if size.dim() > 2 else size
 
-        return [(edge, partial(receive, i, axis)) for i, (_, edge, axis) in enumerate(self._tap_edges())]
+        return [(edge, partial(receive, i, axis)) for i, (_, edge, axis) in enumerate(edges)]
 
     def _sum_by_tap(self, found: Mapping[int, Tensor], count: int, weights: Tensor | None, alpha: Sums) -> None:
         """Add Σ_m w_m |δ_m| by tap; |δ_m| is averaged over positions, without padded tokens, also where these are rows, (M·T, N)."""
@@ -292,6 +297,12 @@ class Reducer:
             total[name] = total.get(name, 0) + weight_rows(found[i], weights).sum(0) * min(1.0, count / max(len(found[i]), 1))
         for name, value in total.items():
             add_sum(alpha, name, value)
+
+
+def _is_square(edge: GradientEdge, axis: int, count: int) -> bool:
+    """Return True if a tap has three axes, and as many positions as samples."""
+    shape = list(shape_of(edge.node) or ())
+    return len(shape) == 3 and shape[: axis % 3] + shape[axis % 3 + 1 :] == [count, count]
 
 
 def _edge(output: Tensor) -> tuple[GradientEdge | None, Tensor]:

@@ -210,9 +210,7 @@ def _change(claims: Mapping[str, Mapping[str, Any]]) -> str:
 
 def change_of(claim: Mapping[str, Any]) -> str:
     """Return what would change the verdict of a claim in one profile; "" if it was not tested."""
-    part = decisive(claim)
-    among = len(claim["parts"]) * part.get("of", 1)
-    return "" if claim["verdict"] == "missing" else what_would_change(part, claim["verdict"], claim.get("level", 0.95), among)
+    return "" if claim["verdict"] == "missing" else what_would_change(claim, decisive(claim))
 
 
 def value_beside(cell: Mapping[str, Any] | None) -> str:

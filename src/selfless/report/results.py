@@ -107,10 +107,10 @@ def _summary(rows: Sequence[ClaimRow], by_name: Profiles) -> str:
     verdicts = [row.verdict for row in rows if not row.leading.get("repeats")]
     named = {"holds": "hold", "fails": "fail", "undecided": "are undecided", "not tested": "are not tested"}
     found = [f"{verdicts.count(verdict)} {words}" for verdict, words in named.items() if verdict in verdicts]
-    statements = {row.words or row.text for row in rows if not row.leading.get("repeats")}
+    quoted = {row.words for row in rows if row.words and not row.leading.get("repeats")}
     said = f"**In short:** of {len(verdicts)} claims of the paper {', '.join(found)}."
-    if len(statements) < len(verdicts):
-        said += f" The paper makes them in {len(statements)} sentences; one about two networks counts as two claims."
+    if 0 < len(quoted) < len(verdicts):
+        said += f" They are read from {len(quoted)} quotations; one about several networks, data sets or methods counts several times."
     if not {"fig-2", "fig-3a"} <= by_name.keys():
         return said
 
