@@ -6,13 +6,14 @@ import math
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from selfless.keeper.anchor import distances
+from selfless.keeper.buffers import lasting_buffers
 from selfless.keeper.changes import Changes, is_far
 from selfless.keeper.log import floats
 from selfless.keeper.part import Part
@@ -95,12 +96,12 @@ class Notices:
                 "trained with: freeze them after model.train() (norm.eval()), keep a copy of the buffers for each task, or use group "
                 "or layer normalisation",
             )
-        self._buffers = {} if "buffer" in self._given else dict(_lasting_buffers(model))
+        self._buffers = {} if "buffer" in self._given else dict(lasting_buffers(model))
 
     def _check_buffers(self, model: nn.Module, tasks: int) -> None:
         """Warn of a buffer that the second step of a task has changed."""
         before, self._buffers = self._buffers, {}
-        now = dict(_lasting_buffers(model)).items()
+        now = dict(lasting_buffers(model)).items()
         moving = [n for n, t in now if n in before and not torch.allclose(t, before[n].to(t), rtol=0.0, atol=0.0, equal_nan=True)]
         if moving:
             self.once(
@@ -390,14 +391,3 @@ class Notices:
             f"{shown} (print(keeper.describe()) shows all). If one of them is the output of a task, name the outputs: heads=[…]; to choose "
             "yourself, name activation modules: layers=[…]",
         )
-
-
-def _lasting_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the sum of each saved buffer of several real numbers; running statistics have a warning of their own."""
-    for prefix, module in model.named_modules():
-        for key, b in module._buffers.items() if not isinstance(module, nn.modules.batchnorm._NormBase) else ():
-            is_known = isinstance(b, Tensor) and not isinstance(b, nn.parameter.UninitializedBuffer)
-            if b is None or not is_known or key in module._non_persistent_buffers_set:
-                continue
-            if b.is_floating_point() and b.layout is torch.strided and not b.is_nested and not b.is_meta and b.numel() > 1:
-                yield f"{prefix}.{key}".lstrip("."), b.detach().sum(dtype=torch.float32)
