@@ -227,6 +227,10 @@ def test_rows_are_drawn_evenly_from_all_batches() -> None:
     assert one["x"].untyped_storage().nbytes() == 2 * 2 * 4  # not a view that keeps the whole batch
     assert drawn["x"][:, 0].tolist() == [0, 1, 1, 2, 3, 3]
     assert (drawn["n"], drawn["k"]) == ("name", 7)
+    graphs = [(torch.full((6, 2), float(i)), torch.randint(6, (9, 2))) for i in range(4)]
+    drawn = draw_rows(graphs, len(graphs), 12)
+    assert [x[0, 0].item() for x, _ in drawn] == [0, 2]  # twelve rows: two whole graphs, each with its own edges
+    assert all(torch.equal(edges, graphs[2 * k][1]) for k, (_, edges) in enumerate(drawn))
     ragged = [torch.zeros(3, 2), torch.zeros(3, 5)]
     assert [len(b) for b in draw_rows(ragged, len(ragged), 99)] == [3, 3]
 

@@ -46,8 +46,8 @@ class Fallback:
                 is_warned = bool(torch.isfinite(values).all())  # NaN in the data is another fault, which is told later
                 message = (
                     f"the importance of {', '.join(names[:3])}{'…' if len(names) > 3 else ''} is computed sample by sample, which is exact "
-                    f"but slow: they have no closed form, and vmap cannot run this model ({reason}). To make it fast, freeze them with "
-                    "requires_grad_(False), or use estimator='per-batch'."
+                    f"but slow: they have no closed form, and vmap cannot run this model ({reason}). If it takes too long, use "
+                    "estimator='per-batch' and choose the strength anew, or freeze them with requires_grad_(False)."
                 )
                 if is_warned:
                     warnings.warn(message, stacklevel=2)

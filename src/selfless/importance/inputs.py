@@ -98,17 +98,22 @@ def _gram(rows: Tensor) -> Tensor:
 
 
 def draw_rows(batches: Iterable[Any], count: int, samples: int) -> list[Any]:
-    """Return batches with about `samples` rows in all, evenly from the `count` batches: one batch if their shapes allow it, else more."""
-    taken, picked = 0, list[Any]()
+    """Return batches with about `samples` rows in all, evenly from the `count` batches: one batch if their shapes allow it, else more.
+
+    A batch with a tensor of another number of rows, as the edges of a graph, is taken whole and alone: edges name rows of their batch.
+    """
+    taken, picked, is_whole = 0, list[Any](), False
     for i, batch in enumerate(batches):
-        leaves = [leaf for leaf in _tensors(batch) if leaf.dim()]
-        size = len(leaves[0]) if leaves else 0
-        rows = min(size, (i + 1) * samples // count - taken)
-        if rows > 0:
-            picked.append(_first_rows(batch, rows, size))
-            taken += rows
+        sizes = [len(leaf) for leaf in _tensors(batch) if leaf.dim()]
+        rows = min(sizes[0] if sizes else 0, (i + 1) * samples // count - taken)
+        if rows <= 0:
+            continue
+        if len(set(sizes)) > 1:
+            rows, is_whole = sizes[0], True
+        picked.append(_first_rows(batch, rows, sizes[0]))
+        taken += rows
     shapes = {tuple(leaf.shape[1:] for leaf in _tensors(batch)) for batch in picked}
-    if len(picked) < 2 or len(shapes) > 1 or any(not leaf.dim() for batch in picked for leaf in _tensors(batch)):
+    if is_whole or len(picked) < 2 or len(shapes) > 1 or any(not leaf.dim() for batch in picked for leaf in _tensors(batch)):
         return picked
     flat = [torch.utils._pytree.tree_flatten(batch) for batch in picked]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
