@@ -102,9 +102,8 @@ class Exactness:
                 self.refused.add(name)
                 continue
             result[name] = [layout for _, _, layout in found]
-            if count > 1 and bool(
-                (gradient.to_dense() if gradient.is_sparse else gradient).any()
-            ):  # one sample, or a gradient of zero, fits every layout
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            if count > 1 and bool(dense.any()):  # one sample, or a gradient of zero, fits every layout
                 self.layouts |= {(name, number, *use.key): layout for number, (use, _, layout) in enumerate(found) if layout != NOTHING}
         return result
 
