@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,32 @@ def test_only_what_is_in_both_counts() -> None:
     assert "0 values" in against([_record(61.5)], [empty], ("a", "b"))
     quick = _record(61.5, quick=True)
     assert "0 of 0 verdicts" in against([quick], [quick], ("a", "b"))  # a quick version proves nothing
+
+
+def test_claims_of_the_paper_are_counted_apart() -> None:
+    """Two of the paper's, one of which differs, and one of ours."""
+    claims = [{"text": text, "verdict": "holds", "ours": text == "Ours"} for text in ("A", "B", "Ours")]
+    other = [claims[0], claims[1] | {"verdict": "undecided"}, claims[2]]
+    said = against([_record(61.5, claims=claims)], [_record(61.5, claims=other)], ("a", "b"))
+    assert "2 of 3 verdicts are the same (of the paper's claims 1 of 2), 0 opposite." in said
+
+
+def test_a_folder_with_more_seeds_is_compared_by_those_of_the_other(tmp_path: Path) -> None:
+    """Ten seeds of figure 3a beside the first five of the same ten: nothing differs, although ten seeds decide more."""
+    from selfless.experiments import experiment
+    from selfless.experiments.reproduce import of_seeds
+
+    ten = read(ROOT / "results/reproduction/experiments/fig-3a-ours.json")
+    assert ten["seeds"] == list(range(10))
+    five = of_seeds(ten, experiment("fig-3a", record=ten), range(5))
+    assert [claim["verdict"] for claim in five["claims"]] != [claim["verdict"] for claim in ten["claims"]]
+    for name, record in (("ten", ten), ("five", five)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "fig-3a-ours.json").write_text(json.dumps(record), encoding="utf-8")
+    said = CliRunner().invoke(app, ["report", str(tmp_path / "ten"), "--against", str(tmp_path / "five")]).output
+    assert "0 moved by more than two standard errors" in said
+    assert "half of them within 0.00" in said
+    assert "|" not in said  # no verdict and no value differs
 
 
 def test_records_are_read_alone_or_below_results(tmp_path: Path) -> None:

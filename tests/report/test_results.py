@@ -78,21 +78,21 @@ def test_the_page_is_made_of_every_experiment_in_profile_equal(recorded: list[Re
     said = page.replace("\n", " ")
     assert re.search(r"`(fig-2|fig-2-64)`, `(fig-2|fig-2-64)` \(5, 10, 60\)", said)
     assert "(5, 10), so p-values are multiplied by the number of tests." in said or "(5, 10) and" in said
-    assert "**Other seeds**, `equal`: 12 of 12 verdicts are the same ([how](../x.md))" in said
+    assert "**[Other seeds](../x.md)**, `equal`: 12 of 12 verdicts are the same." in said
     assert "Grids are unequal in `ours`" in page  # whose column is shown whatever leads
     assert len(page.splitlines()) <= 180
 
 
 def test_the_program_prints_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    said = "# A\n\n2 experiments in both. 3 of 4 verdicts are the same.\n\n# B\n\n5 of 6 verdicts are the same, 1 opposite.\n"
+    said = "# A\n\n2 experiments in both. 3 of 4 verdicts are the same.\n\n# B\n\n5 of 6 verdicts are the same (of the paper's claims 4 of 4), 1 opposite.\n"
     (tmp_path / "against.md").write_text(said)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(
         sys, "argv", ["results", "results/reproduction", str(tmp_path / "none"), "--again", f"ours={tmp_path / 'against.md'}"]
     )
     main()
-    told = "2 experiments, 3 of 4 verdicts are the same;\n5 of 6 verdicts are the same, 1 opposite"
-    assert f"**Repeated**, `ours`: {told}" in capsys.readouterr().out
+    told = "2 experiments, 3 of 4 verdicts are the same; 5 of 6 verdicts are the same (of the paper's claims 4 of 4), 1 opposite."
+    assert f"against.md)**, `ours`: {told}" in capsys.readouterr().out.replace("\n", " ")
     monkeypatch.setattr(sys, "argv", ["results", "results/reproduction", "--again", str(tmp_path / "against.md")])
     with pytest.raises(SystemExit):
         main()

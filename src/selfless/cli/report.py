@@ -83,7 +83,20 @@ def _comparison(folder: Path, other: Path) -> str:
 
     mine, theirs = (sorted(against.records(one), key=_place) for one in (folder, other))
     names = (folder.resolve().name, other.resolve().name)
+    by_name = {(record["name"], record["profile"], record["quick"]): record["seeds"] for record in theirs}
+    mine = [_of_shared_seeds(record, by_name.get((record["name"], record["profile"], record["quick"]), [])) for record in mine]
     return against.against(mine, theirs, names if names[0] != names[1] else (str(folder), str(other)))
+
+
+def _of_shared_seeds(record: Record, seeds: Sequence[int]) -> Record:
+    """The record by the other folder's seeds alone, if it has these and more: by more seeds more claims are decided."""
+    from selfless.experiments import EXPERIMENTS, experiment
+    from selfless.experiments.reproduce import of_seeds
+
+    if not seeds or not set(seeds) < set(record["seeds"]) or record["name"] not in EXPERIMENTS:
+        return record
+    made = experiment(record["name"], record["profile"], quick=record["quick"], record=record)
+    return of_seeds(record, made, range(min(seeds), max(seeds) + 1))
 
 
 def _halves(folder: Path, size: int) -> str:

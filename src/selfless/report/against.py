@@ -33,15 +33,15 @@ def against(ours: Sequence[Record], theirs: Sequence[Record], names: tuple[str, 
     if not pairs:
         raise ValueError(f"{names[0]} and {names[1]} have no experiment in common, of the same profile and both quick or both not")
     cells = [(a["name"], *both) for a, b in pairs for both in _cells(a, b)]
-    claims = [(a["name"], *both) for a, b in pairs for both in _claims(a, b)]
-    changed = [line for line in claims if line[2] != line[3]]
-    opposite = sum({"holds", "fails"} == set(line[2:]) for line in claims)
+    claims = [(is_ours, (a["name"], *both)) for a, b in pairs for is_ours, both in _claims(a, b)]
+    changed = [line for _, line in claims if line[2] != line[3]]
+    opposite = sum({"holds", "fails"} == set(line[2:]) for _, line in claims)
     apart = [abs(b["mean"] - a["mean"]) for _, a, b in cells] or [0.0]
     summary = (
         f"{len(pairs)} experiments in both. {len(cells)} values, half of them within {text(median(apart))}, "
         f"{sum(_otherwise(a, b) for _, a, b in cells)} of another choice, "
         f"{sum(_moved(a, b) for _, a, b in cells)} moved by more than two standard errors; what experiments share counts in each. "
-        f"{len(claims) - len(changed)} of {len(claims)} verdicts are the same, {opposite} opposite."
+        f"{len(claims) - len(changed)} of {len(claims)} verdicts are the same{_of_the_paper(claims)}, {opposite} opposite."
     )
     parts = [f"# {names[0]} against {names[1]}\n\n{summary}\n"]
     if changed:
@@ -91,11 +91,17 @@ def _why(a: Cell, b: Cell) -> str:
     return "; ".join([f"another choice: {b['method']}"] * _otherwise(a, b) + ["moved"] * _moved(a, b))
 
 
-def _claims(a: Record, b: Record) -> list[tuple[str, str, str]]:
-    """Return (claim, verdict, verdict) for the claims of both records."""
+def _claims(a: Record, b: Record) -> list[tuple[bool, tuple[str, str, str]]]:
+    """Return (is it ours, (claim, verdict, verdict)) for the claims of both records."""
     other = {claim["text"]: claim["verdict"] for claim in judged(b)}
     counted = [claim for claim in judged(a) if claim["text"] in other and not claim.get("repeats")]
-    return [(claim["text"], claim["verdict"], other[claim["text"]]) for claim in counted]
+    return [(claim.get("ours", False), (claim["text"], claim["verdict"], other[claim["text"]])) for claim in counted]
+
+
+def _of_the_paper(claims: Sequence[tuple[bool, tuple[str, ...]]]) -> str:
+    """Return how many of the verdicts on the paper's claims are the same; "" if all claims are the paper's."""
+    same = [line[2] == line[3] for is_ours, line in claims if not is_ours]
+    return "" if len(same) == len(claims) else f" (of the paper's claims {sum(same)} of {len(same)})"
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -96,7 +96,7 @@ def results_page(records: Sequence[Record], again: Mapping[str, tuple[str, str]]
         "failed": _failures([row for row in rows if row.verdict == "fails" and not row.leading.get("repeats")]),
         "gap": lambda names, a, b, column: _gap(by_name, names, a, b, column),
         "part": _part_of_table_2(by_name),
-        "again": again or {},
+        "again": [_wrap(_again(profile, *found)) for profile, found in (again or {}).items()],
         "some_seeds": _some_seeds(by_name),
     }
     return templates.get_template("results.md.jinja").render(content)
@@ -158,12 +158,16 @@ def _seeds(records: Sequence[Record]) -> str:
 
 def _looks(records: Sequence[Record]) -> str:
     """Return a sentence on experiments that were judged by several numbers of seeds, with these numbers; "" if there are none."""
-    found: dict[tuple[int, ...], list[str]] = {}
+    found: dict[str, dict[tuple[int, ...], list[str]]] = {profile: {} for profile in PROFILES}
     for record in records:
         if len(record.get("looks") or ()) > 1:
-            found.setdefault(tuple(record["looks"]), []).append(f"`{record['name']}`")
-    said = [f"{', '.join(names)} ({', '.join(map(str, looks))})" for looks, names in found.items()]
-    return f"Seeds were added to {' and '.join(said)}, so p-values are multiplied by the number of tests." if said else ""
+            found[record["profile"]].setdefault(tuple(record["looks"]), []).append(f"`{record['name']}`")
+    said = [
+        f"in `{profile}` to " + " and ".join(f"{', '.join(names)} ({', '.join(map(str, looks))})" for looks, names in by_looks.items())
+        for profile, by_looks in found.items()
+        if by_looks
+    ]
+    return f"Seeds were added {'; '.join(said)}, so p-values are multiplied by the number of tests." if said else ""
 
 
 def _some_seeds(by_name: Profiles) -> str:
@@ -303,12 +307,20 @@ def second_runs(given: Sequence[str], root: Path) -> dict[str, tuple[str, str]]:
     return {profile: (_same_verdicts(said), files[profile]) for profile, said in texts.items()}
 
 
+def _again(profile: str, said: str, file: str) -> str:
+    """Return a line on the second run of a profile: what is the same, and the file that says more."""
+    return f"**[{'Other seeds' if profile == 'equal' else 'Repeated'}](../{file})**, `{profile}`: {said}."
+
+
 def _same_verdicts(said: str) -> str:
     """Return what the comparisons in a file say of verdicts, each after its halves of the seeds or its number of experiments if given."""
-    patterns = (r"^The first .* against .*|\d+ experiments(?= in both)", r"\d+ of \d+ verdicts are the same(?:, \d+ opposite)?")
+    patterns = (
+        r"^The first .* against .*|\d+ experiments(?= in both)",
+        r"\d+ of \d+ verdicts are the same(?: \([^)]*\))?(?:, \d+ opposite)?",
+    )
     parts = re.split(r"^# ", said, flags=re.MULTILINE)
     told = [", ".join(found.group() for pattern in patterns if (found := re.search(pattern, part))) for part in parts]
-    return ";\n".join(one[0].lower() + one[1:] for one in told if one)
+    return "; ".join(one[0].lower() + one[1:] for one in told if one)
 
 
 def relative_to(records: Sequence[Record], root: Path) -> list[Record]:
