@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -90,3 +91,26 @@ def test_an_encoder_refuses_labels_that_are_no_classes(labels: Tensor) -> None:
     with pytest.raises(ValueError, match=r"class numbers \(integers\), not torch.float32.*holds weights"):
         keeper.consolidate([(batches()[0][0], labels)])
     assert keeper.tasks == 0
+
+
+@pytest.mark.parametrize("preserve", [LwF, EBLL])
+def test_steps_that_overshoot_are_told_once(preserve: Any) -> None:
+    """Gradient descent on λD diverges where its curvature is beyond 2/lr: told at a strength far beyond, not at one far below.
+
+    With `anchor_with` distillation is damped, and without check_finite nothing is read from the device.
+    """
+    for strength, damps, checks, warned in [(3.0, False, True, 0), (1e3, False, True, 1), (1e3, True, True, 0), (1e3, False, False, 0)]:
+        model = seeded()
+        keeper = selfless.attach(model, preserve(strength), check_finite=checks)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        if damps:
+            keeper.anchor_with(optimizer)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for task in range(2):
+                for x, y in batches(task, count=20):
+                    optimizer.zero_grad()
+                    (F.cross_entropy(model(x), y) + keeper.penalty((x, y)).clamp(max=10.0)).backward()
+                    optimizer.step()
+                keeper.consolidate(batches(task))
+        assert [str(w.message).startswith(f"{preserve(strength)} is so strong") for w in told].count(True) == warned, strength

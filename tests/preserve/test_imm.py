@@ -120,6 +120,22 @@ def test_imm_drop_transfer_is_the_network_with_some_nodes_of_the_last_task() -> 
         assert_close(model(x), plain)
 
 
+def test_imm_draws_nothing_in_the_first_task() -> None:
+    """Nor does a keeper that was saved and loaded there: the next random number is the same, so the loop goes on as if uninterrupted."""
+    x, y = data(0)[0]
+    numbers = []
+    for resumes in (False, True):
+        model = made()
+        keeper = selfless.attach(model, IMM(0.0, drop=0.5), heads=NAMES)
+        if resumes:
+            keeper.load_state_dict(keeper.state_dict())
+        torch.manual_seed(3)
+        F.cross_entropy(model(x, 0), y).backward()
+        numbers.append(float(torch.rand(())))
+    torch.manual_seed(3)
+    assert numbers == [float(torch.rand(()))] * 2
+
+
 def test_imm_draws_nodes_anew_in_every_step_and_on_average_trains_theta() -> None:
     model = made()
     keeper = selfless.attach(model, IMM(0.0, drop=0.5), heads=NAMES)

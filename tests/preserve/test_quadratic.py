@@ -59,6 +59,22 @@ def test_local_mas_with_activations_as_functions_and_convolutions() -> None:
         selfless.attach(other, LocalMAS(), layers=["1"]).consolidate([torch.randn(3, 4)])
 
 
+def test_local_mas_names_a_layer_whose_rows_are_not_samples() -> None:
+    """Two graphs of three nodes: the first layer has a row for each node, the output one for each graph."""
+
+    class Graphs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nodes = torch.relu(self.body(x.flatten(0, 1)))
+            return self.head(nodes.unflatten(0, (-1, 3)).mean(1))
+
+    with pytest.raises(ValueError, match="'body' has 6 for 2, as the nodes of graphs: use MAS there"):
+        selfless.attach(Graphs(), LocalMAS()).consolidate([torch.randn(2, 3, 4)])
+
+
 @pytest.mark.parametrize(("preserve", "d"), [(OnlineEWC(5.0), 0.9), (OnlineEWC(5.0, decay=0.5), 0.5), (EWC(5.0), 1.0)], ids=str)
 def test_online_ewc_fades_what_was_important(preserve: EWC, d: float) -> None:
     """After three tasks Ω = d(dΩ₁ + Ω₂) + Ω₃, each Ω by a loop over the samples; the anchor is the last task's θ."""

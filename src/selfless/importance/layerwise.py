@@ -48,6 +48,11 @@ class Layerwise:
             if name == last:  # that is `output`
                 continue
             h, activation = watch.seen.get(name, (n, None))
+            if len(h) != len(output):
+                raise ValueError(
+                    f"the local form of MAS supports layers with one row for each row of the output; {name!r} has {len(h)} for "
+                    f"{len(output)}, as the nodes of graphs: use MAS there"
+                )
             parts.append(h if activation is None else activation(h))
         return torch.cat([part.flatten(1) for part in parts], 1)
 

@@ -48,6 +48,12 @@ class Optimizers:
         largest = max(steps.values(), default=None)
         return largest, {name: step / largest for name, step in steps.items()} if largest else {}
 
+    def steepest(self) -> float | None:
+        """Return the curvature beyond which a loss diverges, the least 2(1 + μ)/lr; None without SGD, and if distillation is damped."""
+        sgd = [] if self._damps else [one for one in self._living() if isinstance(one, torch.optim.SGD)]
+        limits = [2 * (1 + momentum_of(group)) / lr for one in sgd for group in one.param_groups if (lr := float(group["lr"])) > 0]
+        return min(limits, default=None)
+
     def of_others(self, optimizer: torch.optim.Optimizer) -> set[int]:
         """Return the ids of the parameters that other optimizers train."""
         return {id(p) for other in self._every if other is not optimizer for group in other.param_groups for p in group["params"]}
@@ -62,5 +68,9 @@ class Optimizers:
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         """Yield the groups of the optimizers of now, those of the latest one last."""
-        for optimizer in (found for one in self._now if (found := one()) is not None):
+        for optimizer in self._living():
             yield from optimizer.param_groups
+
+    def _living(self) -> Iterator[torch.optim.Optimizer]:
+        """Yield the optimizers of now, the latest one last."""
+        yield from (found for one in self._now if (found := one()) is not None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +30,8 @@ from selfless.network.calling import (
 from selfless.preserve.base import widened
 from selfless.preserve.capabilities import Distils, Encodes, Features, State
 
+SEEN = 1e-4  # a cost that is smaller says little about its curvature
+
 
 def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequence[Forward | None], batch: Any) -> Tensor:
     """Return D: the penalty on the outputs of old tasks, given those of the teacher, summed over the different `forwards`."""
@@ -52,6 +55,36 @@ def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequen
         if isinstance(term, Encodes) and len(costs) == 1:  # only once, as all heads read the same features
             costs.append(term.code_drift(state, now.features, before.features))
     return torch.stack(costs).sum()
+
+
+class Steepness:
+    """Warn once if steps along ∇(λD) overshoot: if its curvature, ‖∇(λD)‖²/(2λD), is larger than is stable.
+
+    It looks at calls 1, 2, 4, 8, 16, 32 and at every 64th, because each look is a backward pass, and waits for the device.
+
+    is_on   False: it never looks
+    """
+
+    def __init__(self, is_on: bool) -> None:
+        self._calls, self._is_over = 0, not is_on
+
+    def look(self, what: str, cost: Tensor, parameters: Mapping[str, Tensor], largest: float | None) -> Tensor:
+        """Return the cost λD, after a look; `largest` is the largest curvature that is stable, None if that is not known."""
+        self._calls += 1
+        is_due = not self._calls % 64 or self._calls in (1, 2, 4, 8, 16, 32)
+        if largest is None or self._is_over or not is_due or not cost.requires_grad or not bool(cost.detach() > SEEN):
+            return cost
+        found = torch.autograd.grad(cost, list(parameters.values()), retain_graph=True, allow_unused=True)
+        square = torch.stack([g.float().square().sum() for g in found if g is not None]).sum()
+        self._is_over = bool(square / (2 * cost.detach()) > largest)
+        if self._is_over:
+            warnings.warn(
+                f"{what} is so strong that steps of this optimizer overshoot, so training may diverge: call "
+                "keeper.anchor_with(optimizer), which keeps the steps of distillation short enough at any strength, or take a smaller "
+                "strength or learning rate",
+                stacklevel=6,
+            )
+        return cost
 
 
 def task_features(

@@ -27,11 +27,12 @@ class DroppedNodes:
         self._layers: dict[str, Any] = nodes(model, heads)
         self._state: State = {}
         self._off: dict[str, Tensor] = {}
+        self._has_old: dict[str, bool] = {}  # by layer, for this state: False in the first task, in which nothing is drawn
         self._handles = [m.register_forward_hook(Hook(self._rerun(n)), prepend=True) for n, m in self._layers.items()]
 
     def follow(self, state: State) -> None:
         """Use this state from now on."""
-        self._state = state
+        self._state, self._has_old = state, {}
 
     def end_step(self) -> None:
         """End a step: the next one draws new nodes."""
@@ -52,9 +53,12 @@ class DroppedNodes:
             if not self._state or not module.training or not torch.is_grad_enabled():
                 return None
             live = {f"{name}.{key}": p for key, p in module.named_parameters(recurse=False)}
+            if name not in self._has_old:
+                none_off = torch.zeros(module.weight.shape[0], dtype=torch.bool, device=output.device)
+                self._has_old[name] = f"{name}.weight" in self.term.drop_nodes(self._state, live, dict.fromkeys(live, none_off))
+            if not self._has_old[name]:
+                return None
             found = self.term.drop_nodes(self._state, live, dict.fromkeys(live, self._off_nodes(name, output.device).to(output.device)))
-            if f"{name}.weight" not in found:
-                return None  # the first task: there are no old parameters
             weight, bias = found[f"{name}.weight"], found.get(f"{name}.bias", module.bias)
             if isinstance(module, nn.Linear):
                 return F.linear(inputs[0], weight, bias)

@@ -45,7 +45,8 @@ def attach(
                   registered last counts as the head. A layer is named by its activation module or by the module before it.
     heads         if each task has its own output layer, their names in the order of the tasks: ["heads.0", "heads.1"]. A head may be
                   added to the model later. LwF, EBLL, IMM, PackNet, HAT, GPM, SGP and AGS-CL treat them differently.
-    check_finite  raise an error if activations are NaN or infinite; this costs one synchronisation per step on a GPU
+    check_finite  raise an error if activations are NaN or infinite, and warn if distillation is too strong for the steps; this costs one
+                  synchronisation per step on a GPU
     inject        add the gradients of all terms in the backward pass of your loss, instead of `keeper.penalty()` in the loss. Set
                   `keeper.scale` if the loss is multiplied before backward: a GradScaler, or 1/4 for four accumulated batches.
     parameters    which parameters are preserved: names of parameters or modules, globs, or a function (name, parameter) → bool

@@ -95,7 +95,7 @@ class Keeper(OldNames):
         reads, compiled, found = {term.reads for term in sparsify.parts if term.is_on}, is_compiled(model), self.preserved()
         taps = resolve_layers(self.model, layers, self.heads, compiled, needed=bool(reads & {"activations", "weights"}))
         self._chosen: tuple[Layers, bool] = (layers if is_automatic(layers) else (), compiled)
-        self.parts: list[Part] = [Part(t, self.model, found, taps, self.heads, storage, self._find_ranks) for t in preserve.parts]
+        self.parts: list[Part] = [Part(t, self.model, found, taps, heads, storage, self._find_ranks, check_finite) for t in preserve.parts]
         self.collector = Collector(self.model, taps, is_automatic(layers), "activations" in reads, "weights" in reads)
         self.collector.on_left_out = self.notices.left_out
         warn_second_keeper(self.model)

@@ -14,7 +14,7 @@ from selfless.functional import measures_curvature
 from selfless.keeper import pieces
 from selfless.keeper.anchor import Pull, plain_steps
 from selfless.keeper.damping import Optimizers
-from selfless.keeper.distillation import distillation, task_features
+from selfless.keeper.distillation import Steepness, distillation, task_features
 from selfless.keeper.drops import DroppedNodes
 from selfless.keeper.gates import Gates, wire
 from selfless.keeper.inputs import add_activity, add_inputs
@@ -62,6 +62,7 @@ class Part:
         heads: Sequence[str],
         storage: Storage = Storage(),  # noqa: B008
         find_ranks: Callable[[], Ranks] = lambda: ALONE,
+        warns: bool = True,
     ) -> None:
         self._find_ranks, self._taps = find_ranks, taps
         self.term, self.model, self.heads = term, model, tuple(heads)
@@ -75,7 +76,7 @@ class Part:
         self.draw_noise: Callable[[int], Tensor] = torch.randn
         self.measured: float | None = None  # λ of the strength "auto", from the end of the first task on
         self.optimizers = Optimizers()
-        self._pull, self.distilled = Pull(), 0  # distilled: how often in this task
+        self._pull, self._steepness, self.distilled = Pull(), Steepness(warns), 0  # distilled: how often in this task
         self._before: dict[str, Tensor] = {}  # the parameters before an optimizer step, during the step
         self.storage = storage
         self._placed: torch.device | None = None  # where the whole state is; None if that is not known
@@ -180,7 +181,8 @@ class Part:
         (value,) = self.ranks.global_mean([value], [batch_size(batch)])
         step, shares = self.optimizers.nominal_steps(parameters) if term.is_damped(self.state) else (None, {})
         if step is None:
-            return self.strength * value
+            largest = self.optimizers.steepest() if term.is_damped(self.state) and self.ranks.is_alone else None
+            return self._steepness.look(str(term), self.strength * value, parameters, largest)
         if value.requires_grad and measures_curvature(self.distilled):
             found = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
             gradients = {name: g.float() for name, g in zip(parameters, found, strict=True) if g is not None}
