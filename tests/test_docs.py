@@ -156,7 +156,7 @@ def test_every_method_is_on_the_page_of_methods() -> None:
 
 # -------------------------------------------------------------------------------------------------------------------- limits
 
-LONGEST = {"README.md": 130, "CHANGELOG.md": 60, "docs/results.md": 195, "docs/architecture.md": 130}
+LONGEST = {"README.md": 130, "CHANGELOG.md": 60, "docs/results.md": 200, "docs/architecture.md": 130}
 LINE, PARAGRAPH = 120, 6
 
 

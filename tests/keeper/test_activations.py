@@ -116,6 +116,31 @@ def test_checkpointing_with_functional_activations() -> None:
         assert_close(model.fc1.weight.grad, plain.fc1.weight.grad)
 
 
+def test_the_penalty_runs_no_checkpointed_block_again() -> None:
+    """A checkpointed block runs in the forward and in the backward pass, and gradients accumulated over two batches are those without."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Checked(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc2(checkpoint(lambda x: F.gelu(self.fc1(x)), x, use_reentrant=False))
+
+    models = made(lambda: Net(F.gelu)), made(Checked)
+    keepers = [selfless.attach(m, sparsify=L1Rep(1.0), layers=["fc1"]) for m in models]
+    runs = []
+    models[1].fc1.register_forward_hook(lambda *_: runs.append(1))
+    for step in range(3):
+        for model, keeper in zip(models, keepers, strict=True):
+            model.zero_grad()
+            for batch in range(2):
+                loss = model(rand(9, 6, seed=2 * step + batch)).sum()
+                before = len(runs)
+                penalty = keeper.penalty()
+                assert len(runs) == before
+                ((loss + penalty) / 2).backward()
+        assert_close(models[1].fc1.weight.grad, models[0].fc1.weight.grad)
+    assert len(runs) == 3 * 2 * 2
+
+
 def test_a_first_pass_in_eval_mode_or_that_fails_does_not_count() -> None:
     model, x = made(Net), rand(9, 6)
     keeper = selfless.attach(model, sparsify=SNI(1.0), layers=["fc1"])

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 import selfless
 from selfless import EBLL, LwF
 from selfless.functional import measures_curvature
+from selfless.keeper.damping import Optimizers
 from tests.keeper.nets import Net, batches, seeded
 from tests.small_nets import rand
 
@@ -114,3 +115,23 @@ def test_steps_that_overshoot_are_told_once(preserve: Any) -> None:
                     optimizer.step()
                 keeper.consolidate(batches(task))
         assert [str(w.message).startswith(f"{preserve(strength)} is so strong") for w in told].count(True) == warned, strength
+
+
+def test_the_steps_of_sgd_are_those_of_the_optimizers_of_this_task() -> None:
+    """s = lr/(2(1 + μ)), with Nesterov's momentum lr(1 + 2μ)/(2(1 + μ)); nothing of Adam, of other models, or of the task before."""
+    model, other = seeded(), seeded()
+    first, second, *rest = model.parameters()
+    named = {id(p): name for name, p in model.named_parameters()}
+    groups = [{"params": [first], "lr": 0.3}, {"params": [second], "lr": 0.3, "momentum": 0.5}, {"params": list(other.parameters())}]
+    sgd = torch.optim.SGD(groups, lr=9.0)
+    nesterov = torch.optim.SGD(rest[:1], lr=0.3, momentum=0.5, nesterov=True)
+    adam = torch.optim.Adam(rest[1:], lr=9.0)
+    optimizers, parameters = Optimizers(), dict(model.named_parameters())
+    for optimizer in (sgd, nesterov, adam):
+        optimizers.note(optimizer, is_anchored=False)
+    want = {named[id(first)]: 0.15, named[id(second)]: 0.1, named[id(rest[0])]: 0.2}
+    assert optimizers.sgd_steps(parameters) == pytest.approx(want)
+    optimizers.end_task()
+    assert optimizers.sgd_steps(parameters) == {}
+    optimizers.note(nesterov, is_anchored=False)
+    assert optimizers.sgd_steps(parameters) == pytest.approx({named[id(rest[0])]: 0.2})

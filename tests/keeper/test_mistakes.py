@@ -136,17 +136,3 @@ def test_a_first_epoch_that_comes_again_is_noticed_once() -> None:
     with pytest.warns(UserWarning, match=r"epoch 0 begins again.*call keeper\.consolidate\(\) first"):
         learn(model, keeper, optimizer, 1)
     learn(model, keeper, optimizer, 2)
-
-
-def test_a_penalty_of_passes_that_were_back_propagated_says_what_to_do() -> None:
-    """In one of two accumulated backward passes, or in one of its own after that of the loss."""
-    (x, y), *_ = batches(0)
-    model = seeded(sequential)
-    keeper = selfless.attach(model, "none", "slnid:0.1")
-    model(x).sum().backward()
-    with pytest.raises(RuntimeError, match=r"of layer '[^']+', whose backward pass is over; add keeper.penalty\(\) to the loss of every"):
-        keeper.penalty()
-    model(x).sum().backward(retain_graph=True)  # this graph is still there
-    keeper.penalty().backward()
-    for _ in range(2):
-        ((F.cross_entropy(model(x), y) + keeper.penalty()) / 2).backward()

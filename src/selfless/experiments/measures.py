@@ -41,7 +41,8 @@ class FinishedRun:
         path = self.out / (run or self.result.run).key / "checkpoint.safetensors"
         if not path.is_file():
             raise MissingCheckpoint(
-                f"{path} is missing, and this figure is drawn from it; train the run again with --force and checkpoints"
+                f"{path} is missing, and this figure is drawn from it. Copy it there, or make the whole experiment again, with its "
+                "choices: selfless reproduce NAME --force"
             )
         return path
 

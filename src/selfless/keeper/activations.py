@@ -8,7 +8,6 @@ are left out (`selfless.keeper.padding`).
 
 from __future__ import annotations
 
-import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,26 +51,6 @@ def resolve_layers(model: nn.Module, layers: Layers, heads: Sequence[str], compi
         remedy = f", or {BEFORE_COMPILING}" if compiled else ""
         raise ValueError(f"found no layer for the sparsifier{where}; pass layers=[names of activation modules]{remedy}")
     return taps
-
-
-def is_freed(tensor: Tensor) -> bool:
-    """Return True if a backward pass has run through this tensor and freed its graph; False if that cannot be seen."""
-    node, steps = tensor.grad_fn, 0
-    while node is not None and steps < 4:
-        names = _saved_by(type(node))
-        try:
-            if any(getattr(node, name, None) is not None for name in names):
-                return False
-        except RuntimeError:
-            return True
-        node, steps = node.next_functions[0][0] if node.next_functions else None, steps + 1
-    return False
-
-
-@functools.cache
-def _saved_by(kind: type) -> tuple[str, ...]:
-    """Return the attributes of a node of autograd that are saved tensors."""
-    return tuple(name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
 class Collector:
@@ -230,13 +209,6 @@ class Collector:
         """
         passes, self.passes = self.passes, {}
         self.reached |= set(passes)
-        for name, parts in passes.items():
-            if any(is_freed(tensor) for tensor, _, _ in parts):
-                raise RuntimeError(
-                    f"the penalty needs the forward pass of layer {name!r}, whose backward pass is over; add keeper.penalty() to the "
-                    "loss of every backward pass. For gradients accumulated over four batches, each of the four has "
-                    "((loss + keeper.penalty()) / 4).backward()"
-                )
         reached = {name: parts for name, parts in passes.items() if not is_alone or any(tensor.numel() for tensor, _, _ in parts)}
         return {name: self.join(name, parts) for name, parts in (reached or passes).items()}
 

@@ -48,11 +48,18 @@ class Optimizers:
         largest = max(steps.values(), default=None)
         return largest, {name: step / largest for name, step in steps.items()} if largest else {}
 
-    def steepest(self) -> float | None:
-        """Return the curvature beyond which a loss diverges, the least 2(1 + μ)/lr; None without SGD, and if distillation is damped."""
-        sgd = [] if self._damps else [one for one in self._living() if isinstance(one, torch.optim.SGD)]
-        limits = [2 * (1 + momentum_of(group)) / lr for one in sgd for group in one.param_groups if (lr := float(group["lr"])) > 0]
-        return min(limits, default=None)
+    def sgd_steps(self, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return for each parameter that SGD trains the largest step along a curvature c that is stable, as 1/c: lr/(2(1 + μ)).
+
+        With Nesterov's momentum it is lr (1 + 2μ)/(2(1 + μ)). Empty until an optimizer has taken a step in this task.
+        """
+        names, steps = {id(p): name for name, p in parameters.items()}, dict[str, float]()
+        for optimizer in () if self._is_old else self._living():
+            for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+                momentum = momentum_of(group)
+                step = float(group["lr"]) * (1 + 2 * momentum if group.get("nesterov") else 1) / (2 * (1 + momentum))
+                steps |= {names[id(p)]: step for p in group["params"] if id(p) in names}
+        return steps
 
     def of_others(self, optimizer: torch.optim.Optimizer) -> set[int]:
         """Return the ids of the parameters that other optimizers train."""

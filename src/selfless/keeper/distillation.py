@@ -58,9 +58,10 @@ def distillation(model: nn.Module, term: Distils, state: State, forwards: Sequen
 
 
 class Steepness:
-    """Warn once if steps along ∇(λD) overshoot: if its curvature, ‖∇(λD)‖²/(2λD), is larger than is stable.
+    """Warn once if steps of SGD along ∇(λD) overshoot: if Σ_k s_k (∂λD/∂θ_k)²/(2λD) > 1 with the stable steps s_k of `sgd_steps`.
 
-    It looks at calls 1, 2, 4, 8, 16, 32 and at every 64th, because each look is a backward pass, and waits for the device.
+    It looks at calls 1, 2, 4, 8, 16, 32 and at every 64th, because each look is a backward pass, and waits for the device. It sees neither
+    clipping nor a factor of the penalty, and not what adaptive optimizers do.
 
     is_on   False: it never looks
     """
@@ -68,20 +69,20 @@ class Steepness:
     def __init__(self, is_on: bool) -> None:
         self._calls, self._is_over = 0, not is_on
 
-    def look(self, what: str, cost: Tensor, parameters: Mapping[str, Tensor], largest: float | None) -> Tensor:
-        """Return the cost λD, after a look; `largest` is the largest curvature that is stable, None if that is not known."""
+    def look(self, what: str, cost: Tensor, parameters: Mapping[str, Tensor], steps: Mapping[str, float]) -> Tensor:
+        """Return the cost λD, after a look."""
         self._calls += 1
         is_due = not self._calls % 64 or self._calls in (1, 2, 4, 8, 16, 32)
-        if largest is None or self._is_over or not is_due or not cost.requires_grad or not bool(cost.detach() > SEEN):
+        if not steps or self._is_over or not is_due or not cost.requires_grad or not bool(cost.detach() > SEEN):
             return cost
-        found = torch.autograd.grad(cost, list(parameters.values()), retain_graph=True, allow_unused=True)
-        square = torch.stack([g.float().square().sum() for g in found if g is not None]).sum()
-        self._is_over = bool(square / (2 * cost.detach()) > largest)
+        found = torch.autograd.grad(cost, [parameters[name] for name in steps], retain_graph=True, allow_unused=True)
+        parts = [step * g.float().square().sum() for step, g in zip(steps.values(), found, strict=True) if g is not None]
+        self._is_over = bool(parts) and bool(torch.stack(parts).sum() > 2 * cost.detach())
         if self._is_over:
             warnings.warn(
-                f"{what} is so strong that steps of this optimizer overshoot, so training may diverge: call "
-                "keeper.anchor_with(optimizer), which keeps the steps of distillation short enough at any strength, or take a smaller "
-                "strength or learning rate",
+                f"{what} is so strong that steps of SGD overshoot, so training may diverge: call keeper.anchor_with(optimizer), which "
+                "keeps the steps of distillation short enough at any strength (not with damped=false), or take a smaller strength or "
+                "learning rate",
                 stacklevel=6,
             )
         return cost

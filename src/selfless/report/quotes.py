@@ -85,7 +85,7 @@ WORDS = {
     "MAS adds only a moderate gain: at most two points, with and without SLNID (last model)": (
         "the improvement obtained by deploying the importance weight regularizer is moderate"
     ),
-    "Less is forgotten without hard boundaries: between a group's own model and the last one": (
+    "Less is forgotten without hard boundaries and without MAS than with both, as in section 4.2": (
         "there is less forgetting than in the scenario with hard task boundaries"
     ),
 }

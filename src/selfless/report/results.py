@@ -30,6 +30,14 @@ EXPLANATION = (
 )
 
 
+PLACES = {  # stream → the experiments that have it, and its column; table 1 has all seeds of figure 3, but not all rows
+    "CIFAR-100, 256 units": (("table-1", "fig-3a"), "CIFAR 256"),
+    "128 units": (("table-1", "fig-3a-128"), "CIFAR 128"),
+    "Tiny ImageNet": (("fig-3b",), "Tiny ImageNet"),
+    "permuted MNIST": (("fig-2",), "pMNIST 128"),
+}
+
+
 class Topic(NamedTuple):
     """A paragraph of the page with a figure of the first of `names`, and a table of all of them.
 
@@ -87,6 +95,7 @@ def results_page(records: Sequence[Record], again: Mapping[str, tuple[str, str]]
     content = {
         "leading": profiles_of(records)[0],
         "summary": _wrap(_summary(rows, by_name) + _shown(profiles_of(records)[0])),
+        "gains": _gains(by_name),
         "counts": _counts(records),
         "explanation": _wrap(" ".join(part for part in (_seeds(records), EXPLANATION, _looks(records), _undecided(rows)) if part)),
         "recorded": {name: next(iter(profiles)) for name, profiles in by_name.items()},
@@ -114,13 +123,24 @@ def _summary(rows: Sequence[ClaimRow], by_name: Profiles) -> str:
     if not {"fig-2", "fig-3a"} <= by_name.keys():
         return said
 
-    def gaps(a: str, b: str) -> str:
-        places = ((("table-1", "fig-3a"), "CIFAR 256"), (("fig-2",), "pMNIST 128"))  # table 1 has more seeds, but not all rows
-        found = [_gap(by_name, names, a, b, column, counts_seeds=True) for names, column in places]
-        return " on CIFAR-100, ".join(found)
+    over = {b: [_difference(by_name, names, "SLNID", b, column) for names, column in PLACES.values()] for b in ("No-Reg", "DeCov")}
+    gains, differences = ([one for one in found if one is not None] for found in over.values())
+    behind = sum(one.high < 0 for one in differences)
+    if not behind or any(one.low <= 0 for one in gains):
+        return said
+    order = f"the order of the methods is not the paper's: DeCov is ahead of it on {behind} of {len(differences)}"
+    return f"{said} SLNID is above MAS alone on each of {len(gains)} streams, but {order}."
 
-    gained = f"In points, SLNID gains {gaps('SLNID', 'No-Reg')} on permuted MNIST over MAS alone (No-Reg)"
-    return f"{said} {gained}. Its difference from DeCov is {gaps('SLNID', 'DeCov')} on permuted MNIST."
+
+def _gains(by_name: Profiles) -> str:
+    """Return a table of what SLNID gains in points over MAS alone and over DeCov; "" without figure 3."""
+    found = {
+        where: [_gap(by_name, names, "SLNID", b, column, counts_seeds=True) for b in ("No-Reg", "DeCov")]
+        for where, (names, column) in PLACES.items()
+    }
+    shown = {where: gaps for where, gaps in found.items() if all(gaps)}
+    rows = [[f"SLNID over {b}", *(gaps[k] for gaps in shown.values())] for k, b in enumerate(("MAS alone (No-Reg)", "DeCov"))]
+    return table(["in points", *shown], rows) if shown else ""
 
 
 def _shown(leading: str) -> str:
@@ -157,17 +177,10 @@ def _seeds(records: Sequence[Record]) -> str:
 
 
 def _looks(records: Sequence[Record]) -> str:
-    """Return a sentence on experiments that were judged by several numbers of seeds, with these numbers; "" if there are none."""
-    found: dict[str, dict[tuple[int, ...], list[str]]] = {profile: {} for profile in PROFILES}
-    for record in records:
-        if len(record.get("looks") or ()) > 1:
-            found[record["profile"]].setdefault(tuple(record["looks"]), []).append(f"`{record['name']}`")
-    said = [
-        f"in `{profile}` to " + " and ".join(f"{', '.join(names)} ({', '.join(map(str, looks))})" for looks, names in by_looks.items())
-        for profile, by_looks in found.items()
-        if by_looks
-    ]
-    return f"Seeds were added {'; '.join(said)}, so p-values are multiplied by the number of tests." if said else ""
+    """Return a sentence on experiments that were judged by several numbers of seeds; "" if there are none."""
+    added = any(len(record.get("looks") or ()) > 1 for record in records)
+    where = "[Where seeds were added](experiments.md#what-is-recorded-with-equal)"
+    return f"{where}, p-values are multiplied by the number of looks." if added else ""
 
 
 def _some_seeds(by_name: Profiles) -> str:
@@ -269,25 +282,42 @@ def _wrap(line: str, indent: str = "") -> str:
     return textwrap.fill(line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _gap(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str, counts_seeds: bool = False) -> str:
-    """Return "+5.00 [+4.08, +5.91] (`ours`)", a − b by the paired t interval, in the first experiment that has both rows; "" if none has.
+class Difference(NamedTuple):
+    """The mean of a − b, its 95 % t interval, the number of seeds and the profile."""
 
-    counts_seeds   in brackets is the number of seeds, not the profile
-    """
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    profile: str
+
+
+def _difference(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str) -> Difference | None:
+    """Return a − b by the paired t interval, in the first experiment that has both rows; None if none has."""
     from selfless.metrics import paired_t_interval, spread
 
     found = [record for name in names for record in by_name.get(name, {}).values()]
     record = next((record for record in found if {(a, column), (b, column)} <= by_place(record).keys()), None)
     if record is None:
-        return ""
+        return None
     cells = by_place(record)
     x, y = ({run["seed"]: run["value"] for run in cells[row, column]["runs"]} for row in (a, b))
     seeds = sorted(x.keys() & y.keys())
     pairs = [x[s] for s in seeds], [y[s] for s in seeds]
-    low, high = paired_t_interval(*pairs)
     mean, _ = spread([u - v for u, v in zip(*pairs, strict=True)])
-    source = f"{len(seeds)} seeds" if counts_seeds else f"`{record['profile']}`"
-    return f"{text(mean, 2, True)} [{text(low, 2, True)}, {text(high, 2, True)}] ({source})"
+    return Difference(mean, *paired_t_interval(*pairs), len(seeds), record["profile"])
+
+
+def _gap(by_name: Profiles, names: Sequence[str], a: str, b: str, column: str, counts_seeds: bool = False) -> str:
+    """Return "+5.00 [+4.08, +5.91] (`ours`)"; "" if no experiment has both rows.
+
+    counts_seeds   in brackets is the number of seeds, not the profile
+    """
+    one = _difference(by_name, names, a, b, column)
+    if one is None:
+        return ""
+    source = f"{one.seeds} seeds" if counts_seeds else f"`{one.profile}`"
+    return f"{text(one.mean, 2, True)} [{text(one.low, 2, True)}, {text(one.high, 2, True)}] ({source})"
 
 
 def _part_of_table_2(by_name: Profiles) -> dict[str, str]:
