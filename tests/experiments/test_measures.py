@@ -50,7 +50,7 @@ def test_activations_and_importances_are_the_trained_networks(run: Run, tmp_path
     assert free.detail(made) == [100 * after["parameters"]["fc1.weight"] for after in results[2].capacity]
     assert free.value(made) == free.detail(made)[0]
     (tmp_path / "out" / runs[0].key / "checkpoint.safetensors").unlink()
-    with pytest.raises(MissingCheckpoint, match="train the run again with --force"):
+    with pytest.raises(MissingCheckpoint, match="selfless reproduce NAME --force"):
         reuse(made)
 
 

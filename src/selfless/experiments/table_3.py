@@ -78,13 +78,13 @@ def table_3(profile: Profile) -> Experiment:
         ),
     )
     if profile == "equal":
-        less, free, kept = (
+        mixed, without, kept = (
             tuple(more((f"{row}{hard}", LOST_SPLIT), (f"{row}{soft}", LOST)) for row in ("No-Reg", "SLNID"))
             for hard, soft in (("", FREE), (FREE, FREE), ("", ""))
         )
         claims += (
-            Claim("Less is forgotten without hard boundaries and without MAS than with both, as in section 4.2", less),
-            Claim("Ours: without MAS in both, less is forgotten without hard boundaries", free, ours=True),
+            Claim("Less is forgotten without hard boundaries and without MAS than with both, as in section 4.2", mixed),
+            Claim("Ours: without MAS in both, less is forgotten without hard boundaries", without, ours=True),
             Claim("Ours: with MAS, too, less is forgotten without hard boundaries", kept, ours=True),
         )
     notes: tuple[str, ...] = (
