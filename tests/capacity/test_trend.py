@@ -52,6 +52,8 @@ def test_no_loss_has_no_limit() -> None:
         ((-1 / 61, -0.02, -0.01), "room for 2 more tasks"),
         ((-1 / 52, -0.03, -0.01), "room for 1 more task before"),
         ((-1e-5, -1e-4, 0.01), "as good as the one before: no sign that room ends within 50 more tasks"),
+        ((0.15, 0.05, 0.2), "15.00 points better than the one before: no sign that room ends"),
+        ((0.15, 0.11, 0.2), "15.00 points better than the one before, so the first tasks were hardly trained or harder: this says nothing"),
     ],
 )
 def test_a_line_is_not_followed_beyond_ten_times_the_tasks(slopes: tuple[float, float, float], words: str) -> None:

@@ -71,6 +71,8 @@ class Forecast:
         points = f"{100 * abs(self.slope):.2f}"
         change = f"{points} points {'worse' if self.slope < 0 else 'better'} than" if float(points) else "as good as"
         says, level, far = f"Each new task is {change} the one before", f"{100 * self.level:.0f} % interval", FAR * self.tasks
+        if self.slope_low > self.margin:
+            return f"{says}, so the first tasks were hardly trained or harder: this says nothing of the room ({level})."
         if self.low > far:
             return f"{says}: no sign that room ends within {far} more tasks ({level}; by the accuracy of new tasks alone)."
         left = f"more than {far}" if self.more > far else f"{self.more:.0f} more"
