@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from selfless.distributed import ALONE, Ranks
 from selfless.distributed.reduction import NO_BATCHES
 from selfless.functional.shapes import classes_last
+from selfless.keeper.damping import Optimizers
 from selfless.keeper.hook import Hook
 from selfless.network.calling import (
     Forward,
@@ -69,11 +70,12 @@ class Steepness:
     def __init__(self, is_on: bool) -> None:
         self._calls, self._is_over = 0, not is_on
 
-    def look(self, what: str, cost: Tensor, parameters: Mapping[str, Tensor], steps: Mapping[str, float]) -> Tensor:
-        """Return the cost λD, after a look."""
+    def look(self, what: str, cost: Tensor, parameters: Mapping[str, Tensor], optimizers: Optimizers | None) -> Tensor:
+        """Return the cost λD, after a look; without `optimizers` nothing is known of the steps."""
         self._calls += 1
         is_due = not self._calls % 64 or self._calls in (1, 2, 4, 8, 16, 32)
-        if not steps or self._is_over or not is_due or not cost.requires_grad or not bool(cost.detach() > SEEN):
+        steps = optimizers.sgd_steps(parameters) if optimizers and is_due and not self._is_over and cost.requires_grad else {}
+        if not steps or not bool(cost.detach() > SEEN):
             return cost
         found = torch.autograd.grad(cost, [parameters[name] for name in steps], retain_graph=True, allow_unused=True)
         parts = [step * g.float().square().sum() for step, g in zip(steps.values(), found, strict=True) if g is not None]

@@ -181,8 +181,8 @@ class Part:
         (value,) = self.ranks.global_mean([value], [batch_size(batch)])
         step, shares = self.optimizers.nominal_steps(parameters) if term.is_damped(self.state) else (None, {})
         if step is None:
-            steps = self.optimizers.sgd_steps(parameters) if self.ranks.is_alone else {}
-            return self._steepness.look(str(term), self.strength * value, parameters, steps)
+            optimizers = self.optimizers if self.ranks.is_alone else None
+            return self._steepness.look(str(term), self.strength * value, parameters, optimizers)
         if value.requires_grad and measures_curvature(self.distilled):
             found = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
             gradients = {name: g.float() for name, g in zip(parameters, found, strict=True) if g is not None}
