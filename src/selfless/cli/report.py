@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,10 @@ def report(
         Path | None, typer.Option(metavar="DIR", help="Write only the figures of experiments (PNG, PDF) into DIR, and no page.")
     ] = None,
     other: Annotated[
-        Path | None, typer.Option("--against", metavar="DIR", help="Print only a comparison with the experiments in DIR, as Markdown.")
+        Path | None,
+        typer.Option(
+            "--against", metavar="DIR", help="Print only a comparison with the experiments in DIR, by the seeds of both, as Markdown."
+        ),
     ] = None,
     split: Annotated[
         int | None,
@@ -83,13 +87,17 @@ def _comparison(folder: Path, other: Path) -> str:
 
     mine, theirs = (sorted(against.records(one), key=_place) for one in (folder, other))
     names = (folder.resolve().name, other.resolve().name)
-    by_name = {(record["name"], record["profile"], record["quick"]): record["seeds"] for record in theirs}
-    mine = [_of_shared_seeds(record, by_name.get((record["name"], record["profile"], record["quick"]), [])) for record in mine]
+    which = itemgetter("name", "profile", "quick")
+    seeds = [{which(record): record["seeds"] for record in some} for some in (mine, theirs)]
+    mine, theirs = (
+        [_of_shared_seeds(record, others.get(which(record), [])) for record in some]
+        for some, others in ((mine, seeds[1]), (theirs, seeds[0]))
+    )
     return against.against(mine, theirs, names if names[0] != names[1] else (str(folder), str(other)))
 
 
 def _of_shared_seeds(record: Record, seeds: Sequence[int]) -> Record:
-    """The record by the other folder's seeds alone, if it has these and more: by more seeds more claims are decided."""
+    """The record by the seeds of the other folder alone, if it has these and more: by more seeds more claims are decided."""
     from selfless.experiments import EXPERIMENTS, experiment
     from selfless.experiments.reproduce import of_seeds
 
